@@ -1,0 +1,1 @@
+"""PPO for language models, from a laptop's CPU to a cluster."""

@@ -1,0 +1,35 @@
+"""What can go wrong: one root error, and each error is also the standard-library type that a caller expects.
+
+A `KedgeError` is a user's mistake or the outside world's: the command line prints its one line and exits with 2.
+Anything else that escapes is a defect of kedge and keeps its traceback.
+"""
+
+__all__ = ["ConfigError", "DataError", "KedgeError", "ModelError", "OutputError", "RewardError", "ShapeError"]
+
+
+class KedgeError(Exception):
+    """The root of all errors that kedge raises on purpose."""
+
+
+class ShapeError(KedgeError, ValueError):
+    """Tensors whose shapes or masks do not fit together."""
+
+
+class ConfigError(KedgeError, ValueError):
+    """A field, value or combination of the configuration that cannot be run."""
+
+
+class DataError(KedgeError, ValueError):
+    """A data file or row that cannot be used."""
+
+
+class ModelError(KedgeError, ValueError):
+    """A model or tokenizer that cannot be used."""
+
+
+class RewardError(KedgeError, RuntimeError):
+    """A reward function that could not be loaded or broke its contract."""
+
+
+class OutputError(KedgeError, FileExistsError):
+    """An output folder that already holds something."""
