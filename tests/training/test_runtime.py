@@ -1,0 +1,105 @@
+"""Devices, threads and random streams: clear refusals, and the same numbers in every process."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import ConfigError
+from kedge.training import runtime
+
+
+def test_auto_takes_what_the_machine_has(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runtime.resolve_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert runtime.resolve_device("auto") == torch.device("cuda")
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert runtime.resolve_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(ConfigError, match=r"'cuda:1' is not there \(1 cuda devices found\)"):
+        runtime.resolve_device("cuda:1")
+    with pytest.raises(ConfigError, match="'gpu' is unknown"):
+        runtime.resolve_device("gpu")
+
+
+@pytest.fixture
+def keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("keep_threads")
+def test_there_are_never_more_threads_than_cores(monkeypatch):
+    monkeypatch.setattr(runtime, "available_cores", lambda: 2)
+    assert runtime.set_threads(1) == 1
+    torch.set_num_threads(4)
+    assert runtime.set_threads(None) == 2
+    with pytest.warns(UserWarning, match="num_threads: 64 is more than the 2 cores"):
+        assert runtime.set_threads(64) == 2
+
+
+@pytest.mark.parametrize(("content", "expected"), [("150000 100000", 1), ("20000 100000", 1), ("max 100000", None)])
+def test_a_containers_quota_counts(monkeypatch, tmp_path: Path, content, expected):
+    quota = tmp_path / "cpu.max"
+    quota.write_text(content + "\n")
+    monkeypatch.setattr(runtime, "CGROUP_CPU_QUOTA", tmp_path / "absent")
+    unlimited = runtime.available_cores()
+    monkeypatch.setattr(runtime, "CGROUP_CPU_QUOTA", quota)
+    assert runtime.available_cores() == (expected or unlimited)
+
+
+def test_seeding_covers_all_three_generators():
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    runtime.seed_everything(3)
+    first = draw()
+    runtime.seed_everything(3)
+    assert draw() == first
+    runtime.seed_everything(4)
+    assert not set(draw()) & set(first)
+
+
+def test_a_stream_is_the_same_in_another_process():
+    program = "from kedge.training.runtime import stream_seed; print(stream_seed(7, 'rollout', 3))"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(other.stdout) == runtime.stream_seed(7, "rollout", 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=3), st.integers(0, 9)), unique=True, max_size=20))
+def test_streams_of_different_names_differ(names):
+    seeds = [runtime.stream_seed(*name) for name in names]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_stream_ignores_what_was_drawn_elsewhere():
+    first = torch.rand(3, generator=runtime.stream(0, "shuffle", 1))
+    torch.rand(5)
+    assert torch.equal(torch.rand(3, generator=runtime.stream(0, "shuffle", 1)), first)
+    assert not torch.equal(torch.rand(3, generator=runtime.stream(0, "shuffle", 2)), first)
+
+
+def test_peak_memory_covers_what_is_held():
+    held = torch.ones(4_000_000)
+    assert runtime.peak_memory(torch.device("cpu")) > held.nbytes
+
+
+def test_deterministic_kernels_are_a_switch_for_the_process():
+    program = (
+        "import torch; from kedge.training.runtime import use_deterministic_kernels as use; use();"
+        "assert torch.are_deterministic_algorithms_enabled()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
