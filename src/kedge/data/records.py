@@ -1,0 +1,74 @@
+"""What the stages learn from: one frozen record per usable row.
+
+Texts are plain strings: a conversational row is rendered through the tokenizer's chat template when it is read, so no
+later stage knows about messages. `prompt + completion` is the whole text, character by character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+__all__ = ["Comparison", "Demonstration", "Prompt", "Ranking", "Record"]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An answer to imitate.
+
+    Attributes:
+        prompt: what stands before the answer; empty for plain text, where the whole text is the completion.
+        completion: the text that the loss counts, without the end-of-sequence token.
+    """
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two answers to one prompt, the better one known.
+
+    Attributes:
+        prompt: what both answers follow.
+        chosen: the better answer.
+        rejected: the worse answer.
+        margin: by how much the chosen answer's score should lead, in units of the score; None for no margin.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """K answers to one prompt, ranked.
+
+    Attributes:
+        prompt: what all answers follow.
+        responses: the answers, at least two.
+        ranks: one per answer; a smaller rank is better, equal ranks are ties.
+    """
+
+    prompt: str
+    responses: tuple[str, ...]
+    ranks: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question to sample answers to.
+
+    Attributes:
+        text: what the policy continues.
+        columns: the row's other fields, handed to reward functions.
+    """
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Record: TypeAlias = "Demonstration | Comparison | Ranking | Prompt"
