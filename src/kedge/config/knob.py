@@ -1,0 +1,63 @@
+"""One field of the configuration, with everything that `kedge config explain` says about it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+__all__ = ["Knob", "Section", "StringList", "knob", "knob_of"]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What is known about a field beside its type and its default."""
+
+    meaning: str
+    source: str
+    too_high: str | None
+    too_low: str | None
+
+
+def knob(
+    default: Any,
+    *,
+    meaning: str,
+    source: str,
+    too_high: str | None = None,
+    too_low: str | None = None,
+    **bounds: Any,
+) -> Any:
+    """A pydantic field that carries its explanation in its JSON schema.
+
+    Args:
+        default: the value when nothing else is given.
+        meaning: one line, with the unit.
+        source: the paper or project that the default comes from, or the reason for it.
+        too_high: what happens when the value is larger than it should be.
+        too_low: what happens when it is smaller.
+        bounds: pydantic's `gt`, `ge`, `lt`, `le`.
+    """
+    told = {"source": source, "too_high": too_high, "too_low": too_low}
+    extra = {name: text for name, text in told.items() if text is not None}
+    return Field(default, description=meaning, json_schema_extra=cast(Any, extra), **bounds)
+
+
+def knob_of(field: FieldInfo) -> Knob:
+    """The explanation that `knob` put into a pydantic field."""
+    extra = cast("dict[str, str]", field.json_schema_extra or {})
+    return Knob(field.description or "", extra.get("source", ""), extra.get("too_high"), extra.get("too_low"))
+
+
+class Section(BaseModel):
+    """A frozen group of fields: unknown keys, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StringList = Annotated[list[str], BeforeValidator(_as_list)]
+"""A list of strings; a single string is a list of one."""

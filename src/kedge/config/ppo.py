@@ -1,0 +1,48 @@
+"""`ppo`: one flat section, declared in four files by subject, and the combinations that it refuses."""
+
+from pydantic import model_validator
+
+from kedge.config.ppo_critic import PpoCritic
+from kedge.config.ppo_kl import PpoKl
+from kedge.config.ppo_loop import PpoLoop
+from kedge.config.ppo_objective import PpoObjective
+
+__all__ = ["Ppo"]
+
+
+class Ppo(PpoCritic, PpoKl, PpoObjective, PpoLoop):
+    """The PPO update: loop, policy loss, KL to the reference, critic."""
+
+    @model_validator(mode="after")
+    def _check_kl(self) -> "Ppo":
+        if self.kl_controller != "fixed" and self.kl_coef == 0:
+            raise ValueError(
+                f"ppo.kl_controller={self.kl_controller} multiplies ppo.kl_coef, which is 0; start it at e.g. 0.05"
+            )
+        if self.kl_in == "loss" and self.kl_scope == "sequence":
+            raise ValueError("ppo.kl_scope=sequence is about the reward; with ppo.kl_in=loss it must be token")
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
+            raise ValueError("ppo.kl_estimator=k1 has no gradient on average as a loss; ppo.kl_in=loss needs k2 or k3")
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "Ppo":
+        clip_only = {"ppo.clip_range_high": self.clip_range_high, "ppo.dual_clip": self.dual_clip}
+        for name, value in clip_only.items():
+            if value is not None and self.policy_loss != "clipped":
+                raise ValueError(
+                    f"{name}={value} clips, and ppo.policy_loss={self.policy_loss} does not; "
+                    "leave it out or use ppo.policy_loss=clipped"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> "Ppo":
+        if self.critic == "shared" and self.critic_init == "reward":
+            raise ValueError("ppo.critic_init=reward needs a critic of its own: set ppo.critic=separate")
+        if 0 < self.num_updates <= self.value_warmup_updates:
+            raise ValueError(
+                f"ppo.value_warmup_updates={self.value_warmup_updates} leaves no update for the policy; "
+                f"it must be below ppo.num_updates={self.num_updates}"
+            )
+        return self

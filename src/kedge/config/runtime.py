@@ -1,0 +1,51 @@
+"""`runtime`: the machine, the seed, and what a run writes down."""
+
+from typing import Literal
+
+from kedge.config.knob import Section, knob
+
+__all__ = ["Runtime"]
+
+
+class Runtime(Section):
+    """What holds for every stage alike."""
+
+    seed: int = knob(
+        0,
+        ge=0,
+        lt=2**63,
+        meaning="Seeds every random stream; the same seed gives the same metrics on one machine.",
+        source="kedge",
+    )
+    device: str = knob(
+        "auto",
+        meaning="auto (CUDA, then CPU), or a torch device such as cpu, cuda, cuda:1 or mps.",
+        source="kedge",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = knob(
+        "auto",
+        meaning="Number format of the forward passes: auto is bf16 on a GPU that has it, else fp32. Weights are fp32.",
+        source="kedge: in bf16 the sampler's and the trainer's logprobs differ (ratios of 0.89 to 1.09 are published)",
+    )
+    num_threads: int | None = knob(
+        None,
+        ge=1,
+        meaning="CPU threads; null leaves it to torch.",
+        source="torch",
+        too_high="threads wait for each other, above all when several processes share the cores",
+        too_low="cores stand idle",
+    )
+    trust_remote_code: bool = knob(
+        False,
+        meaning="Whether Python code that lies beside a model may run.",
+        source="kedge: code from data runs only when asked for",
+    )
+    plots: bool = knob(True, meaning="Whether the run draws its PNG plots.", source="kedge")
+    num_samples: int = knob(
+        4,
+        ge=0,
+        meaning="Responses per update that samples.jsonl keeps.",
+        source="kedge: enough to read, small on disk",
+        too_high="samples.jsonl grows large",
+        too_low="nothing to read when a run goes wrong",
+    )
