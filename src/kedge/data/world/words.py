@@ -1,0 +1,170 @@
+"""The language of the embedded world: what can be a fact of a story, and the sentences that tell it.
+
+A story has one fact per slot. The values of two slots never share a word, and no other sentence uses any of them: a
+reader (the gold judge) knows from a word alone which fact it states. `{who}`, `{deed}` … stand for values.
+"""
+
+from typing import Final
+
+__all__ = [
+    "ADJUNCTS",
+    "BYSTANDERS",
+    "CLOSINGS",
+    "CORE_SLOTS",
+    "HEADLINES",
+    "LEXICON",
+    "OPENINGS",
+    "OPTIONAL_SLOTS",
+    "POSTSCRIPTS",
+    "RAMBLINGS",
+    "SLOTS",
+    "SUBREDDITS",
+    "TELLINGS",
+    "TITLES",
+]
+
+SUBREDDITS: Final[dict[str, tuple[str, ...]]] = {
+    "family": ("sister", "brother", "cousin", "uncle", "aunt", "grandma", "nephew", "stepdad"),
+    "relationships": ("boyfriend", "girlfriend", "husband", "wife", "fiance", "ex"),
+    "jobs": ("boss", "coworker", "intern", "accountant"),
+    "neighbors": ("roommate", "landlord", "neighbor", "plumber"),
+    "advice": ("dentist", "barber", "teacher", "coach"),
+}
+
+LEXICON: Final[dict[str, tuple[str, ...]]] = {
+    "who": tuple(person for people in SUBREDDITS.values() for person in people),
+    "deed": ("sold", "lost", "broke", "hid", "borrowed", "ruined", "painted", "burned", "buried", "dropped", "stole",
+             "licked", "mailed", "flattened", "traded", "shaved"),
+    "object": ("guitar", "laptop", "bicycle", "couch", "piano", "camera", "cactus", "goldfish", "diary", "umbrella",
+               "telescope", "violin", "suitcase", "lawnmower", "trumpet", "teapot", "skateboard", "passport", "canoe",
+               "typewriter", "wig", "accordion", "kite", "toaster"),
+    "place": ("gym", "airport", "office", "library", "beach", "wedding", "church", "zoo", "museum", "mall", "funeral",
+              "casino", "bakery", "hospital", "theater", "aquarium"),
+    "time": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "Christmas", "Easter",
+             "Halloween", "Thanksgiving", "Valentine's"),
+    "reason": ("bet", "dare", "rumor", "sandwich", "haircut", "crossword", "diet", "prank", "recipe", "joke",
+               "horoscope", "coupon", "dream", "tattoo"),
+    "demand": ("refund", "hug", "rematch", "raise", "medal", "divorce", "receipt", "vacation", "discount", "trophy",
+               "kitten", "parade", "massage", "statue"),
+    "feeling": ("furious", "ashamed", "heartbroken", "confused", "relieved", "jealous", "embarrassed", "guilty",
+                "amused", "numb", "proud", "lonely"),
+    "question": ("move out", "call the police", "write a poem", "take revenge", "start over", "say nothing",
+                 "apologize", "laugh it off", "go to court", "forgive and forget", "cry in public", "change my name"),
+}  # fmt: skip
+
+SLOTS: Final[tuple[str, ...]] = tuple(LEXICON)
+CORE_SLOTS: Final[tuple[str, ...]] = SLOTS[:3]
+"""Every story, and every reference summary, says who did what to which thing."""
+OPTIONAL_SLOTS: Final[tuple[str, ...]] = SLOTS[3:]
+"""A story may lack these, and an author may leave them out."""
+
+TITLES: Final[tuple[str, ...]] = (
+    "My {who} and my {object}",
+    "What do I do about my {who}?",
+    "I miss my {object}",
+    "I need some advice",
+    "This was a strange week",
+    "Am I the unreasonable one here?",
+)
+
+OPENINGS: Final[tuple[str, ...]] = (
+    "Long time reader, first post.",
+    "Sorry for my English.",
+    "This is a throwaway account.",
+    "I am typing this on my phone.",
+    "Please be kind to me.",
+    "I never thought I would post here.",
+)
+
+TELLINGS: Final[dict[str, tuple[str, ...]]] = {
+    "core": (
+        "My {who} {deed} my {object}.",
+        "I found out that my {who} {deed} my {object}.",
+        "Believe it or not, my {who} {deed} my {object}.",
+        "So my {who} {deed} my {object} without asking.",
+    ),
+    "place": (
+        "It happened at the {place}.",
+        "The whole {place} saw it.",
+        "Picture the {place}, full of people.",
+        "I was at the {place} too.",
+    ),
+    "time": (
+        "This was on {time}.",
+        "It was {time}, so I was tired.",
+        "My {time} had been fine until then.",
+    ),
+    "reason": (
+        "It all started with a {reason}.",
+        "Apparently a {reason} was to blame.",
+        "There was a {reason} involved.",
+        "The cause was a {reason}, no less.",
+    ),
+    "demand": (
+        "Now I am expected to pay with a {demand}.",
+        "And then I was asked for a {demand}.",
+        "There is even talk of a {demand}.",
+    ),
+    "feeling": (
+        "I have been {feeling} ever since.",
+        "Honestly, I am just {feeling}.",
+        "It is normal to be {feeling}, right?",
+    ),
+    "question": (
+        "Part of me wants to {question}.",
+        "Would it be wrong to {question}?",
+        "My plan is to {question}, but I am not sure.",
+    ),
+}
+"""How a post states each fact."""
+
+BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
+    "who": ("Your {who} would never do that.", "Even the {who} of a friend was shocked."),
+    "object": ("Nobody touched the {object}, though.", "The {object} of a friend is fine."),
+    "place": ("I would rather have stayed away from any {place}.", "We had planned a trip to some {place} instead."),
+    "time": ("Every {time} since has been quiet.", "I hope to sleep until {time}."),
+    "feeling": ("Other people seem {feeling}.", "The internet was {feeling} about it."),
+}
+"""Sentences with a value that is no fact of the story: whoever repeats it in a summary states something unsupported."""
+
+RAMBLINGS: Final[tuple[str, ...]] = (
+    "It is a long story.",
+    "You had to be there.",
+    "We have known each other for years.",
+    "I still cannot believe it.",
+    "My parrot Biscuit saw everything.",
+    "The weather was lovely, by the way.",
+    "I had soup for lunch.",
+    "Nobody warned me about this.",
+    "Life goes on, I guess.",
+    "I could not sleep at all.",
+)
+"""True, well-formed and beside the point: distractions of a post, padding of a rambling author."""
+
+POSTSCRIPTS: Final[tuple[str, ...]] = (
+    "EDIT: Wow, I did not expect so many replies. I am reading all of them with a cup of tea.",
+    "EDIT 2: Many of you asked about my parrot. Biscuit is doing well and sends his regards.",
+    "UPDATE: Nothing new so far. I will let you know when there is something to tell.",
+    "EDIT: No, I did not make this up. I wish that I had the imagination for it.",
+    "PS: Please stop sending me private messages about soup. I only mentioned it once.",
+    "UPDATE: We had a long talk over dinner, and the weather was lovely again.",
+)
+"""Paragraphs at the end of a long post, which truncation may cut: they hold no fact."""
+
+HEADLINES: Final[tuple[str, ...]] = (
+    "My {who} {deed} my {object}",
+    "On {time} my {who} {deed} my {object}",
+)
+"""How a summary begins; `ADJUNCTS` extend it up to the full stop."""
+
+ADJUNCTS: Final[dict[str, str]] = {
+    "place": " at the {place}",
+    "time": " on {time}",
+    "reason": " over a {reason}",
+    "demand": " and wants a {demand}",
+}
+
+CLOSINGS: Final[dict[str, str]] = {
+    "feeling": "I feel {feeling}.",
+    "question": "Should I {question}?",
+}
