@@ -1,0 +1,203 @@
+"""The supervised loop that fine-tuning and the reward model share: one gradient per batch, however it is split."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kedge.errors import ConfigError
+from kedge.training.optimiser import Schedule, clip_gradients, learning_rate_at, set_learning_rate
+from kedge.training.runtime import stream
+
+__all__ = ["Outcome", "SupervisedLoss", "accumulate_gradients", "count_steps", "evaluate", "train_supervised"]
+
+Example = TypeVar("Example")
+Example_contra = TypeVar("Example_contra", contravariant=True)
+StepCallback = Callable[[int, dict[str, float]], None]
+
+
+class SupervisedLoss(Protocol[Example_contra]):
+    """A loss that is a weighted mean over examples: Σ sums / Σ weights.
+
+    Numerator and denominator are told apart so that a batch can be computed in parts.
+    """
+
+    def weight(self, example: Example_contra) -> float:
+        """What the example adds to the denominator: its counted tokens, or 1."""
+        ...
+
+    def length(self, example: Example_contra) -> int:
+        """Tokens that the model reads for it; examples of like length share a forward pass."""
+        ...
+
+    def sums(self, examples: Sequence[Example_contra]) -> Mapping[str, Tensor]:
+        """The numerators: `loss`, which is differentiated, and any other figures to log."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training run ended.
+
+    Attributes:
+        num_steps: Optimiser steps taken.
+        interrupted: True when Ctrl-C ended it early; the weights are those of the last whole step.
+        evaluation: The last figures on the held-out examples, by name; empty without held-out examples.
+    """
+
+    num_steps: int
+    interrupted: bool = False
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+def train_supervised(
+    objective: SupervisedLoss[Example],
+    optimizer: Optimizer,
+    examples: Sequence[Example],
+    *,
+    held_out: Sequence[Example] = (),
+    num_epochs: float = 1.0,
+    batch_size: int,
+    micro_batch_size: int | None = None,
+    schedule: Schedule = "cosine",
+    warmup_fraction: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    evaluate_every: int | None = None,
+    seed: int = 0,
+    on_step: StepCallback = lambda step, metrics: None,
+) -> Outcome:
+    """Minimise an objective over shuffled batches.
+
+    Ctrl-C ends the run as if it had been shorter: the outcome says so, and the caller saves what has been learnt.
+
+    Args:
+        objective: What is minimised.
+        optimizer: From `build_optimizer`; its learning rate is the schedule's peak.
+        examples: What is learnt from, at least one.
+        held_out: What is only evaluated on.
+        num_epochs: Passes over the examples, > 0; a fraction is a part of a pass.
+        batch_size: Examples per optimiser step.
+        micro_batch_size: Examples per forward pass, None for the whole batch. It bounds memory and changes no result.
+        schedule: Course of the learning rate.
+        warmup_fraction: Share of the steps, in [0, 1), in which the learning rate rises.
+        max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
+        evaluate_every: Steps between evaluations; None evaluates after the last step only.
+        seed: Decides the order of the examples.
+        on_step: Receives the number of each step, from 1, and its metrics.
+
+    Raises:
+        ConfigError: A gradient was not finite; the weights are those before it.
+    """
+    num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
+    peak, warmup_steps = optimizer.defaults["lr"], round(warmup_fraction * num_steps)
+    split = micro_batch_size or batch_size
+    step, evaluation = 0, {}
+    try:
+        for batch in _batches(examples, num_epochs=num_epochs, batch_size=batch_size, seed=seed):
+            started = time.perf_counter()
+            rate = learning_rate_at(step, num_steps, learning_rate=peak, schedule=schedule, warmup_steps=warmup_steps)
+            set_learning_rate(optimizer, rate)
+            metrics = _take_step(objective, optimizer, batch, micro_batch_size=split, max_grad_norm=max_grad_norm)
+            step += 1
+            seconds = time.perf_counter() - started
+            tokens = sum(objective.length(example) for example in batch)
+            metrics |= {"learning_rate": rate, "time/update": seconds, "tokens_per_second": tokens / seconds}
+            due = step == num_steps or (evaluate_every is not None and step % evaluate_every == 0)
+            if held_out and due:
+                evaluation = evaluate(objective, held_out, micro_batch_size=split)
+                metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
+            on_step(step, metrics)
+    except KeyboardInterrupt:
+        return Outcome(step, interrupted=True, evaluation=evaluation)
+    return Outcome(step, evaluation=evaluation)
+
+
+def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
+    """Optimiser steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
+
+    Raises:
+        ConfigError: There is nothing to learn from.
+    """
+    if num_examples < 1:
+        raise ConfigError("no training examples are left; give more data or hold out fewer")
+    return math.ceil(_num_draws(num_examples, num_epochs) / batch_size)
+
+
+def accumulate_gradients(
+    objective: SupervisedLoss[Example], batch: Sequence[Example], *, micro_batch_size: int
+) -> dict[str, float]:
+    """Add the gradient of the batch's mean loss to the parameters; return the batch's means by name.
+
+    The divisor is the whole batch's weight, so that 1×8 and 8×1 examples give one gradient.
+
+    Source: spec §6.30.
+    """
+    return _means(objective, batch, micro_batch_size, lambda loss: loss.backward())
+
+
+@torch.no_grad()
+def evaluate(
+    objective: SupervisedLoss[Example], examples: Sequence[Example], *, micro_batch_size: int
+) -> dict[str, float]:
+    """The objective's means over the examples, without any gradient."""
+    return _means(objective, examples, micro_batch_size, lambda loss: None)
+
+
+def _means(
+    objective: SupervisedLoss[Example], batch: Sequence[Example], micro_batch_size: int, use: Callable[[Tensor], None]
+) -> dict[str, float]:
+    total = sum(objective.weight(example) for example in batch)
+    sums: dict[str, Tensor] = {}
+    for part in _parts(objective, batch, micro_batch_size):
+        terms = objective.sums(part)
+        use(terms["loss"] / total)
+        for name, term in terms.items():
+            sums[name] = sums.get(name, 0.0) + term.detach().double()
+    return {name: term.item() / total for name, term in sums.items()}
+
+
+def _parts(objective: SupervisedLoss[Example], batch: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """Micro-batches of examples of like length, so that little is padding; the longest first, where memory runs out."""
+    ordered = sorted(batch, key=objective.length, reverse=True)
+    return (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+
+def _take_step(
+    objective: SupervisedLoss[Example],
+    optimizer: Optimizer,
+    batch: Sequence[Example],
+    *,
+    micro_batch_size: int,
+    max_grad_norm: float | None,
+) -> dict[str, float]:
+    parameters: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    optimizer.zero_grad()
+    metrics = accumulate_gradients(objective, batch, micro_batch_size=micro_batch_size)
+    norm = clip_gradients(parameters, max_grad_norm)
+    if not math.isfinite(norm):
+        raise ConfigError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")
+    optimizer.step()
+    return metrics | {"grad_norm": norm}
+
+
+def _num_draws(num_examples: int, num_epochs: float) -> int:
+    return max(1, round(num_examples * num_epochs))
+
+
+def _batches(
+    examples: Sequence[Example], *, num_epochs: float, batch_size: int, seed: int
+) -> Iterator[Sequence[Example]]:
+    """Shuffle anew each pass and cut the passes, end to end, into batches; only the very last can be smaller."""
+    draws = _num_draws(len(examples), num_epochs)
+    order: list[int] = []
+    for epoch in range(math.ceil(draws / len(examples))):
+        order += torch.randperm(len(examples), generator=stream(seed, "supervised", epoch)).tolist()
+    for start in range(0, draws, batch_size):
+        yield [examples[index] for index in order[start : min(start + batch_size, draws)]]

@@ -1,0 +1,182 @@
+"""The supervised loop on a loss small enough to follow by hand: one gradient per batch, any split, any interruption."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from kedge.errors import ConfigError
+from kedge.training.held_out import hold_out
+from kedge.training.optimiser import build_optimizer
+from kedge.training.supervised import accumulate_gradients, count_steps, evaluate, train_supervised
+
+Pull = tuple[float, float]
+
+
+class WeightedPull:
+    """½·weight·(x − target)² per example: the minimum is the weighted mean of the targets."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.point = nn.Parameter(torch.tensor([start], dtype=torch.float64))
+        self.seen: list[list[Pull]] = []
+
+    def weight(self, example: Pull) -> float:
+        return example[1]
+
+    def length(self, example: Pull) -> int:
+        return int(example[1])
+
+    def sums(self, examples: Sequence[Pull]) -> dict[str, Tensor]:
+        self.seen.append(list(examples))
+        targets, weights = torch.tensor(examples, dtype=torch.float64).unbind(1)
+        return {"loss": (0.5 * weights * (self.point - targets) ** 2).sum(), "target": (weights * targets).sum()}
+
+
+PULLS = [(1.0, 1.0), (2.0, 3.0), (-4.0, 2.0), (0.5, 5.0), (3.0, 1.0), (1.5, 4.0), (-1.0, 2.0), (7.0, 6.0)]
+
+
+def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), *, learning_rate: float = 0.1, **settings):
+    rows: list[dict[str, float]] = []
+    outcome = train_supervised(
+        objective,
+        build_optimizer([objective.point], learning_rate=learning_rate),
+        examples,
+        on_step=lambda step, metrics: rows.append({"step": step, **metrics}),
+        **{"batch_size": 4, **settings},
+    )
+    return outcome, rows
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 5, 8])
+def test_the_gradient_does_not_depend_on_the_split(micro_batch_size):
+    objective = WeightedPull(start=2.0)
+    means = accumulate_gradients(objective, PULLS, micro_batch_size=micro_batch_size)
+    total = sum(weight for _, weight in PULLS)
+    assert objective.point.grad is not None
+    assert objective.point.grad.item() == pytest.approx(sum(w * (2.0 - t) for t, w in PULLS) / total, abs=1e-12)
+    assert means["loss"] == pytest.approx(sum(0.5 * w * (2.0 - t) ** 2 for t, w in PULLS) / total, abs=1e-12)
+    assert means["target"] == pytest.approx(sum(w * t for t, w in PULLS) / total, abs=1e-12)
+
+
+def test_a_micro_batch_holds_examples_of_like_length_the_longest_first():
+    objective = WeightedPull()
+    evaluate(objective, PULLS, micro_batch_size=3)
+    lengths = [[objective.length(example) for example in part] for part in objective.seen]
+    assert lengths == [[6, 5, 4], [3, 2, 2], [1, 1]]
+
+
+def test_it_finds_the_minimum_and_says_how():
+    objective = WeightedPull(start=-3.0)
+    outcome, rows = run(objective, num_epochs=300, batch_size=8, held_out=[(3.0, 1.0)])
+    expected = sum(w * t for t, w in PULLS) / sum(w for _, w in PULLS)
+    assert objective.point.item() == pytest.approx(expected, abs=0.01)
+    assert outcome.num_steps == len(rows) == 300
+    assert outcome.evaluation["loss"] == pytest.approx(0.5 * (expected - 3.0) ** 2, abs=0.02)
+    assert [row["step"] for row in rows] == list(range(1, 301))
+    assert {"loss", "grad_norm", "learning_rate", "time/update", "tokens_per_second"} <= rows[0].keys()
+    assert rows[0]["learning_rate"] == 0.1
+    assert rows[150]["learning_rate"] == pytest.approx(0.05)
+
+
+@given(num_examples=st.integers(1, 12), num_epochs=st.sampled_from([0.5, 1.0, 2.0, 2.5]), batch_size=st.integers(1, 15))
+def test_every_pass_sees_every_example_once_and_only_the_last_batch_is_smaller(num_examples, num_epochs, batch_size):
+    objective = WeightedPull()
+    examples = [(float(index), 1.0) for index in range(num_examples)]
+    outcome, _ = run(objective, examples, num_epochs=num_epochs, batch_size=batch_size)
+    sizes = [len(batch) for batch in objective.seen]
+    assert len(sizes) == outcome.num_steps == count_steps(num_examples, num_epochs=num_epochs, batch_size=batch_size)
+    assert all(size == batch_size for size in sizes[:-1])
+    drawn = [example for batch in objective.seen for example in batch]
+    assert len(drawn) == max(1, round(num_examples * num_epochs))
+    times_seen = [drawn.count(example) for example in examples]
+    assert max(times_seen) - min(times_seen) <= 1
+
+
+def test_the_seed_decides_the_order_and_nothing_else_does():
+    def order(seed: int) -> list[list[Pull]]:
+        objective = WeightedPull()
+        torch.rand(3)
+        run(objective, num_epochs=2, seed=seed)
+        return objective.seen
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert order(1)[:2] != order(1)[2:]
+
+
+def test_evaluation_takes_place_when_asked_and_after_the_last_step():
+    _, rows = run(WeightedPull(), num_epochs=5, batch_size=8, held_out=PULLS[:2], evaluate_every=2)
+    assert [row["step"] for row in rows if "eval/loss" in row] == [2, 4, 5]
+    _, rows = run(WeightedPull(), num_epochs=5, batch_size=8)
+    assert not any("eval/loss" in row for row in rows)
+
+
+def test_an_interruption_leaves_what_was_learnt():
+    def stop_after_three(step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    objective, undisturbed = WeightedPull(), WeightedPull()
+    outcome = train_supervised(
+        objective, build_optimizer([objective.point], learning_rate=0.1), PULLS, batch_size=2, on_step=stop_after_three
+    )
+    assert outcome.interrupted
+    assert outcome.num_steps == 3
+    assert objective.point.item() != undisturbed.point.item()
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weights():
+    objective = WeightedPull(start=2.0)
+    with pytest.raises(ConfigError, match=r"gradient is inf.*learning_rate"):
+        run(objective, [(math.inf, 1.0)])
+    assert objective.point.item() == 2.0
+
+
+def test_nothing_to_learn_from_is_refused():
+    with pytest.raises(ConfigError, match="no training examples"):
+        run(WeightedPull(), [])
+
+
+class Row:
+    def __init__(self, prompt: str, number: int) -> None:
+        self.prompt, self.number = prompt, number
+
+    def __repr__(self) -> str:
+        return f"Row({self.prompt!r}, {self.number})"
+
+
+@given(
+    prompts=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=30),
+    fraction=st.floats(0, 0.9),
+    seed=st.integers(0, 3),
+)
+def test_held_out_prompts_are_disjoint_and_about_as_many_as_asked(prompts, fraction, seed):
+    rows = [Row(prompt, number) for number, prompt in enumerate(prompts)]
+    train, held_out = hold_out(rows, fraction=fraction, seed=seed)
+    assert sorted([row.number for row in train + held_out]) == list(range(len(rows)))
+    assert not {row.prompt for row in train} & {row.prompt for row in held_out}
+    largest = max(prompts.count(prompt) for prompt in prompts)
+    assert len(held_out) <= fraction * len(rows) + largest
+    assert bool(train) == bool(rows)
+    if fraction > 0 and len(set(prompts)) > 1:
+        assert held_out
+
+
+def test_what_is_held_out_does_not_depend_on_the_order_of_the_rows():
+    rows = [Row(f"prompt {number}", number) for number in range(40)]
+    _, first = hold_out(rows, fraction=0.25, seed=0)
+    _, second = hold_out(rows[::-1], fraction=0.25, seed=0)
+    assert len(first) == 10
+    assert {row.number for row in first} == {row.number for row in second}
+    assert {row.number for row in hold_out(rows, fraction=0.25, seed=1)[1]} != {row.number for row in first}
+
+
+def test_texts_without_a_prompt_are_held_out_one_by_one():
+    _, held_out = hold_out([Row("", number) for number in range(10)], fraction=0.3, seed=0)
+    assert len(held_out) == 3
