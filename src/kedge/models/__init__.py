@@ -1,1 +1,26 @@
-""""""
+"""The four roles (policy, reference, critic, reward model): loading, scalar heads, one forward pass, saving."""
+
+from kedge.models.actor_critic import ActorCritic, ResponseOutputs, response_logprobs
+from kedge.models.language import LanguageModel, load_language_model
+from kedge.models.precision import Precision, autocast, resolve_precision
+from kedge.models.saving import ModelCard, save_policy, save_scalar_model
+from kedge.models.scalar import ScalarModel, load_scalar_model
+from kedge.models.tokenizers import load_tokenizer, stop_token_id
+
+__all__ = [
+    "ActorCritic",
+    "LanguageModel",
+    "ModelCard",
+    "Precision",
+    "ResponseOutputs",
+    "ScalarModel",
+    "autocast",
+    "load_language_model",
+    "load_scalar_model",
+    "load_tokenizer",
+    "resolve_precision",
+    "response_logprobs",
+    "save_policy",
+    "save_scalar_model",
+    "stop_token_id",
+]

@@ -1,1 +1,7 @@
-""""""
+"""Rollouts and experience: what the policy did, and what everybody thinks of it."""
+
+from kedge.rollout.collect import collect_experience
+from kedge.rollout.engine import Engine
+from kedge.rollout.sampler import Sampler
+
+__all__ = ["Engine", "Sampler", "collect_experience"]

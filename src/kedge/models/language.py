@@ -1,0 +1,134 @@
+"""A causal language model whose trunk, output layer and optional value head are called one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from kedge.errors import ModelError
+from kedge.models.pretrained import disable_dropout, fit_embedding, load_pretrained, quiet_transformers, run_trunk
+
+__all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
+
+# Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(-1e9) is 0 in every format.
+FORBIDDEN_LOGIT = -1e9
+
+
+class LanguageModel(nn.Module):
+    """Policy or reference: a transformers causal LM, split so that nothing is computed for positions nobody reads.
+
+    Padding and ids beyond the tokenizer (an output matrix can be wider) can never be sampled. Their logits are
+    replaced here, in the one place that policy, reference, sampler and trainer share, so that all of them speak of the
+    same distribution.
+
+    Args:
+        causal: Any `AutoModelForCausalLM`; its dropout is switched off.
+        tokenizer: Names the pad token and the size of the vocabulary.
+        value_head: Add a scalar head on the trunk (`critic: shared`), zero-initialised.
+
+    Raises:
+        ModelError: The tokenizer has more tokens than the model has embeddings, or the output layer is unknown.
+    Source: spec §2.2, §7.34 (S0, S1, S4).
+    """
+
+    forbidden: Tensor
+
+    def __init__(
+        self, causal: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, value_head: bool = False
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        fit_embedding(causal, tokenizer)
+        disable_dropout(causal)
+        ids = torch.arange(_output_layer(causal).out_features, device=causal.device)
+        forbidden = (ids >= len(tokenizer)) | (ids == tokenizer.pad_token_id)
+        self.register_buffer("forbidden", forbidden, persistent=False)
+        self.value_head = _zero_head(causal) if value_head else None
+        self._check_output_layer()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.forbidden.device
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that one row may hold, or None where the architecture sets no limit."""
+        limit = getattr(self.causal.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def hidden(
+        self, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor, *, cache: Any = None
+    ) -> Float[Tensor, "batch seq dim"]:
+        """The trunk's last hidden states; see `run_trunk`."""
+        return run_trunk(self.causal.base_model, input_ids, attention_mask, cache)
+
+    def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
+        """Float32 logits of the next token; forbidden tokens have probability 0."""
+        return self._raw_logits(hidden).masked_fill(self.forbidden, FORBIDDEN_LOGIT)
+
+    def values(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest"]:
+        """The value head's forecast, in float32, of the state that each hidden state stands for."""
+        assert self.value_head is not None, "this model was built without a value head"
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.value_head(hidden.float()).squeeze(-1)
+
+    def _raw_logits(self, hidden: Tensor) -> Tensor:
+        config = self.causal.config.get_text_config()
+        logits = _output_layer(self.causal)(hidden).float()
+        if scale := getattr(config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if scaling := getattr(config, "logits_scaling", None):  # Granite
+            logits = logits / scaling
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @torch.no_grad()
+    def _check_output_layer(self) -> None:
+        """Compare with the model's own forward pass once: an unknown kind of head is refused, not mistrained."""
+        ids = torch.arange(4, device=self.device)[None]
+        with quiet_transformers():
+            expected = self.causal(input_ids=ids).logits.float()
+        actual = self._raw_logits(self.hidden(ids, torch.ones_like(ids)))
+        if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+            kind = type(self.causal).__name__
+            raise ModelError(f"{kind} turns hidden states into logits in a way that kedge does not know")
+
+
+def load_language_model(
+    source: str | Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    value_head: bool = False,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Load a policy or reference from a folder or hub id.
+
+    Raises:
+        ModelError: See `load_pretrained`; also when weights of the language model are missing from the source.
+    """
+    causal, missing = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code)
+    if missing:
+        raise ModelError(f"model {str(source)!r} lacks weights of a causal language model, first: {sorted(missing)[0]}")
+    return LanguageModel(causal, tokenizer, value_head=value_head).to(device)
+
+
+def _output_layer(causal: PreTrainedModel) -> nn.Linear:
+    layer = causal.get_output_embeddings()
+    if not isinstance(layer, nn.Linear):
+        raise ModelError(f"{type(causal).__name__} has no linear output layer; give a causal language model")
+    return layer
+
+
+def _zero_head(causal: PreTrainedModel) -> nn.Linear:
+    head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

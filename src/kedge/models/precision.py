@@ -1,0 +1,34 @@
+"""Which number format the matrix products run in. Weights, losses, logprobs and ratios are float32 always."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+
+from kedge.errors import ModelError
+
+__all__ = ["Precision", "autocast", "resolve_precision"]
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+def resolve_precision(precision: Precision, device: str | torch.device) -> Literal["fp32", "bf16"]:
+    """`auto` is bf16 where the hardware multiplies bf16 natively (AVX-512-BF16, AMX, CUDA ≥ 8.0), else fp32."""
+    if precision not in ("auto", "fp32", "bf16"):
+        raise ModelError(f"runtime.precision {precision!r} is unknown; choose auto, fp32 or bf16")
+    if precision != "auto":
+        return precision
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp32"
+    if kind == "cpu":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return "bf16" if native else "fp32"
+    return "fp32"
+
+
+def autocast(precision: Literal["fp32", "bf16"], device: str | torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products run in `precision`; for fp32 it switches autocast off."""
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -1,0 +1,155 @@
+"""What every role's loading shares: one safe call into transformers, dropout off, positions from the mask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Int
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from kedge.errors import ModelError
+
+__all__ = ["disable_dropout", "fit_embedding", "load_pretrained", "position_ids", "run_trunk"]
+
+# What transformers, the hub client and safetensors raise for a folder or id that cannot be loaded.
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and load reports off the terminal: what matters in them is checked by us."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def check_source(source: str | Path) -> str:
+    """A model folder's path or hub id as a string.
+
+    Raises:
+        ModelError: The source is written like a path, and no such folder exists.
+    """
+    path = Path(source)
+    looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
+    if looks_like_path and not path.expanduser().is_dir():
+        raise ModelError(
+            f"model {str(source)!r}: no such folder; give a folder with config.json or a hub id (org/name)"
+        )
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(f"model folder {str(source)!r} has no config.json; give a folder saved by save_pretrained()")
+    return str(path.expanduser()) if path.expanduser().is_dir() else str(source)
+
+
+def load_pretrained(
+    auto_class: Any, source: str | Path, *, trust_remote_code: bool = False, **settings: Any
+) -> tuple[PreTrainedModel, set[str]]:
+    """Load float32 weights from safetensors, and say which of the model's weights the source did not hold.
+
+    Args:
+        auto_class: An `AutoModel…` class of transformers.
+        source: A folder or hub id.
+        trust_remote_code: Run Python code that the model folder brings along.
+        settings: Handed to `from_pretrained`.
+
+    Returns:
+        The model, with dropout off, and the names of the weights that were newly initialised.
+
+    Raises:
+        ModelError: Nothing loadable there; weights that are pickle only, of the wrong shape, or partly missing.
+    """
+    name = check_source(source)
+    try:
+        with quiet_transformers():
+            model, report = auto_class.from_pretrained(
+                name,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=trust_remote_code,
+                **settings,
+            )
+    except _LOADING_ERRORS as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"model {name!r} cannot be loaded: {reason}") from error
+    if report["mismatched_keys"]:
+        first = sorted(str(key) for key in report["mismatched_keys"])[0]
+        raise ModelError(f"model {name!r}: the weights' shapes differ from config.json, first: {first}")
+    disable_dropout(model)
+    return model, set(report["missing_keys"])
+
+
+def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other gap.
+
+    Raises:
+        ModelError: The tokenizer has tokens that the model has no embedding for.
+    """
+    rows, needed = int(cast(Tensor, model.get_input_embeddings().weight).shape[0]), len(tokenizer)
+    if needed > rows + 1 or (needed == rows + 1 and tokenizer.pad_token_id != rows):
+        raise ModelError(
+            f"the tokenizer has {needed} tokens but the model embeds only {rows}; they do not belong together"
+        )
+    if needed > rows:
+        with quiet_transformers():
+            model.resize_token_embeddings(needed, mean_resizing=False)
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Set every dropout of the model to 0, in its modules, their attributes and its configuration.
+
+    Dropout makes two forward passes differ, so that ratios are not 1 before the first step. `eval()` alone would hold
+    only until somebody calls `train()`.
+
+    Source: spec §3.12 (S3, N+).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    for config in (model.config, model.config.get_text_config()):
+        for name, value in config.to_dict().items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+    model.eval()
+
+
+def position_ids(attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+    """Positions that count real tokens only, so that padding on either side moves nothing (spec §2.3)."""
+    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+def run_trunk(
+    trunk: nn.Module, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor, cache: Any = None
+) -> Tensor:
+    """The last hidden states of a transformer, `[batch, seq, dim]`, for the tokens in `input_ids`.
+
+    Args:
+        trunk: A model without its head (`base_model`).
+        input_ids: Token ids; with a cache, those not in it yet.
+        attention_mask: True at real tokens, `[batch, cached + seq]`.
+        cache: A key–value cache that is extended in place, or None.
+    """
+    extras: dict[str, Any] = {}
+    if "position_ids" in inspect.signature(trunk.forward).parameters:
+        extras["position_ids"] = position_ids(attention_mask)[:, -input_ids.shape[1] :]
+    if cache is not None:
+        extras["past_key_values"] = cache
+    outputs = trunk(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=cache is not None, **extras)
+    return outputs.last_hidden_state

@@ -1,0 +1,135 @@
+"""What comes out: folders that plain transformers loads, with tokenizer, chat template and model card."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import save_file
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from kedge.models.language import LanguageModel
+from kedge.models.pretrained import quiet_transformers
+from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
+
+__all__ = ["ModelCard", "save_policy", "save_scalar_model"]
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What the model card says.
+
+    Attributes:
+        stage: How the model was made: `sft`, `reward` or `ppo`.
+        base_model: The folder or id it started from; only the last path component is written down.
+        facts: Lines of the table: settings and figures, in the order given.
+    """
+
+    stage: str
+    base_model: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    def render(self, usage: str) -> str:
+        """The card as markdown, with the header that model hubs read."""
+        base = Path(self.base_model).name if Path(self.base_model).exists() else self.base_model
+        header = {"library_name": "transformers", "tags": ["kedge", self.stage, "rlhf"]}
+        if base == self.base_model and "/" in base:
+            header["base_model"] = base
+        rows = "\n".join(f"| {name} | {value} |" for name, value in self.facts.items())
+        table = f"\n| | |\n|---|---|\n{rows}\n" if rows else ""
+        return (
+            f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n# {base}, {_STAGES[self.stage]}\n\n"
+            f"Made with kedge from `{base}`.\n{table}\n## Use\n\n```python\n{usage}\n```\n"
+        )
+
+
+_STAGES = {"sft": "fine-tuned on demonstrations", "reward": "as a reward model", "ppo": "trained with PPO"}
+
+_POLICY_USAGE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
+
+_REWARD_USAGE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = AutoModelForSequenceClassification.from_pretrained("path/to/this/folder")
+# score of a text that ends in the EOS token: model(...).logits[:, 0] - model.config.{key}"""
+
+
+def save_policy(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    card: ModelCard,
+    stop_token: int | None = None,
+) -> Path:
+    """Write the policy as a Hugging Face folder; a value head lies beside the weights as `value_head.safetensors`.
+
+    Args:
+        model: The policy.
+        tokenizer: Its tokenizer, with chat template.
+        folder: Where to; appears only once it is complete.
+        card: What the model card says.
+        stop_token: A token that ends a response besides EOS; `generate` is told to stop there, too.
+    """
+
+    def write(part: Path) -> None:
+        model.causal.generation_config = _generation_config(model, tokenizer, stop_token)
+        model.causal.save_pretrained(part)
+        if model.value_head is not None:
+            weights = {
+                name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()
+            }
+            save_file(weights, part / "value_head.safetensors")
+        tokenizer.save_pretrained(part)
+        (part / "README.md").write_text(card.render(_POLICY_USAGE), encoding="utf-8")
+
+    return _write_whole(Path(folder), write)
+
+
+def save_scalar_model(
+    model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, card: ModelCard
+) -> Path:
+    """Write a reward model as a Hugging Face folder; its normalisation is kept in `config.json`."""
+
+    def write(part: Path) -> None:
+        setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
+        model.classifier.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        (part / "README.md").write_text(card.render(_REWARD_USAGE.format(key=NORMALIZATION_KEY)), encoding="utf-8")
+
+    return _write_whole(Path(folder), write)
+
+
+def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Write beside, then rename, so that a half-written model never bears the name of a whole one."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with quiet_transformers():
+        write(part)
+    if folder.exists():
+        shutil.rmtree(folder)
+    part.rename(folder)
+    return folder
+
+
+def _generation_config(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_token: int | None
+) -> GenerationConfig:
+    """Tell `generate` what the training sampler did: where to stop, and what is never sampled."""
+    stops = [token for token in dict.fromkeys((tokenizer.eos_token_id, stop_token)) if token is not None]
+    forbidden = torch.nonzero(model.forbidden).flatten().tolist()
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=stops[0] if len(stops) == 1 else stops or None,
+        pad_token_id=tokenizer.pad_token_id,
+        suppress_tokens=forbidden,
+        do_sample=True,
+    )

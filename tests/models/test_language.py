@@ -1,0 +1,143 @@
+"""Padding, positions, output layer and forbidden tokens of a language model, against plain transformers calls."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config
+
+from kedge.errors import ModelError
+from kedge.models import LanguageModel, load_language_model, load_tokenizer, stop_token_id
+from kedge.models.language import FORBIDDEN_LOGIT
+from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_tokenizer
+
+ROWS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30]]
+
+
+def padded(rows, width, *, left, fill):
+    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[index, columns], mask[index, columns] = torch.tensor(row), True
+    return ids, mask
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("fill", [0, 2, 123])
+def test_padding_on_either_side_gives_the_logits_of_the_unpadded_row(family, left, fill):
+    causal = tiny_causal_lm(family).eval()
+    model = LanguageModel(causal, tiny_tokenizer(), value_head=True)
+    torch.nn.init.normal_(model.value_head.weight)
+    ids, mask = padded(ROWS, 9, left=left, fill=fill)
+    with torch.no_grad():
+        hidden = model.hidden(ids, mask)
+        logits, values = model.logits(hidden), model.values(hidden)
+        for index, row in enumerate(ROWS):
+            alone = causal(input_ids=torch.tensor([row])).logits[0]
+            allowed = ~model.forbidden
+            torch.testing.assert_close(logits[index][mask[index]][:, allowed], alone[:, allowed], atol=1e-5, rtol=1e-5)
+            lone_values = model.values(model.hidden(torch.tensor([row]), torch.ones(1, len(row))))[0]
+            torch.testing.assert_close(values[index][mask[index]], lone_values, atol=1e-5, rtol=1e-5)
+
+
+def test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off():
+    for family in FAMILIES:
+        model = LanguageModel(tiny_causal_lm(family), tiny_tokenizer()).train()
+        ids, mask = padded(ROWS, 7, left=True, fill=0)
+        with torch.no_grad():
+            assert torch.equal(model.hidden(ids, mask), model.hidden(ids, mask)), family
+
+
+def test_padding_and_ids_beyond_the_tokenizer_have_probability_zero():
+    tokenizer = tiny_tokenizer()
+    model = LanguageModel(tiny_causal_lm("llama", len(tokenizer) + 5), tokenizer)
+    logits = model.logits(model.hidden(torch.tensor([[5, 6]]), torch.ones(1, 2)))
+    forbidden = [tokenizer.pad_token_id, *range(len(tokenizer), len(tokenizer) + 5)]
+    assert (logits[..., forbidden] == FORBIDDEN_LOGIT).all()
+    assert (logits.softmax(-1)[..., forbidden] == 0).all()
+    assert torch.nonzero(model.forbidden).flatten().tolist() == forbidden
+
+
+def test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_embedding_grows(tmp_path):
+    for pad in (None, "<eos>"):
+        tokenizer = tiny_tokenizer()
+        tokenizer.pad_token = pad
+        folder = save_tiny_policy(tmp_path / str(pad), tokenizer=tokenizer)
+        loaded = load_tokenizer(folder)
+        assert loaded.pad_token_id not in (None, loaded.eos_token_id, loaded.bos_token_id)
+        model = load_language_model(folder, tokenizer=loaded)
+        assert model.causal.get_input_embeddings().weight.shape[0] == len(loaded)
+        assert model.forbidden[loaded.pad_token_id]
+
+
+def test_a_pad_token_of_its_own_is_kept(tmp_path):
+    folder = save_tiny_policy(tmp_path / "policy")
+    assert load_tokenizer(folder).pad_token == "<pad>"
+
+
+def test_a_tokenizer_that_belongs_to_another_model_is_refused(tmp_path):
+    folder = save_tiny_policy(tmp_path / "policy")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens([f"<new{index}>" for index in range(3)])
+    with pytest.raises(ModelError, match=r"tokenizer has .* embeds only"):
+        load_language_model(folder, tokenizer=tokenizer)
+
+
+def test_soft_capped_logits_are_capped_as_the_model_itself_does():
+    config = Gemma2Config(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5, pad_token_id=0,
+    )  # fmt: skip
+    causal = AutoModelForCausalLM.from_config(config).eval()
+    model = LanguageModel(causal, tiny_tokenizer())
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        expected = causal(input_ids=ids).logits[..., 1:]
+        actual = model.logits(model.hidden(ids, torch.ones(1, 3)))[..., 1:]
+    assert expected.abs().max() <= 0.5
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "absent", "no such folder"),
+        (lambda folder: folder, "no config.json"),
+    ],
+)
+def test_a_folder_without_a_model_is_one_clear_line(tmp_path, make, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        load_tokenizer(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_pickle_only_are_refused(tmp_path):
+    folder = save_tiny_policy(tmp_path / "policy")
+    model = tiny_causal_lm()
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_language_model(folder, tokenizer=tiny_tokenizer())
+
+
+def test_missing_weights_are_refused_rather_than_initialised(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tiny_policy(tmp_path / "policy")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks weights.*model\.norm\.weight"):
+        load_language_model(folder, tokenizer=tiny_tokenizer())
+
+
+def test_the_stop_token_is_eos_unless_another_token_is_named():
+    tokenizer = tiny_tokenizer()
+    assert stop_token_id(tokenizer) == tokenizer.eos_token_id
+    assert stop_token_id(tokenizer, "<bos>") == tokenizer.bos_token_id
+    assert stop_token_id(tokenizer, 7) == 7
+    for wrong in ("<pad>", "not a token", 10_000):
+        with pytest.raises(ModelError, match=r"rollout\.stop_token"):
+            stop_token_id(tokenizer, wrong)
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="no EOS"):
+        stop_token_id(tokenizer)
