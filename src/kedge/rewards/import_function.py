@@ -1,0 +1,121 @@
+"""Finding the function that `path/to/file.py:function` or `package.module:function` names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import itertools
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kedge.errors import RewardError
+from kedge.rewards.function import FunctionReward
+
+__all__ = ["load_function", "names_function"]
+
+_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_EXPECTED = "path/to/file.py:function or package.module:function"
+_FRESH_NUMBERS = itertools.count(1)
+
+
+def names_function(text: str) -> bool:
+    """Whether a reward's text names a function: what follows its last colon is a Python name, or it is a .py file.
+
+    Hub ids hold no colon, and neither `C:` paths nor other folders have a Python name after their last one.
+    """
+    _, colon, attribute = text.rpartition(":")
+    return text.endswith(".py") or bool(colon and _DOTTED_NAME.fullmatch(attribute))
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that a text names.
+
+    A file runs as an ordinary module under a name of its own, anew each time it is loaded. What lies beside it can be
+    imported, relatively or by plain name; so can modules in the working directory.
+
+    Args:
+        spec: `path/to/file.py:function` (the path may hold colons) or `package.module:function`.
+
+    Raises:
+        RewardError: No such file, module or function; importing it raised; it is not callable or does not take
+            `completions`.
+    """
+    source, _, attribute = spec.rpartition(":")
+    if not source or not _DOTTED_NAME.fullmatch(attribute):
+        raise RewardError(f"reward {spec!r} names no function; expected {_EXPECTED}")
+    module = _run_file(Path(source).expanduser()) if source.endswith(".py") else _import_module(source)
+    function = _attribute(module, attribute, spec)
+    if not callable(function):
+        raise RewardError(f"reward {spec!r} is a {type(function).__name__}, not a function")
+    FunctionReward(function)  # its signature is judged now, not after the first rollout
+    return function
+
+
+def _run_file(path: Path) -> ModuleType:
+    """Execute a file as the module of a fresh package whose other modules are the files beside it."""
+    if not path.is_file():
+        raise RewardError(f"reward file {str(path)!r} does not exist; expected {_EXPECTED}")
+    folder = path.resolve().parent
+    package = ModuleType(f"kedge_reward_{next(_FRESH_NUMBERS)}")
+    package.__path__ = [str(folder)]
+    name = f"{package.__name__}.{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.update({package.__name__: package, name: module})
+    _make_importable(folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed(f"reward file {str(path)!r}", error) from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    if not _DOTTED_NAME.fullmatch(name):
+        raise RewardError(f"reward module {name!r} is neither a dotted module name nor a .py file")
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module itself or one of its parents is a mistake in the text; any other is the module's own import.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise RewardError(f"reward module {name!r} cannot be found: there is no module {error.name!r}") from error
+        raise _failed(f"reward module {name!r}", error) from error
+    except Exception as error:
+        raise _failed(f"reward module {name!r}", error) from error
+
+
+def _make_importable(folder: Path) -> None:
+    """Let plain imports find a folder's modules, after everything that is installed so as to hide none of it."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    importlib.invalidate_caches()
+
+
+def _attribute(module: ModuleType, attribute: str, spec: str) -> object:
+    owner: object = module
+    for part in attribute.split("."):
+        try:
+            owner = getattr(owner, part)
+        except AttributeError as error:
+            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            near = difflib.get_close_matches(attribute, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names)) or 'no functions'}"
+            raise RewardError(f"reward {spec!r}: no {attribute!r} in it; {hint}") from error
+    return owner
+
+
+def _failed(what: str, error: Exception) -> RewardError:
+    """One line for whatever a stranger's module raised while it was imported."""
+    if isinstance(error, SyntaxError):
+        return RewardError(f"{what}, line {error.lineno}: {error.msg}")
+    line = traceback.extract_tb(error.__traceback__)[-1].lineno
+    return RewardError(f"{what} raised {type(error).__name__}, line {line}: {error}")

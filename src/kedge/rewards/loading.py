@@ -1,0 +1,91 @@
+"""From what a user writes to a reward: a model folder or id, a function, or several of them with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.errors import RewardError
+from kedge.models import load_scalar_model, load_tokenizer
+from kedge.rewards.function import FunctionReward
+from kedge.rewards.import_function import load_function, names_function
+from kedge.rewards.model import ModelReward
+from kedge.rewards.source import RewardSource
+from kedge.rewards.weighted import WeightedReward
+
+__all__ = ["RewardSpec", "RewardTerm", "load_reward"]
+
+RewardSpec: TypeAlias = "str | Path | Callable[..., Any]"
+"""A reward model's folder or hub id, `path/to/file.py:function`, `package.module:function`, or a function."""
+
+
+@dataclass(frozen=True)
+class RewardTerm:
+    """One term of a weighted reward.
+
+    Attributes:
+        reward: where the scores come from.
+        weight: what they are multiplied by.
+        settings: keyword arguments for a function, such as `{"window": 0.5}` for `kedge.rewards.penalties:too_long`.
+        name: what messages and metrics call it; by default the function's or the folder's name.
+    """
+
+    reward: RewardSpec
+    weight: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+
+
+def load_reward(
+    terms: RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm],
+    *,
+    policy_tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    batch_size: int = 32,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> WeightedReward:
+    """Load one reward, or several as a weighted sum; a single one is a sum of one term.
+
+    A text is a function where a Python name follows its last colon and no folder is called so, else a reward model.
+
+    Args:
+        terms: One reward or several; a bare one has weight 1.
+        policy_tokenizer: The policy's, so that a reward model with other tokens is given texts.
+        device: Where reward models live.
+        trust_remote_code: Run Python code that a model folder brings along.
+        batch_size: Responses per forward pass of a reward model.
+        precision: Number format of a reward model's matrix products.
+
+    Raises:
+        RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
+        ModelError: A reward model that cannot be loaded.
+    """
+
+    def load(term: RewardTerm) -> RewardSource:
+        if callable(term.reward) or _is_function(str(term.reward)):
+            return _load_function(term)
+        if term.settings:
+            raise RewardError(f"reward {str(term.reward)!r} is a model and takes no settings; only functions do")
+        tokenizer = load_tokenizer(term.reward, trust_remote_code=trust_remote_code)
+        model = load_scalar_model(term.reward, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+        name = term.name or Path(term.reward).name
+        return ModelReward(model, tokenizer, policy_tokenizer, name=name, batch_size=batch_size, precision=precision)
+
+    given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
+    wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
+    return WeightedReward([(load(term), term.weight) for term in wanted])
+
+
+def _is_function(text: str) -> bool:
+    return names_function(text) and not Path(text).is_dir()
+
+
+def _load_function(term: RewardTerm) -> FunctionReward:
+    function = term.reward if callable(term.reward) else load_function(str(term.reward))
+    return FunctionReward(function, name=term.name, settings=term.settings)

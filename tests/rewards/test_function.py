@@ -1,0 +1,240 @@
+"""Reward functions: what they are given, what they may return, and what is said when they break the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import RewardError
+from kedge.rewards import FunctionReward, Responses, WeightedReward
+from kedge.rewards.source import checked_scores
+
+
+def responses(count: int = 3, **columns: list) -> Responses:
+    return Responses(
+        prompts=[f"prompt {index}" for index in range(count)],
+        completions=["x" * (index + 1) for index in range(count)],
+        prompt_ids=[[7]] * count,
+        response_ids=[[5] * (index + 1) for index in range(count)],
+        stopped=[True] * count,
+        columns=columns,
+        max_new_tokens=8,
+    )
+
+
+def lengths(prompts, completions, **columns):
+    return [len(text) for text in completions]
+
+
+class Judge:
+    """A callable object, sync or async, is as good as a function."""
+
+    def __call__(self, completions):
+        return [1.5 for _ in completions]
+
+
+class AsyncJudge:
+    async def __call__(self, completions):
+        await asyncio.sleep(0)
+        return [2.5 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lengths, [1, 2, 3]),
+        (lambda completions: [len(text) for text in completions], [1, 2, 3]),
+        (lambda completions, **others: [len(others["answer"][0])] * len(completions), [2, 2, 2]),
+        (lambda completions, answer: [float(a) for a in answer], [10, 20, 30]),
+        (
+            lambda prompts, completions, /, **columns: [len(p + c) for p, c in zip(prompts, completions, strict=False)],
+            [9, 10, 11],
+        ),
+        (lambda completion_ids, max_new_tokens: [max_new_tokens - len(ids) for ids in completion_ids], [7, 6, 5]),
+        (lambda stopped, missing=4: [missing * done for done in stopped], [4, 4, 4]),
+        (functools.partial(lambda completions, scale: [scale] * len(completions), scale=3), [3, 3, 3]),
+        (Judge(), [1.5, 1.5, 1.5]),
+        (AsyncJudge(), [2.5, 2.5, 2.5]),
+    ],
+)
+def test_a_function_gets_what_its_signature_names(function, expected):
+    reward = FunctionReward(function)
+    assert reward.scores(responses(answer=["10", "20", "30"])) == expected
+
+
+def test_a_catch_all_gets_everything_once():
+    seen = {}
+
+    def spy(prompts, **everything):
+        seen.update(everything)
+        return [0.0] * len(prompts)
+
+    FunctionReward(spy).scores(responses(answer=[1, 2, 3]))
+    assert set(seen) == {"completions", "prompt_ids", "completion_ids", "stopped", "answer", "max_new_tokens"}
+
+
+def test_a_function_that_empties_its_lists_changes_nothing():
+    batch = responses(answer=[1, 2, 3])
+
+    def greedy(prompts, completions, answer):
+        prompts.clear()
+        answer.clear()
+        return [1.0 for _ in completions]
+
+    FunctionReward(greedy).scores(batch)
+    assert batch == responses(answer=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 2.5, None],
+        (1.0, 2.5, None),
+        [np.float32(1), np.float64(2.5), None],
+        [torch.tensor(1), torch.tensor([2.5]), None],
+        [True, Fraction(5, 2), None],
+    ],
+)
+def test_every_kind_of_real_number_is_a_score(returned):
+    scores = checked_scores(returned, name="f", count=3)
+    assert scores == [1.0, 2.5, None]
+    assert all(score is None or type(score) is float for score in scores)
+
+
+@pytest.mark.parametrize("array", [torch.tensor([1.0, 2.0]), np.array([1, 2]), torch.tensor([1, 2], dtype=torch.int32)])
+def test_a_tensor_or_array_is_a_list(array):
+    assert checked_scores(array, name="f", count=2) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([1.0], ["judge returned 1 scores for 2 responses"]),
+        (None, ["judge returned None (a NoneType)", "list of 2 numbers"]),
+        (3.0, ["judge returned 3.0 (a float)"]),
+        ({0: 1.0, 1: 2.0}, ["(a dict)"]),
+        (iter([1.0, 2.0]), ["iterator"]),
+        ([1.0, "2"], ["response 1", "'2' (a str)", "a number, or None"]),
+        ([[1.0], [2.0]], ["response 0", "[1.0] (a list)"]),
+        (torch.ones(2, 1), ["response 0", "(a list)"]),
+        (torch.tensor(1.0), ["returned tensor(1.)"]),
+        ([math.nan, 0], ["response 0 nan", "finite"]),
+        ([0, -math.inf], ["response 1 -inf", "finite"]),
+        ([0, 10**400], ["response 1 inf", "finite"]),
+        ([0, 1j], ["response 1", "(a complex)"]),
+    ],
+)
+def test_a_broken_contract_is_named(returned, words):
+    with pytest.raises(RewardError) as caught:
+        checked_scores(returned, name="judge", count=2)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(
+    st.one_of(st.none(), st.integers(), st.text(), st.lists(st.one_of(st.floats(), st.text(), st.none()), max_size=4))
+)
+def test_whatever_is_returned_is_scores_or_one_line(returned):
+    try:
+        scores = checked_scores(returned, name="f", count=2)
+    except RewardError as error:
+        assert "\n" not in str(error)
+    else:
+        assert len(scores) == 2
+        assert all(score is None or math.isfinite(score) for score in scores)
+
+
+def test_an_exception_is_one_line_with_its_place():
+    def divides(completions):
+        return [1 / 0 for _ in completions]
+
+    with pytest.raises(RewardError, match=r"divides raised ZeroDivisionError: division.* \(test_function.py:\d+\)"):
+        FunctionReward(divides).scores(responses())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda prompts: [0.0], "does not take `completions`"),
+        (lambda queries, replies: [0.0], "expected f\\(prompts, completions"),
+        (7, "must be callable"),
+    ],
+)
+def test_a_wrong_signature_is_found_before_any_call(function, message):
+    with pytest.raises(RewardError, match=message):
+        FunctionReward(function)
+
+
+def test_columns_are_checked_before_a_run():
+    reward = FunctionReward(lambda completions, answer: [0.0], name="exact")
+    reward.check_columns(["answer", "id"])
+    with pytest.raises(RewardError, match=r"exact takes 'answer'.*\(columns: id\)"):
+        reward.check_columns(["id"])
+    with pytest.raises(RewardError, match="'stopped' has a name that kedge gives"):
+        reward.check_columns(["answer", "stopped"])
+    with pytest.raises(RewardError, match="takes 'answer'"):
+        reward.scores(responses())
+
+
+def test_settings_are_fixed_arguments():
+    def scaled(completions, *, scale):
+        return [scale * len(text) for text in completions]
+
+    reward = FunctionReward(scaled, settings={"scale": 2})
+    reward.check_columns([])
+    assert reward.scores(responses()) == [2, 4, 6]
+    with pytest.raises(RewardError, match="no setting 'scael'; it takes completions, scale"):
+        FunctionReward(scaled, settings={"scael": 2})
+
+
+def test_async_functions_wait_at_the_same_time():
+    started = []
+
+    def waits(name):
+        async def judge(completions):
+            started.append(name)
+            await asyncio.sleep(0.2)
+            return [float(name)] * len(completions)
+
+        return FunctionReward(judge, name=name)
+
+    reward = WeightedReward([(waits("1"), 1.0), (FunctionReward(lengths), 1.0), (waits("2"), 10.0)])
+    begin = time.monotonic()
+    assert reward.scores(responses()) == [22.0, 23.0, 24.0]
+    assert time.monotonic() - begin < 0.39
+    assert started == ["1", "2"]
+
+
+def test_async_works_inside_a_running_event_loop():
+    async def notebook_cell():
+        return FunctionReward(AsyncJudge()).scores(responses())
+
+    assert asyncio.run(notebook_cell()) == [2.5] * 3
+
+
+def test_an_async_function_is_held_to_the_same_contract():
+    async def short(completions):
+        return [1.0]
+
+    async def raises(completions):
+        raise KeyError("key")
+
+    with pytest.raises(RewardError, match="short returned 1 scores for 3 responses"):
+        FunctionReward(short).scores(responses())
+    with pytest.raises(RewardError, match="raises raised KeyError"):
+        WeightedReward([(FunctionReward(raises), 1.0), (FunctionReward(short), 1.0)]).scores(responses())
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(RewardError, match=r"columns\['answer'\] has 2 entries; expected 3"):
+        responses(answer=[1, 2])

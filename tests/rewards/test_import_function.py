@@ -1,0 +1,131 @@
+"""`path/to/file.py:function` and `package.module:function`: what is found, and what is said when it is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kedge.errors import RewardError
+from kedge.rewards import load_function, names_function
+from kedge.rewards.penalties import too_long
+
+
+@pytest.fixture(autouse=True)
+def restored_imports(monkeypatch):
+    """Loading a function makes folders importable; a test leaves none of them behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rewards.py:score", True),
+        ("a:b/rewards.py:score", True),
+        ("package.module:score", True),
+        ("package.module:Judge.score", True),
+        ("rewards.py", True),
+        ("org/model", False),
+        ("runs/reward/model", False),
+        (r"C:\models\reward", False),
+        ("model:", False),
+        ("model:7b", False),
+    ],
+)
+def test_functions_and_models_are_told_apart(text, expected):
+    assert names_function(text) is expected
+
+
+def test_a_file_runs_as_a_module_of_its_own(tmp_path):
+    path = write(tmp_path / "my-reward.v2.py", "def f(completions):\n    return [__name__ for _ in completions]\n")
+    first, second = load_function(f"{path}:f"), load_function(f"{path}:f")
+    (name,) = first(completions=["x"])
+    assert sys.modules[name].f is first
+    assert second(completions=["x"]) != [name]
+
+
+def test_the_newest_text_of_a_file_is_run(tmp_path):
+    path = write(tmp_path / "r.py", "def f(completions): return [1.0]\n")
+    assert load_function(f"{path}:f")(completions=["x"]) == [1.0]
+    write(path, "def f(completions): return [200.0]\n")
+    assert load_function(f"{path}:f")(completions=["x"]) == [200.0]
+
+
+def test_a_path_may_hold_colons(tmp_path):
+    path = write(tmp_path / "a:b" / "r.py", "def f(completions): return [3.0]\n")
+    assert load_function(f"{path}:f")(completions=["x"]) == [3.0]
+
+
+@pytest.mark.parametrize("statement", ["from .neighbour_a import SCALE", "from neighbour_a import SCALE"])
+def test_files_beside_it_can_be_imported(tmp_path, statement):
+    write(tmp_path / "neighbour_a.py", "SCALE = 5.0\n")
+    path = write(tmp_path / "r.py", f"{statement}\ndef f(completions): return [SCALE]\n")
+    assert load_function(f"{path}:f")(completions=["x"]) == [5.0]
+
+
+def test_neighbours_of_the_same_name_do_not_mix(tmp_path):
+    functions = []
+    for folder, scale in (("one", 1.0), ("two", 2.0)):
+        write(tmp_path / folder / "shared.py", f"SCALE = {scale}\n")
+        path = write(tmp_path / folder / "r.py", "from .shared import SCALE\ndef f(completions): return [SCALE]\n")
+        functions.append(load_function(f"{path}:f"))
+    assert [function(completions=["x"]) for function in functions] == [[1.0], [2.0]]
+
+
+def test_modules_installed_or_in_the_working_directory(tmp_path, monkeypatch):
+    assert load_function("kedge.rewards.penalties:too_long") is too_long
+    write(
+        tmp_path / "judges_here" / "lengths.py",
+        "class Judge:\n    @staticmethod\n    def f(completions): return [4.0]\n",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_function("judges_here.lengths:Judge.f")(completions=["x"]) == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("missing.py:f", ["'missing.py' does not exist", "path/to/file.py:function"]),
+        ("r.py", ["names no function", "path/to/file.py:function"]),
+        ("r.py:", ["names no function"]),
+        (":f", ["names no function"]),
+        ("no_such_package.module:f", ["'no_such_package.module' cannot be found", "no module 'no_such_package'"]),
+        ("kedge.rewards.penaltys:too_long", ["no module 'kedge.rewards.penaltys'"]),
+        ("kedge.rewards.penalties:too_lnog", ["no 'too_lnog'", "did you mean 'too_long'"]),
+        ("not-a-module:f", ["neither a dotted module name nor a .py file"]),
+        ("{tmp}/r.py:NUMBER", ["is a float, not a function"]),
+        ("{tmp}/r.py:other", ["no 'other'", "it has f, wrong"]),
+        ("{tmp}/r.py:wrong", ["wrong(text) does not take `completions`"]),
+        ("{tmp}/syntax.py:f", ["syntax.py', line 2"]),
+        ("{tmp}/raises.py:f", ["raises.py' raised ValueError, line 1: no key"]),
+        ("{tmp}/imports.py:f", ["raised ModuleNotFoundError, line 1: No module named 'never_installed'"]),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_clear_line(tmp_path, spec, words):
+    write(tmp_path / "r.py", "NUMBER = 1.0\ndef f(completions): return [0.0]\ndef wrong(text): return [0.0]\n")
+    write(tmp_path / "syntax.py", "x = 1\ndef f(:\n")
+    write(tmp_path / "raises.py", "raise ValueError('no key')\n")
+    write(tmp_path / "imports.py", "import never_installed\n")
+    with pytest.raises(RewardError) as caught:
+        load_function(spec.format(tmp=tmp_path))
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_whose_own_import_fails_is_not_called_missing(tmp_path, monkeypatch):
+    write(tmp_path / "half_module.py", "import never_installed\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RewardError, match=r"'half_module' raised ModuleNotFoundError.*never_installed"):
+        load_function("half_module:f")

@@ -1,0 +1,165 @@
+"""Reward models as a source of scores: the read-out, batches, and models with tokens of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kedge.errors import ModelError, RewardError
+from kedge.models import ScalarModel, load_tokenizer
+from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, RewardTerm, load_reward
+from kedge.rewards.model import share_tokens
+from tests.tiny import (
+    CHAT_TEMPLATE,
+    FAMILIES,
+    save_tiny_reward_model,
+    tiny_reward_model,
+    tiny_sentencepiece_tokenizer,
+    tiny_tokenizer,
+)
+
+POLICY_TOKENIZER = tiny_tokenizer()
+TEXTS = (("Once upon", " a time there was a little sailor."), ("The boat", " sank"), ("POST: help\n\nTL;DR:", ""))
+
+
+def rollout(eos: bool = True) -> Responses:
+    """Responses as the sampler makes them: ids of the policy's tokenizer, EOS behind those that stopped."""
+    prompts, completions = [list(texts) for texts in zip(*TEXTS, strict=True)]
+    endings = [2] if eos else []
+    return Responses(
+        prompts=prompts,
+        completions=completions,
+        prompt_ids=[POLICY_TOKENIZER.encode(text) for text in prompts],
+        response_ids=[[*POLICY_TOKENIZER.encode(text), *endings] for text in completions],
+        stopped=[eos] * len(prompts),
+    )
+
+
+def score_alone(model, ids):
+    """The oracle: one unpadded row through transformers' own classifier, dropout off."""
+    model.eval()
+    with torch.no_grad():
+        return model(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits.item()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_scores_are_those_of_each_row_alone(family, batch_size):
+    classifier, batch = tiny_reward_model(family), rollout()
+    expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
+    reward = ModelReward(ScalarModel(classifier, POLICY_TOKENIZER), POLICY_TOKENIZER, batch_size=batch_size)
+    assert reward.scores(batch) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_same_tokens_are_read_without_encoding_anew():
+    """Ids that no encoding of the text would give are scored as sampled."""
+    batch = dataclasses.replace(rollout(), response_ids=[[100, 101, 2], [102, 2], [103, 104, 105, 2]])
+    classifier = tiny_reward_model()
+    reward = ModelReward(ScalarModel(classifier, tiny_tokenizer()), tiny_tokenizer(), POLICY_TOKENIZER)
+    expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
+    assert reward.reads_policy_ids
+    assert reward.scores(batch) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_other_tokens_read_the_text_with_their_own_end(eos):
+    tokenizer = tiny_sentencepiece_tokenizer()
+    classifier = tiny_reward_model(vocab_size=len(tokenizer))
+    reward = ModelReward(ScalarModel(classifier, tokenizer), tokenizer, POLICY_TOKENIZER)
+    # A whole text, encoded in one go: BOS, prompt and completion, then EOS only where the policy stopped.
+    wholes = [tokenizer.encode(prompt + completion) + [2] * eos for prompt, completion in TEXTS[:1]]
+    batch = dataclasses.replace(
+        rollout(eos),
+        **{
+            name: getattr(rollout(eos), name)[:1]
+            for name in ("prompts", "completions", "prompt_ids", "response_ids", "stopped")
+        },
+    )
+    assert not reward.reads_policy_ids
+    assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids) for ids in wholes], abs=1e-5)
+
+
+def test_other_tokens_render_the_messages_with_their_own_template():
+    tokenizer = tiny_tokenizer(vocab_size=280, add_bos=True, chat_template=CHAT_TEMPLATE)
+    classifier = tiny_reward_model(vocab_size=len(tokenizer))
+    reward = ModelReward(ScalarModel(classifier, tokenizer), tokenizer, POLICY_TOKENIZER)
+    messages = [{"role": "user", "content": "Where is the boat?"}]
+    batch = Responses(["<policy's own form>"], ["At sea."], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [messages]})
+    # By hand from the template, where Jinja drops the line end after a block. No BOS: a template writes its own.
+    text = "<|user|>\nWhere is the boat?<|assistant|>\nAt sea.<eos>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
+
+
+def test_a_template_can_be_given_and_its_refusal_is_one_line():
+    tokenizer = tiny_tokenizer(vocab_size=280)
+    classifier = tiny_reward_model(vocab_size=len(tokenizer))
+    model = ScalarModel(classifier, tokenizer)
+    batch = Responses(["?"], ["yes"], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [[{"role": "user", "content": "?"}]]})
+    short = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ messages[-1]['content'] }}!")
+    assert short.scores(batch) == pytest.approx([score_alone(classifier, tokenizer.encode("yes!"))], abs=1e-5)
+    refusing = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ raise_exception('no users') }}")
+    with pytest.raises(RewardError, match="its chat template refuses the messages: no users"):
+        refusing.scores(batch)
+
+
+def test_sharing_tokens_looks_past_padding_but_not_past_the_end():
+    same, other_pad, other_end = tiny_tokenizer(), tiny_tokenizer(), tiny_tokenizer()
+    other_pad.add_special_tokens({"pad_token": "<|another pad|>"})
+    other_end.eos_token = "<bos>"
+    assert share_tokens(POLICY_TOKENIZER, same)
+    assert share_tokens(POLICY_TOKENIZER, other_pad)
+    assert not share_tokens(POLICY_TOKENIZER, other_end)
+    assert not share_tokens(POLICY_TOKENIZER, tiny_tokenizer(vocab_size=280))
+
+
+def test_bad_rows_are_named():
+    reward = ModelReward(ScalarModel(tiny_reward_model(), POLICY_TOKENIZER), POLICY_TOKENIZER, name="judge")
+    long = Responses(["p", "p"], ["c", "c"], [[5], [5] * 200], [[6], [6] * 57], [True, True])
+    with pytest.raises(RewardError, match="'judge' reads at most 256 tokens, but response 1 has 257"):
+        reward.scores(long)
+    with pytest.raises(RewardError, match="response 0 and its prompt are empty"):
+        reward.scores(Responses([""], [""], [[]], [[]], [False]))
+    with pytest.raises(RewardError, match="batch size 0"):
+        ModelReward(reward.model, POLICY_TOKENIZER, batch_size=0)
+
+
+def test_a_model_that_overflows_is_named():
+    classifier = tiny_reward_model()
+    torch.nn.init.constant_(classifier.score.weight, float("nan"))
+    reward = ModelReward(ScalarModel(classifier, POLICY_TOKENIZER), POLICY_TOKENIZER, name="judge")
+    with pytest.raises(RewardError, match="reward model 'judge' gave response 0 nan"):
+        reward.scores(rollout())
+
+
+def test_no_gradient_is_kept():
+    reward = ModelReward(ScalarModel(tiny_reward_model(), POLICY_TOKENIZER), POLICY_TOKENIZER)
+    reward.scores(rollout())
+    assert all(parameter.grad is None for parameter in reward.model.parameters())
+
+
+def test_a_folder_and_a_function_load_as_one_reward(tmp_path):
+    folder = save_tiny_reward_model(tmp_path / "judge")
+    tokenizer = load_tokenizer(folder)
+    alone = load_reward(str(folder), policy_tokenizer=tokenizer).score_terms(rollout())
+    assert list(alone.terms) == ["judge"]
+    mixed = load_reward(
+        [RewardTerm(folder, 2.0), RewardTerm("kedge.rewards.penalties:blank", 0.5)], policy_tokenizer=tokenizer
+    )
+    expected = [2 * score - 0.5 * (not text) for score, (_, text) in zip(alone.scores, TEXTS, strict=True)]
+    assert mixed.scores(rollout()) == pytest.approx(expected)
+
+
+def test_a_folder_with_a_name_like_a_function_is_a_model(tmp_path, monkeypatch):
+    folder = save_tiny_reward_model(tmp_path / "judge:v2")
+    monkeypatch.chdir(tmp_path)
+    assert load_reward("judge:v2").names == ["judge:v2"]
+    with pytest.raises(RewardError, match="is a model and takes no settings"):
+        load_reward(RewardTerm(str(folder), settings={"scale": 2}))
+
+
+def test_a_missing_folder_is_one_line(tmp_path):
+    with pytest.raises(ModelError, match="no such folder"):
+        load_reward(str(tmp_path / "nothing" / "here"))

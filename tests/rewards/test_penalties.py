@@ -1,0 +1,54 @@
+"""The penalties' values, by hand from their definitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.errors import RewardError
+from kedge.rewards import Responses, load_reward
+from kedge.rewards.penalties import blank, ill_formed, repetitive, too_long, unfinished
+
+
+def test_too_long_has_the_published_shape():
+    # DAPO's own setting: at most 20,480 tokens, the last 4,096 of them punished, so 16,384 are free.
+    lengths = [1, 16_384, 16_384 + 1_024, 16_384 + 2_048, 20_480, 30_000]
+    assert too_long([[0] * n for n in lengths], 20_480) == pytest.approx([0, 0, -0.25, -0.5, -1, -1])
+
+
+def test_too_long_with_another_window():
+    assert too_long([[0] * n for n in (5, 6, 8, 10)], 10, window=0.5) == pytest.approx([0, -0.2, -0.6, -1])
+    with pytest.raises(RewardError, match="window 0 is not in"):
+        too_long([[0]], 10, window=0)
+
+
+def test_unfinished_and_blank():
+    assert unfinished([True, False]) == [0, -1]
+    assert blank(["word", "", " \n\t"]) == [0, -1, -1]
+
+
+def test_repetitive_counts_what_was_said_before():
+    # "a b c a b c" has the trigrams abc, bca, cab, abc: one of four was there before.
+    assert repetitive(["a b c a b c", "a b c d", "a b", ""]) == pytest.approx([-0.25, 0, 0, 0])
+    assert repetitive(["no no no no"], size=1) == pytest.approx([-0.75])
+    with pytest.raises(RewardError, match="size 0"):
+        repetitive(["a"], size=0)
+
+
+def test_ill_formed_matches_the_whole_response():
+    pattern = r"<think>.*</think>\s*\d+"
+    texts = ["<think>a\nb</think> 42", "42", "<think></think> 42 indeed"]
+    assert ill_formed(texts, pattern=pattern) == [0, -1, -1]
+    with pytest.raises(RewardError, match=r"'\[' is not a regular expression"):
+        ill_formed(["a"], pattern="[")
+
+
+@pytest.mark.parametrize("name", ["too_long", "unfinished", "blank", "repetitive"])
+def test_each_works_by_its_name_alone(name):
+    batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True], {}, max_new_tokens=20)
+    assert load_reward(f"kedge.rewards.penalties:{name}").scores(batch) == [0.0]
+
+
+def test_too_long_without_a_limit_says_what_is_missing():
+    batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True])
+    with pytest.raises(RewardError, match="too_long takes 'max_new_tokens'"):
+        load_reward(too_long).scores(batch)
