@@ -154,13 +154,13 @@ def _means(
     objective: SupervisedLoss[Example], batch: Sequence[Example], micro_batch_size: int, use: Callable[[Tensor], None]
 ) -> dict[str, float]:
     total = sum(objective.weight(example) for example in batch)
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, float] = {}
     for part in _parts(objective, batch, micro_batch_size):
         terms = objective.sums(part)
         use(terms["loss"] / total)
         for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + term.detach().double()
-    return {name: term.item() / total for name, term in sums.items()}
+            sums[name] = sums.get(name, 0.0) + float(term.detach())
+    return {name: value / total for name, value in sums.items()}
 
 
 def _parts(objective: SupervisedLoss[Example], batch: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:

@@ -1,0 +1,153 @@
+"""The two supervised losses: imitate a completion, and rank responses as people did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from kedge.algorithm import ranking_loss, token_logprobs
+from kedge.data.tokens import EncodedExample, pad_right
+from kedge.models import LanguageModel, ScalarModel, autocast
+from kedge.training.agreement import verdicts
+
+__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss", "leads", "score_rows"]
+
+RunPrecision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class CompletionLoss:
+    """Cross-entropy of the completion's tokens, EOS included; prompt and padding do not count.
+
+    −Σ log π(token | what stands before it) / number of completion tokens
+
+    The output layer runs at the positions that count and nowhere else: over a large vocabulary it is most of the cost.
+
+    Args:
+        model: What learns.
+        pad_id: Fills the rows up; no result depends on it.
+        precision: Number format of the matrix products.
+
+    Source: spec §3.7, §2.1.
+    """
+
+    model: LanguageModel
+    pad_id: int
+    precision: RunPrecision = "fp32"
+
+    def weight(self, example: EncodedExample) -> float:
+        """Tokens that the loss counts: the completion's; the first token of a row has nothing before it."""
+        return min(len(example.completion), self.length(example) - 1)
+
+    def length(self, example: EncodedExample) -> int:
+        """Tokens of prompt and completion."""
+        return len(example.prompt) + len(example.completion)
+
+    def sums(self, examples: Sequence[EncodedExample]) -> Mapping[str, Tensor]:
+        """`loss` in nats, and `token_accuracy`: tokens that the model thinks most likely; sums over counted tokens."""
+        ids, mask = pad_right([[*example.prompt, *example.completion] for example in examples], self.pad_id)
+        starts = torch.tensor([max(len(example.prompt), 1) for example in examples])
+        counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None])
+        ids, mask, counted = (tensor.to(self.model.device) for tensor in (ids, mask, counted))
+        with autocast(self.precision, self.model.device):
+            hidden = self.model.hidden(ids, mask)
+            logits = self.model.logits(hidden[:, :-1][counted[:, 1:]])
+        targets = ids[counted]
+        correct = logits.detach().argmax(dim=-1) == targets
+        return {"loss": -token_logprobs(logits, targets).sum(), "token_accuracy": correct.sum()}
+
+
+@dataclass(frozen=True)
+class RankedResponses:
+    """One prompt's responses as token ids, the prompt in front of each.
+
+    Attributes:
+        rows: Prompt and response, EOS included; the best first.
+        ranks: One per row, ascending; a smaller rank is better, equal ranks are ties. Not all are equal.
+        margin: By how much the first of two scores should lead, or None.
+    """
+
+    rows: tuple[list[int], ...]
+    ranks: tuple[float, ...]
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class RankingLoss:
+    """Negative log likelihood of the human order: the mean over a prompt's pairs, then over prompts.
+
+    Both responses of a pair, and all K of a ranked list, go through one forward pass.
+
+    Args:
+        model: What learns to score.
+        pad_id: Fills the rows up; no result depends on it.
+        precision: Number format of the matrix products.
+
+    Source: spec §3.9, §3.10.
+    """
+
+    model: ScalarModel
+    pad_id: int
+    precision: RunPrecision = "fp32"
+
+    def weight(self, example: RankedResponses) -> float:
+        """Every prompt counts the same, however many responses it has."""
+        return 1.0
+
+    def length(self, example: RankedResponses) -> int:
+        """Tokens of all its rows."""
+        return sum(len(row) for row in example.rows)
+
+    def sums(self, examples: Sequence[RankedResponses]) -> Mapping[str, Tensor]:
+        """`loss` in nats and `accuracy`, the share of a prompt's pairs in the right order; sums over prompts."""
+        ids, mask = pad_right([row for example in examples for row in example.rows], self.pad_id)
+        with autocast(self.precision, self.model.device):
+            together = self.model.scores(ids.to(self.model.device), mask.to(self.model.device))
+        device, sizes = together.device, [len(example.rows) for example in examples]
+        scores = pad_sequence(list(together.split(sizes)), batch_first=True)
+        ranks = pad_sequence([torch.tensor(example.ranks) for example in examples], True, padding_value=math.nan).to(
+            device
+        )
+        # A pair with a margin is a pair whose better response starts with a handicap.
+        handicaps = torch.zeros_like(scores)
+        handicaps[:, 0] = torch.tensor([example.margin or 0.0 for example in examples])
+        better = ranks[:, :, None] < ranks[:, None, :]
+        right = verdicts(scores[:, :, None] - scores[:, None, :]).where(better, 0.0)
+        return {
+            "loss": ranking_loss(scores - handicaps, ranks) * len(examples),
+            "accuracy": (right.sum((1, 2)) / better.sum((1, 2))).sum(),
+        }
+
+
+def leads(scores: Float[Tensor, " size"], ranks: Sequence[float]) -> Float[Tensor, " pairs"]:
+    """By how much the better response's score leads, for each pair of one prompt's responses that is not a tie."""
+    pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
+    better, worse = torch.tensor(pairs, dtype=torch.long, device=scores.device).reshape(-1, 2).unbind(dim=1)
+    return scores[better] - scores[worse]
+
+
+@torch.no_grad()
+def score_rows(
+    model: ScalarModel,
+    rows: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    precision: RunPrecision = "fp32",
+    batch_size: int = 64,
+) -> Float[Tensor, " rows"]:
+    """Score token rows, similar lengths together; on the CPU, in the order given."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    scores = torch.empty(len(rows))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        ids, mask = pad_right([rows[index] for index in chosen], pad_id)
+        with autocast(precision, model.device):
+            scores[chosen] = model.scores(ids.to(model.device), mask.to(model.device)).cpu()
+    return scores

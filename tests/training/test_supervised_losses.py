@@ -1,0 +1,141 @@
+"""What fine-tuning and the reward model minimise, on tiny random models of three families."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from kedge.data.tokens import EncodedExample
+from kedge.models import LanguageModel, ScalarModel
+from kedge.training.optimiser import build_optimizer
+from kedge.training.supervised import accumulate_gradients, evaluate, train_supervised
+from kedge.training.supervised_losses import CompletionLoss, RankedResponses, RankingLoss, leads, score_rows
+from tests.tiny import FAMILIES, Family, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
+
+PAD, EOS = 0, 2
+EXAMPLES = [
+    EncodedExample([5, 6, 7], [8, 9, EOS]),
+    EncodedExample([10], [11, EOS]),
+    EncodedExample([12, 13], [14, 15, 16, 17, 18, EOS]),
+    EncodedExample([], [19, 20, EOS]),
+]
+COMPARISONS = [
+    RankedResponses(rows=([5, 6, 7, EOS], [5, 6, 8, 9, EOS]), ranks=(0.0, 1.0)),
+    RankedResponses(rows=([10, 11, EOS], [10, 12, 13, 14, EOS]), ranks=(1.0, 2.0)),
+]
+RANKING = RankedResponses(rows=([20, 21, EOS], [20, 22, 23, EOS], [20, 24, EOS], [20, EOS]), ranks=(1.0, 2.0, 2.0, 4.0))
+
+
+def completion_loss(family: Family = "llama", pad_id: int = PAD) -> CompletionLoss:
+    return CompletionLoss(LanguageModel(tiny_causal_lm(family), tiny_tokenizer()), pad_id)
+
+
+def ranking_loss(family: Family = "llama", pad_id: int = PAD) -> RankingLoss:
+    return RankingLoss(ScalarModel(tiny_reward_model(family), tiny_tokenizer()), pad_id)
+
+
+def gradient(objective, examples, micro_batch_size: int) -> torch.Tensor:
+    objective.model.zero_grad()
+    accumulate_gradients(objective, examples, micro_batch_size=micro_batch_size)
+    return torch.cat([weight.grad.flatten() for weight in objective.model.parameters() if weight.grad is not None])
+
+
+def one_by_one(objective: CompletionLoss, example: EncodedExample) -> list[float]:
+    """The loss of each counted token from transformers' own forward pass on the row alone, without padding."""
+    row = [*example.prompt, *example.completion]
+    logits = objective.model.causal(torch.tensor([row])).logits[0].double()
+    logits[:, PAD] = -math.inf
+    first = max(len(example.prompt), 1)
+    return [-(logits[t - 1, row[t]] - logits[t - 1].logsumexp(0)).item() for t in range(first, len(row))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_completion_loss_is_the_mean_over_completion_tokens_of_the_unpadded_rows(family):
+    objective = completion_loss(family)
+    losses = [loss for example in EXAMPLES for loss in one_by_one(objective, example)]
+    assert len(losses) == 3 + 2 + 6 + 2
+    assert evaluate(objective, EXAMPLES, micro_batch_size=4)["loss"] == pytest.approx(sum(losses) / 13, abs=1e-5)
+
+
+def test_eos_has_its_share_of_the_loss_and_the_prompt_none():
+    objective = completion_loss()
+    example = EncodedExample([5, 6, 7], [EOS])
+    assert objective.weight(example) == 1
+    assert evaluate(objective, [example], micro_batch_size=1)["loss"] == pytest.approx(
+        one_by_one(objective, example)[0], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])
+def test_the_gradient_does_not_depend_on_the_split_or_the_padding(family, make, examples):
+    whole = gradient(make(family), examples, micro_batch_size=8)
+    assert whole.norm() > 0.1
+    for other in (gradient(make(family), examples, 1), gradient(make(family, pad_id=33), examples, 8)):
+        assert (other - whole).norm() < 1e-6 * whole.norm()
+
+
+def test_an_untrained_pair_costs_log_2_and_two_ranked_responses_are_a_pair():
+    objective = ranking_loss()
+    assert objective.model.head is not None
+    nn.init.zeros_(objective.model.head.weight)
+    figures = evaluate(objective, [*COMPARISONS, RANKING], micro_batch_size=8)
+    assert figures == pytest.approx({"loss": math.log(2), "accuracy": 0.5}, abs=1e-6)
+
+
+def test_the_ranking_loss_is_the_mean_over_prompts_of_the_mean_over_their_pairs():
+    objective = ranking_loss()
+    scores = [score_rows(objective.model, example.rows, pad_id=PAD).tolist() for example in (*COMPARISONS, RANKING)]
+    # The ranks 1, 2, 2, 4: five pairs, since the two in the middle are tied.
+    decided = [[(0, 1)], [(0, 1)], [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]]
+    costs = [
+        sum(math.log1p(math.exp(row[j] - row[i])) for i, j in pairs) / len(pairs)
+        for row, pairs in zip(scores, decided, strict=True)
+    ]
+    right = [sum(row[i] > row[j] for i, j in pairs) / len(pairs) for row, pairs in zip(scores, decided, strict=True)]
+    figures = evaluate(objective, [*COMPARISONS, RANKING], micro_batch_size=2)
+    assert figures == pytest.approx({"loss": sum(costs) / 3, "accuracy": sum(right) / 3}, abs=1e-5)
+
+
+def test_a_margin_is_what_the_chosen_one_should_lead_by():
+    objective = ranking_loss()
+    plain = COMPARISONS[0]
+    chosen, rejected = score_rows(objective.model, plain.rows, pad_id=PAD).tolist()
+    demanding = RankedResponses(plain.rows, plain.ranks, margin=0.75)
+    expected = math.log1p(math.exp(rejected - chosen + 0.75))
+    assert evaluate(objective, [demanding], micro_batch_size=1)["loss"] == pytest.approx(expected, abs=1e-5)
+    assert evaluate(objective, [demanding], micro_batch_size=1)["accuracy"] == float(chosen > rejected)
+
+
+def test_leads_are_the_better_scores_less_the_worse():
+    assert leads(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0)).tolist() == [2.0, 3.0, 5.0, 3.0, 2.0]
+    assert leads(torch.tensor([1.0, 2.0]), (3.0, 3.0)).tolist() == []
+
+
+def test_rows_are_scored_in_the_order_given():
+    model = ranking_loss().model
+    rows = [row for example in (*COMPARISONS, RANKING) for row in example.rows]
+    together = score_rows(model, rows, pad_id=PAD, batch_size=3)
+    apart = [score_rows(model, [row], pad_id=PAD).item() for row in rows]
+    assert together.tolist() == pytest.approx(apart, abs=1e-5)
+
+
+@pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])
+def test_a_few_examples_are_learnt_by_heart(make, examples):
+    objective = make()
+    optimizer = build_optimizer(objective.model.parameters(), learning_rate=0.02)
+    before = evaluate(objective, examples, micro_batch_size=8)["loss"]
+    train_supervised(objective, optimizer, examples, num_epochs=25, batch_size=4)
+    assert evaluate(objective, examples, micro_batch_size=8)["loss"] < 0.2 * before
+
+
+def test_bf16_is_near_fp32():
+    exact = completion_loss()
+    rough = CompletionLoss(exact.model, PAD, precision="bf16")
+    # bf16 keeps 8 bits of the products.
+    assert evaluate(rough, EXAMPLES, micro_batch_size=4)["loss"] == pytest.approx(
+        evaluate(exact, EXAMPLES, micro_batch_size=4)["loss"], rel=0.02
+    )
