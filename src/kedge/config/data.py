@@ -17,7 +17,7 @@ class Data(Section):
     )
     comparisons: StringList = knob(
         [],
-        meaning="Sources of comparisons (`prompt`, `chosen`, `rejected`, or K ranked `responses`) for the reward model.",
+        meaning="Sources of comparisons (`prompt`, `chosen`, `rejected`, or ranked `responses`) for the reward model.",
         source="kedge: there is no data to assume",
     )
     prompts: StringList = knob(

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 __all__ = ["Knob", "Section", "StringList", "knob", "knob_of"]
 
@@ -52,7 +53,17 @@ def knob_of(field: FieldInfo) -> Knob:
 class Section(BaseModel):
     """A frozen group of fields: unknown keys, NaN and infinity are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bools(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number is meant: Python would take them for 1 and 0."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise PydanticCustomError("unexpected_bool", "true and false are no numbers")
+        return value
 
 
 def _as_list(value: Any) -> Any:

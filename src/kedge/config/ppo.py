@@ -13,6 +13,11 @@ __all__ = ["Ppo"]
 class Ppo(PpoCritic, PpoKl, PpoObjective, PpoLoop):
     """The PPO update: loop, policy loss, KL to the reference, critic."""
 
+    @property
+    def value_weight(self) -> float:
+        """What multiplies half the squared error: value_coef, twice that where value_loss does not halve."""
+        return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
+
     @model_validator(mode="after")
     def _check_kl(self) -> "Ppo":
         if self.kl_controller != "fixed" and self.kl_coef == 0:

@@ -17,7 +17,7 @@ class PpoCritic(Section):
     )
     critic_init: Literal["auto", "reward", "policy"] = knob(
         "auto",
-        meaning="What a separate critic starts from; auto is the reward model if there is exactly one, else the policy.",
+        meaning="What a separate critic starts from; auto is the reward model if there is just one, else the policy.",
         source="Stiennon, N+: the reward model",
     )
     value_head_init: Literal["zero", "normal"] = knob(
@@ -56,7 +56,7 @@ class PpoCritic(Section):
     )
     advantage: Literal["gae", "monte_carlo", "td", "n_step", "to_go", "total"] = knob(
         "gae",
-        meaning="Weight of a token's gradient: GAE, return − value, TD residual, n-step, or plain returns (to go, total).",
+        meaning="Weight of a token's gradient: GAE, return − value, TD residual, n-step, or return (to go, total).",
         source="S0, S3, S4, N+; monte_carlo is S1's reward − V",
     )
     advantage_steps: int = knob(

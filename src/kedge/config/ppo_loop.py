@@ -57,8 +57,8 @@ class PpoLoop(Optimiser):
     early_stop_kl: float | None = knob(
         None,
         gt=0,
-        meaning="Approximate KL to the sampling policy, nats per token, above which an update's epochs end.",
-        source="off in the papers of language; 1.5 × a target of 0.01 is the custom elsewhere",
+        meaning="KL to the sampling policy, nats per token, at 1.5 times which an update's epochs end.",
+        source="off in the papers of language; 0.01 is the custom elsewhere",
         too_high="never stops an update that goes too far",
         too_low="every update stops in its first epoch",
     )

@@ -34,7 +34,7 @@ class PpoObjective(Section):
     dual_clip: float | None = knob(
         None,
         gt=1,
-        meaning="Largest ratio × |advantage| counted against a token with a negative advantage; null is no bound.",
+        meaning="Largest ratio that counts against a token with a negative advantage; null is no bound.",
         source="off in PPO; dual-clip PPO takes 3",
         too_high="no effect",
         too_low="bad tokens that became likely are hardly pushed back",

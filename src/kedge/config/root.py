@@ -33,6 +33,14 @@ class RewardTerm(Section):
         too_high="the other terms are drowned",
         too_low="the term is drowned by the others",
     )
+    settings: dict[str, Any] = knob(
+        {}, meaning="Keyword arguments for a function.", source="kedge: the function's own defaults"
+    )
+    name: str | None = knob(
+        None,
+        meaning="What metrics and messages call the term; null is its function's or folder's name.",
+        source="kedge",
+    )
 
     @property
     def is_function(self) -> bool:

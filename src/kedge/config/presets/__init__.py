@@ -1,0 +1,27 @@
+"""Published recipes, each value with its source. What a recipe does not tell keeps kedge's default."""
+
+from typing import Any
+
+from kedge.config.presets.instructgpt import INSTRUCTGPT
+from kedge.config.presets.recipe import Cited, Preset
+from kedge.config.presets.s2_defaults import S2_DEFAULTS
+from kedge.config.presets.small_cpu import SMALL_CPU
+from kedge.config.presets.stiennon import STIENNON
+from kedge.config.presets.tldr_n_plus import TLDR_N_PLUS
+from kedge.config.presets.ziegler import ZIEGLER
+from kedge.errors import ConfigError
+
+__all__ = ["PRESETS", "Cited", "Preset", "find_preset"]
+
+PRESETS = {preset.name: preset for preset in (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)}
+
+
+def find_preset(name: Any) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"preset {name!r} does not exist; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

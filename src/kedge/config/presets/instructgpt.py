@@ -1,0 +1,37 @@
+"""Following instructions: the recipe behind the three-stage chain as it is known today."""
+
+from kedge.config.presets.recipe import Cited, Preset
+
+__all__ = ["INSTRUCTGPT"]
+
+_SFT = "InstructGPT (arXiv 2203.02155), appendix C.1"
+_REWARD = "InstructGPT, appendix C.2"
+_PPO = "InstructGPT, appendix C.4"
+
+INSTRUCTGPT = Preset(
+    name="instructgpt",
+    about="Instruction following (Ouyang et al. 2022), its plain PPO models. For PPO-ptx add ppo.ptx_coef=27.8 and "
+    "data.pretraining.",
+    values={
+        "sft.num_epochs": Cited(16, _SFT),
+        "sft.batch_size": Cited(32, _SFT),
+        "sft.schedule": Cited("cosine", _SFT),
+        "reward_model.num_epochs": Cited(1, _REWARD),
+        "reward_model.batch_size": Cited(64, f"{_REWARD}: prompts, each with its 4 to 9 ranked responses"),
+        "rlhf.num_responses": Cited(4, "InstructGPT §3.5: 4 to 9"),
+        "rollout.num_prompts": Cited(512, f"{_PPO}: batch of 512"),
+        "rollout.num_responses": Cited(1, _PPO),
+        "rollout.temperature": Cited(1.0, _PPO),
+        "ppo.num_updates": Cited(500, f"{_PPO}: 256,000 episodes of 512 a batch"),
+        "ppo.schedule": Cited("constant", _PPO),
+        "ppo.warmup_fraction": Cited(0.02, f"{_PPO}: the first 10 iterations"),
+        "ppo.num_epochs": Cited(1, _PPO),
+        "ppo.num_minibatches": Cited(8, f"{_PPO}: of 64"),
+        "ppo.clip_range": Cited(0.2, _PPO),
+        "ppo.kl_coef": Cited(0.02, _PPO),
+        "ppo.kl_controller": Cited("fixed", _PPO),
+        "ppo.gamma": Cited(1.0, f"{_PPO}: no discount"),
+        "ppo.critic": Cited("separate", "InstructGPT §3.5: value function of its own"),
+        "ppo.critic_init": Cited("reward", "InstructGPT §3.5: the critic starts as the reward model"),
+    },
+)

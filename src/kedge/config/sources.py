@@ -1,0 +1,36 @@
+"""The works that defaults come from, by the short names that the fields cite."""
+
+import re
+
+__all__ = ["SOURCES", "cited_works"]
+
+SOURCES = {
+    "S0": "Roy, The Full PPO Training Step",
+    "S1": "Post-Training (4/8): PPO",
+    "S2": "an introduction to PPO and its knobs",
+    "S3": "Wolfe, PPO for LLMs (2025)",
+    "S4": "PPO, an introduction with RLHF's data flow",
+    "PPO": "Schulman et al. 2017, arXiv 1707.06347",
+    "GAE": "Schulman et al. 2015, arXiv 1506.02438",
+    "A3C": "Mnih et al. 2016, arXiv 1602.01783",
+    "Ziegler": "Ziegler et al. 2019, arXiv 1909.08593, and openai/lm-human-preferences",
+    "Stiennon": "Stiennon et al. 2020, arXiv 2009.01325",
+    "InstructGPT": "Ouyang et al. 2022, arXiv 2203.02155",
+    "Gao": "Gao et al. 2022, arXiv 2210.10760",
+    "N+": "Huang et al. 2024, arXiv 2403.17031",
+    "HFB": "Huang et al. 2023, The N Implementation Details of RLHF with PPO",
+    "GRPO": "Shao et al. 2024, arXiv 2402.03300",
+    "Dr. GRPO": "Liu et al. 2025, arXiv 2503.20783",
+    "DAPO": "Yu et al. 2025, arXiv 2503.14476",
+    "VC-PPO": "Yuan et al. 2025, arXiv 2503.01491",
+    "OpenAI Baselines": "github.com/openai/baselines",
+}
+
+
+def cited_works(text: str) -> dict[str, str]:
+    """The works whose short names stand in a text, in the order of `SOURCES`."""
+    return {
+        name: work
+        for name, work in SOURCES.items()
+        if re.search(rf"(?<![\w.-]){'(?<!Dr. )' if name == 'GRPO' else ''}{re.escape(name)}(?![\w-]|\+)", text)
+    }
