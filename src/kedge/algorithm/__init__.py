@@ -1,5 +1,68 @@
-"""The mathematics of PPO for language models: pure functions on tensors, one owner per detail."""
+"""The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
+In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic;
+before it, preference (the reward model's losses); below all, masking and checks; between the stages, experience.
+Imports torch alone, and jaxtyping for the shapes in the types.
+"""
+
+from kedge.algorithm.advantages import Advantages, generalized_advantages, policy_gradient_weights
+from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.kl import (
+    adapt_entropy_coef,
+    adapt_kl_coef_schulman,
+    adapt_kl_coef_ziegler,
+    kl_estimate,
+    kl_loss,
+    sequence_kl,
+)
+from kedge.algorithm.logprobs import (
+    negative_log_likelihood,
+    token_entropy,
+    token_logprobs,
+    truncated_importance_weights,
+)
+from kedge.algorithm.masking import aggregate, aggregation_normalizer, keep_counted, masked_mean, masked_whiten
+from kedge.algorithm.policy_losses import (
+    PolicyLoss,
+    clipped_policy_loss,
+    kl_penalty_policy_loss,
+    unclipped_policy_loss,
+)
+from kedge.algorithm.preference import preference_loss, ranking_loss
+from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards
 
-__all__ = ["Experience", "Rollout"]
+__all__ = [
+    "Advantages",
+    "Experience",
+    "PolicyLoss",
+    "Rollout",
+    "ShapedRewards",
+    "ValueLoss",
+    "adapt_entropy_coef",
+    "adapt_kl_coef_schulman",
+    "adapt_kl_coef_ziegler",
+    "aggregate",
+    "aggregation_normalizer",
+    "clipped_policy_loss",
+    "clipped_value_loss",
+    "explained_variance",
+    "generalized_advantages",
+    "keep_counted",
+    "kl_estimate",
+    "kl_loss",
+    "kl_penalty_policy_loss",
+    "masked_mean",
+    "masked_whiten",
+    "negative_log_likelihood",
+    "penalize_missing_eos",
+    "policy_gradient_weights",
+    "preference_loss",
+    "ranking_loss",
+    "sequence_kl",
+    "shape_rewards",
+    "token_entropy",
+    "token_logprobs",
+    "truncated_importance_weights",
+    "unclipped_policy_loss",
+]

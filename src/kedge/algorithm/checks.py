@@ -1,0 +1,52 @@
+"""What every function of the algorithm asks of its inputs, in one line each and cheap enough to stay on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ConfigError, ShapeError
+
+__all__ = ["check_choice", "check_counted", "check_finite", "check_positive", "check_same_shape"]
+
+
+def check_same_shape(**tensors: Tensor | None) -> None:
+    """Refuse tensors of differing shapes; broadcasting would hide a mistake. None stands for an absent one."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ShapeError(f"these must have one shape: {listed}")
+
+
+def check_counted(mask: Tensor, **tensors: Tensor | None) -> None:
+    """Refuse a mask that is not boolean, counts nothing, or differs in shape from the tensors that it masks."""
+    check_same_shape(mask=mask, **tensors)
+    if mask.dtype != torch.bool:
+        raise ShapeError(f"mask must be boolean (True = counts), got {mask.dtype}")
+    if not mask.any():
+        raise ShapeError(f"mask of shape {tuple(mask.shape)} counts nothing")
+
+
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Refuse a value that is none of the `Literal` type `choices`."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_finite(**numbers: float) -> None:
+    """Refuse infinite numbers and NaN."""
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} must be a finite number, got {number}")
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse numbers that are zero, negative, infinite or NaN."""
+    check_finite(**numbers)
+    for name, number in numbers.items():
+        if number <= 0:
+            raise ConfigError(f"{name} must be above 0, got {number}")

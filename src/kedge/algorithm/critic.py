@@ -1,0 +1,101 @@
+"""The critic's loss, and how well it predicts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kedge.algorithm.checks import check_counted, check_positive
+from kedge.algorithm.masking import Aggregation, aggregate, keep_counted, masked_mean
+
+__all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
+
+
+class ValueLoss(NamedTuple):
+    """A value loss, and the share of counted tokens whose clipped error is strictly the larger one."""
+
+    loss: Float[Tensor, ""]
+    clip_fraction: Float[Tensor, ""]
+
+
+def clipped_value_loss(
+    values: Float[Tensor, "*batch time"],
+    old_values: Float[Tensor, "*batch time"],
+    returns: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    clip_range: float | None = 0.2,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+) -> ValueLoss:
+    """Squared error of the critic, the pessimistic one of moving freely and moving at most ε.
+
+    loss = ½·aggregate max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²)
+
+    The ½ is in here; the coefficient that weighs this loss against the policy's is not.
+
+    Args:
+        values: V of the critic in training; differentiated.
+        old_values: V_old, at the start of the epochs; frozen.
+        returns: R, from unwhitened advantages; frozen.
+        mask: True = counts; the rewards' mask, which may count one slot more than the response mask.
+        clip_range: ε > 0 in the unit of the rewards, so it must suit their scale; None for the plain squared error.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+        ConfigError: for a clip range that is not above 0.
+
+    Source: S0; N+; spec §6.28.
+    """
+    check_counted(mask, values=values, old_values=old_values, returns=returns)
+    values = keep_counted(values, mask)
+    old_values, returns = keep_counted(old_values, mask).detach(), keep_counted(returns, mask).detach()
+    losses = free = (values - returns).square()
+    if clip_range is not None:
+        check_positive(value_clip_range=clip_range)
+        losses = torch.maximum(
+            free, (values.clamp(old_values - clip_range, old_values + clip_range) - returns).square()
+        )
+    loss = 0.5 * aggregate(
+        losses, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer
+    )
+    return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
+
+
+@torch.no_grad()
+def explained_variance(
+    values: Float[Tensor, "*shape"], returns: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> Float[Tensor, ""]:
+    """How much of the returns' variance the critic predicts.
+
+    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that knows no more than a constant, below 0 a harmful one.
+
+    Args:
+        values: V.
+        returns: R.
+        mask: True = counts.
+
+    Returns:
+        The share; 0 where the returns do not vary, because then there is nothing to explain.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: spec §10.
+    """
+    check_counted(mask, values=values, returns=returns)
+    spread = _variance(returns, mask)
+    unexplained = _variance(returns - values, mask)
+    return torch.where(spread > 0, 1.0 - unexplained / spread, 0.0)
+
+
+def _variance(x: Tensor, mask: Tensor) -> Tensor:
+    x = keep_counted(x, mask)
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)

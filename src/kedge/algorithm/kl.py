@@ -1,0 +1,182 @@
+"""KL divergence from samples, the KL term of a loss, and the controllers that steer coefficients towards a target."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kedge.algorithm.checks import check_choice, check_counted, check_finite, check_positive, check_same_shape
+from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
+from kedge.errors import ConfigError
+
+__all__ = [
+    "KLEstimator",
+    "adapt_entropy_coef",
+    "adapt_kl_coef_schulman",
+    "adapt_kl_coef_ziegler",
+    "kl_estimate",
+    "kl_loss",
+    "sequence_kl",
+]
+
+KLEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, estimator: KLEstimator = "k1"
+) -> Float[Tensor, "*shape"]:
+    """Estimate KL(π‖π_ref) from tokens sampled from π, one number per token, in nats.
+
+    log r = log π_ref − log π;   k1 = −log r,   k2 = ½(log r)²,   k3 = r − 1 − log r
+
+    k1 is unbiased and may be negative; k2 is biased with little variance; k3 is unbiased and never negative.
+
+    Args:
+        logprobs: of the sampled tokens under π.
+        ref_logprobs: of the same tokens under π_ref, at the same temperature.
+        estimator: which of the three.
+
+    Raises:
+        ShapeError: when the shapes differ.
+
+    Source: Schulman, "Approximating KL divergence" (2020); spec §5.20.
+    """
+    check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_choice("estimator", estimator, KLEstimator)
+    log_ratio = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def sequence_kl(
+    logprobs: Float[Tensor, "*batch time"],
+    ref_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    estimator: KLEstimator = "k1",
+) -> Float[Tensor, "*batch"]:
+    """KL estimate of each response, nats: the sum over its counted tokens. Its batch mean is `objective/kl`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: spec §10.
+    """
+    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
+    return kl_estimate(*blank, estimator=estimator).sum(-1)
+
+
+def kl_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    ref_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    estimator: KLEstimator = "k2",
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+) -> Float[Tensor, ""]:
+    """KL to the reference as a term of the loss, to be weighted by β.
+
+    Args:
+        logprobs: of the sampled tokens under the policy, differentiated.
+        ref_logprobs: of the same tokens under the frozen reference.
+        mask: True = counts.
+        estimator: k2, whose gradient is that of KL(π‖π_ref) in expectation, or k3 (as in GRPO), whose gradient is that
+            of KL(π_ref‖π). k1 is refused: its expected gradient is 0, so that it would be a penalty of nothing.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+        ConfigError: for k1.
+
+    Source: GRPO eq. 4; spec §5.19, §5.20.
+    """
+    if estimator == "k1":
+        raise ConfigError("estimator k1 has no gradient in expectation: a KL loss needs k2 or k3")
+    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
+    estimate = kl_estimate(*blank, estimator=estimator)
+    return aggregate(estimate, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer)
+
+
+def adapt_kl_coef_ziegler(
+    kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int = 10_000
+) -> float:
+    """Move β in proportion to the error, by at most 0.2 · num_episodes / horizon of itself.
+
+    β ← β·(1 + e·n/horizon),   e = clip(KL/target − 1, −0.2, 0.2)
+
+    Args:
+        kl_coef: β ≥ 0.
+        kl: measured KL per response, nats, e.g. the mean of `sequence_kl`.
+        kl_target: wanted KL per response, nats, > 0.
+        num_episodes: responses in the batch that just taught the policy.
+        horizon: responses within which β may change by a fifth.
+
+    Raises:
+        ConfigError: for a KL that is not finite, or a target or horizon that is not above 0.
+
+    Source: Ziegler §2.2; spec §5.21.
+    """
+    check_finite(kl=kl)
+    check_positive(kl_target=kl_target, horizon=horizon)
+    error = min(max(kl / kl_target - 1.0, -0.2), 0.2)
+    return kl_coef * (1.0 + error * num_episodes / horizon)
+
+
+def adapt_kl_coef_schulman(kl_coef: float, kl: float, *, kl_target: float) -> float:
+    """Halve β when the policy moved too little, double it when it moved too much.
+
+    β ← β/2 if KL < target/1.5;   β ← 2β if KL > 1.5·target;   else β stays
+
+    Args:
+        kl_coef: β ≥ 0.
+        kl: measured KL, nats, in the unit of the target.
+        kl_target: wanted KL, nats, > 0.
+
+    Raises:
+        ConfigError: for a KL that is not finite or a target that is not above 0.
+
+    Source: PPO §4; spec §5.21.
+    """
+    check_finite(kl=kl)
+    check_positive(kl_target=kl_target)
+    if kl < kl_target / 1.5:
+        return kl_coef / 2.0
+    return kl_coef * 2.0 if kl > kl_target * 1.5 else kl_coef
+
+
+def adapt_entropy_coef(
+    entropy_coef: float, entropy: float, *, entropy_target: float, step_size: float = 1e-3, max_coef: float = 0.1
+) -> float:
+    """Raise the entropy bonus while the policy's entropy is below its target, and lower it down to 0 while above.
+
+    c ← clip(c + step_size·(target − H), 0, max_coef)
+
+    The bonus is the multiplier of the constraint H ≥ target, moved by dual ascent: with entropy to spare it vanishes.
+
+    Args:
+        entropy_coef: c ≥ 0.
+        entropy: measured mean entropy, nats per token.
+        entropy_target: wanted entropy, nats per token.
+        step_size: change of c per update and nat, > 0.
+        max_coef: upper bound of c, > 0.
+
+    Raises:
+        ConfigError: for an entropy that is not finite, or a step size or bound that is not above 0.
+
+    Source: S4 "entropy adaptation"; the constrained form of SAC (arXiv 1812.05905 §5); spec §6.29.
+    """
+    check_finite(entropy=entropy, entropy_target=entropy_target)
+    check_positive(step_size=step_size, max_coef=max_coef)
+    return min(max(entropy_coef + step_size * (entropy_target - entropy), 0.0), max_coef)

@@ -1,0 +1,127 @@
+"""From logits to log probabilities of tokens, their entropy and likelihood, and the sampler's correction."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.checks import check_counted, check_positive, check_same_shape
+from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
+
+__all__ = ["negative_log_likelihood", "token_entropy", "token_logprobs", "truncated_importance_weights"]
+
+
+def token_logprobs(
+    logits: Float[Tensor, "*shape vocab"], tokens: Int[Tensor, "*shape"], *, temperature: float = 1.0
+) -> Float[Tensor, "*shape"]:
+    """Log probability of each token, in nats.
+
+    log softmax(logits / τ)[token]
+
+    Args:
+        logits: the outputs at the positions *before* the tokens: `C−1 … C+T−2` of prompt width C and response width T.
+            Computed in float32 whatever their precision; float64 stays.
+        tokens: token ids; those of padding must be valid ids too.
+        temperature: τ > 0, the one that the tokens were sampled with: one temperature divides the logits of rollout,
+            old, new and reference log probabilities alike.
+
+    Raises:
+        ShapeError: when the leading shapes differ.
+        ConfigError: when the temperature is not above 0.
+
+    Source: spec §1, §4.14.
+    """
+    check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
+    return _log_softmax(logits, temperature).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
+
+
+def token_entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
+    """Entropy of the next-token distribution at each position, in nats.
+
+    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ)
+
+    Args:
+        logits: outputs of the model; −inf or a very low number forbids a token, which then adds nothing to value or
+            gradient.
+        temperature: τ > 0, as in `token_logprobs`.
+
+    Raises:
+        ConfigError: when the temperature is not above 0.
+
+    Source: PPO eq. 9; spec §6.29.
+    """
+    logprobs = _log_softmax(logits, temperature)
+    # 0·log 0 = 0, but −inf · 0 is NaN.
+    return -(logprobs.exp() * logprobs.masked_fill(logprobs.isneginf(), 0.0)).sum(-1)
+
+
+def negative_log_likelihood(
+    logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+) -> Float[Tensor, ""]:
+    """Cross-entropy of given tokens, nats: the loss of supervised tuning, and the pretraining term that PPO may mix in.
+
+    loss = −aggregate logprobs
+
+    Args:
+        logprobs: of the tokens to be learnt, from `token_logprobs`.
+        mask: True = learnt from: completion tokens and their EOS, no prompt, no padding.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: InstructGPT eq. 2 (ptx); spec §3.7, §6.33.
+    """
+    check_counted(mask, logprobs=logprobs)
+    return aggregate(
+        -keep_counted(logprobs, mask),
+        mask,
+        aggregation=aggregation,
+        constant_length=constant_length,
+        normalizer=normalizer,
+    )
+
+
+def truncated_importance_weights(
+    logprobs: Float[Tensor, "*batch time"],
+    sampler_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    cap: float = 2.0,
+) -> Float[Tensor, "*batch time"]:
+    """Weights that correct for a sampler whose probabilities differ from the trainer's.
+
+    w_t = min(π_trainer(a_t) / π_sampler(a_t), cap);   0 in masked slots
+
+    Args:
+        logprobs: the trainer's log probabilities under the weights that sampled.
+        sampler_logprobs: the sampler's own.
+        mask: True = counts.
+        cap: upper bound, > 0, which trades bias for variance.
+
+    Returns:
+        Constants without gradient, for the `importance_weights` of the policy losses.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: spec §4.17.
+    """
+    check_counted(mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    check_positive(cap=cap)
+    log_ratio = keep_counted(logprobs.detach() - sampler_logprobs.detach(), mask)
+    return keep_counted(log_ratio.exp().clamp(max=cap), mask)
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    check_positive(temperature=temperature)
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.log_softmax(precise if temperature == 1.0 else precise / temperature, dim=-1)

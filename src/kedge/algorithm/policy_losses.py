@@ -1,0 +1,262 @@
+"""The losses that the policy descends on: the clipped surrogate and the siblings that it was compared with.
+
+Metrics are means over the counted tokens of one call, whatever the aggregation: combine those of micro-batches with
+`num_tokens` as weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.checks import check_counted, check_positive
+from kedge.algorithm.masking import Aggregation, aggregate, keep_counted, masked_mean
+from kedge.errors import ConfigError
+
+__all__ = [
+    "PolicyLoss",
+    "clipped_policy_loss",
+    "kl_penalty_policy_loss",
+    "unclipped_policy_loss",
+]
+
+# exp(20) is half a billion: a ratio beyond it says only that something broke, and an overflow to inf would turn the
+# gradient into NaN even where the clip forbids one (inf · 0).
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A policy loss and what it says about the step.
+
+    Attributes:
+        loss: to be minimised; the only field with a gradient.
+        clip_fraction: share of counted tokens whose clipped loss is strictly the larger one, i.e. which the clip holds
+            back; a ratio out of range on the side where the clip does not act is not counted. 0 for unclipped losses.
+        approx_kl: mean of ρ − 1 − log ρ, nats: how far the policy has moved since the rollout.
+        dual_clip_fraction: share of counted tokens held by the dual clip.
+        ratio_mean: mean of ρ; 1 in expectation.
+        ratio_max: largest ρ.
+        num_tokens: counted tokens.
+    """
+
+    loss: Float[Tensor, ""]
+    clip_fraction: Float[Tensor, ""]
+    approx_kl: Float[Tensor, ""]
+    dual_clip_fraction: Float[Tensor, ""]
+    ratio_mean: Float[Tensor, ""]
+    ratio_max: Float[Tensor, ""]
+    num_tokens: Int[Tensor, ""]
+
+
+def clipped_policy_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    old_logprobs: Float[Tensor, "*batch time"],
+    advantages: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    clip_range: float = 0.2,
+    clip_range_high: float | None = None,
+    dual_clip: float | None = None,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+    importance_weights: Float[Tensor, "*batch time"] | None = None,
+) -> PolicyLoss:
+    """PPO's clipped surrogate.
+
+    loss = −aggregate min(ρ·A, clip(ρ, 1−ε, 1+ε_high)·A),   ρ = exp(logprobs − old_logprobs)
+
+    No gradient where A > 0 and ρ > 1+ε_high, or A < 0 and ρ < 1−ε: there the token already moved far enough. At ρ = 1,
+    in the first minibatch, the gradient is REINFORCE's.
+
+    Args:
+        logprobs: of the sampled tokens under the policy in training, nats; differentiated.
+        old_logprobs: of the same tokens at the start of the epochs; frozen.
+        advantages: frozen.
+        mask: True = counts.
+        clip_range: ε in (0, 1).
+        clip_range_high: upper ε where it differs ("clip higher").
+        dual_clip: c > 1 bounds the loss of tokens with A < 0 at c·|A|, however large ρ is; None for no bound.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`: the divisor of the whole minibatch when this is one micro-batch of it.
+        importance_weights: factor of each token's loss, e.g. from `truncated_importance_weights`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+        ConfigError: for a clip range out of bounds.
+
+    Source: PPO eq. 7; dual clip: arXiv 1912.09729 eq. 5; clip higher: DAPO eq. 10; spec §6.27.
+    """
+    _check_clip(clip_range, clip_range_high, dual_clip)
+    check_counted(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    advantages = keep_counted(advantages, mask).detach()
+    ratio = log_ratio.exp()
+    high = clip_range if clip_range_high is None else clip_range_high
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1.0 - clip_range, 1.0 + high) * advantages
+    losses = torch.maximum(unclipped, clipped)
+    held_by_dual_clip = None
+    if dual_clip is not None:
+        bound = -dual_clip * advantages
+        held_by_dual_clip = (advantages < 0) & (losses > bound)
+        losses = torch.where(held_by_dual_clip, bound, losses)
+    loss = aggregate(
+        _weighted(losses, importance_weights, mask),
+        mask,
+        aggregation=aggregation,
+        constant_length=constant_length,
+        normalizer=normalizer,
+    )
+    return _policy_loss(loss, log_ratio, mask, held_by_clip=clipped > unclipped, held_by_dual_clip=held_by_dual_clip)
+
+
+def unclipped_policy_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    old_logprobs: Float[Tensor, "*batch time"],
+    advantages: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+    importance_weights: Float[Tensor, "*batch time"] | None = None,
+) -> PolicyLoss:
+    """The surrogate without a clip: REINFORCE with importance sampling, the ablation that shows what the clip is for.
+
+    loss = −aggregate ρ·A,   ρ = exp(logprobs − old_logprobs)
+
+    Args:
+        logprobs: as in `clipped_policy_loss`, and so are the others.
+        old_logprobs: frozen.
+        advantages: frozen.
+        mask: True = counts.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`.
+        importance_weights: factor of each token's loss.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: PPO eq. 6 and §6.1; spec §6.27.
+    """
+    return kl_penalty_policy_loss(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        kl_coef=0.0,
+        aggregation=aggregation,
+        constant_length=constant_length,
+        normalizer=normalizer,
+        importance_weights=importance_weights,
+    )
+
+
+def kl_penalty_policy_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    old_logprobs: Float[Tensor, "*batch time"],
+    advantages: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    kl_coef: float,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    normalizer: Tensor | float | None = None,
+    importance_weights: Float[Tensor, "*batch time"] | None = None,
+) -> PolicyLoss:
+    """The surrogate with a penalty on leaving the old policy in place of the clip.
+
+    loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ − 1 − log ρ,   ρ = exp(logprobs − old_logprobs)
+
+    KL_t estimates KL(π_old‖π) from the old policy's tokens without bias, in value and in gradient. For the adaptive
+    form hand `.approx_kl` to `adapt_kl_coef_schulman` after the epochs. This KL keeps the steps small; the one that
+    keeps the policy near the reference model is `kl_loss` or the one in the rewards.
+
+    Args:
+        logprobs: as in `clipped_policy_loss`, and so are the others.
+        old_logprobs: frozen.
+        advantages: frozen.
+        mask: True = counts.
+        kl_coef: β ≥ 0, fixed during the epochs.
+        aggregation: as in `aggregate`.
+        constant_length: as in `aggregate`.
+        normalizer: as in `aggregate`.
+        importance_weights: factor of each token's loss.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: PPO eq. 8; spec §6.27.
+    """
+    check_counted(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    losses = -log_ratio.exp() * keep_counted(advantages, mask).detach()
+    if kl_coef:
+        losses = losses + kl_coef * _moved(log_ratio)
+    loss = aggregate(
+        _weighted(losses, importance_weights, mask),
+        mask,
+        aggregation=aggregation,
+        constant_length=constant_length,
+        normalizer=normalizer,
+    )
+    return _policy_loss(loss, log_ratio, mask)
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    log_ratio = keep_counted(logprobs, mask) - keep_counted(old_logprobs, mask).detach()
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _moved(log_ratio: Tensor) -> Tensor:
+    """ρ − 1 − log ρ: KL(π_old‖π) per token, never negative, exact near ρ = 1."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def _weighted(losses: Tensor, importance_weights: Tensor | None, mask: Tensor) -> Tensor:
+    if importance_weights is None:
+        return losses
+    check_counted(mask, importance_weights=importance_weights)
+    return losses * keep_counted(importance_weights, mask).detach()
+
+
+def _policy_loss(
+    loss: Tensor,
+    log_ratio: Tensor,
+    mask: Tensor,
+    *,
+    held_by_clip: Tensor | None = None,
+    held_by_dual_clip: Tensor | None = None,
+) -> PolicyLoss:
+    log_ratio = log_ratio.detach()
+    ratio = log_ratio.exp()
+
+    def share(event: Tensor | None) -> Tensor:
+        return ratio.new_zeros(()) if event is None else masked_mean(event.to(ratio.dtype), mask)
+
+    return PolicyLoss(
+        loss=loss,
+        clip_fraction=share(held_by_clip),
+        approx_kl=masked_mean(_moved(log_ratio), mask),
+        dual_clip_fraction=share(held_by_dual_clip),
+        ratio_mean=masked_mean(ratio, mask),
+        ratio_max=ratio.masked_fill(~mask, 0.0).max(),
+        num_tokens=mask.sum(),
+    )
+
+
+def _check_clip(clip_range: float, clip_range_high: float | None, dual_clip: float | None) -> None:
+    check_positive(clip_range=clip_range)
+    if clip_range >= 1.0:
+        raise ConfigError(f"clip_range must be below 1, got {clip_range}: 1 − clip_range bounds the ratio")
+    if clip_range_high is not None:
+        check_positive(clip_range_high=clip_range_high)
+    if dual_clip is not None and not dual_clip > 1.0:
+        raise ConfigError(f"dual_clip must be above 1, got {dual_clip}")
