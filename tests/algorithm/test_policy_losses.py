@@ -1,0 +1,216 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.algorithm import clipped_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
+from kedge.errors import ConfigError, ShapeError
+
+SEEDS = st.integers(0, 10_000)
+LOSSES = {
+    "clipped": clipped_policy_loss,
+    "dual": lambda *tensors, **settings: clipped_policy_loss(*tensors, dual_clip=1.2, **settings),
+    "unclipped": unclipped_policy_loss,
+    "penalty": lambda *tensors, **settings: kl_penalty_policy_loss(*tensors, kl_coef=0.7, **settings),
+}
+
+
+def tensors(batch):
+    return batch.logprobs, batch.old_logprobs, batch.advantages, batch.mask
+
+
+def token_loss(ratio, advantage, *, low, high, dual=None):
+    """PPO eq. 7 for one token, and the bound of the dual clip, case by case instead of by min and clip."""
+    if advantage >= 0:
+        return -advantage * min(ratio, 1 + high)
+    return -advantage * min(max(ratio, 1 - low), math.inf if dual is None else dual)
+
+
+def mean_loss(batch, **settings):
+    counted = [
+        token_loss(math.exp(batch.logprobs[i, t] - batch.old_logprobs[i, t]), batch.advantages[i, t].item(), **settings)
+        for i, t in batch.mask.nonzero().tolist()
+    ]
+    return sum(counted) / len(counted)
+
+
+@given(SEEDS, st.floats(0.01, 0.6), st.floats(0.01, 0.9), st.one_of(st.none(), st.floats(1.01, 3.0)))
+def test_the_clipped_loss_agrees_with_a_loop(ragged, seed, low, high, dual):
+    batch = ragged(seed)
+    found = clipped_policy_loss(*tensors(batch), clip_range=low, clip_range_high=high, dual_clip=dual)
+    assert found.loss.item() == pytest.approx(mean_loss(batch, low=low, high=high, dual=dual), abs=1e-10)
+
+
+@given(SEEDS)
+def test_the_siblings_agree_with_a_loop(ragged, seed):
+    batch = ragged(seed)
+    plain, penalty = [], []
+    for i, t in batch.mask.nonzero().tolist():
+        ratio = math.exp(batch.logprobs[i, t] - batch.old_logprobs[i, t])
+        plain.append(-ratio * batch.advantages[i, t].item())
+        penalty.append(ratio - 1 - math.log(ratio))
+    count = len(plain)
+    assert unclipped_policy_loss(*tensors(batch)).loss.item() == pytest.approx(sum(plain) / count, abs=1e-10)
+    found = kl_penalty_policy_loss(*tensors(batch), kl_coef=3.0)
+    assert found.loss.item() == pytest.approx((sum(plain) + 3.0 * sum(penalty)) / count, abs=1e-10)
+    assert found.approx_kl.item() == pytest.approx(sum(penalty) / count, abs=1e-10)
+
+
+# S1's and S3's four cases, and the two in range: (advantage, ratio, is there a gradient?).
+QUADRANTS = [(1, 1.5, False), (1, 0.5, True), (-1, 1.5, True), (-1, 0.5, False), (1, 1.1, True), (-1, 0.9, True)]
+
+
+@pytest.mark.parametrize(("advantage", "ratio", "moves"), QUADRANTS)
+def test_the_quadrants_of_the_clip(advantage, ratio, moves):
+    logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    found = clipped_policy_loss(
+        logprobs, torch.zeros(1, 1), torch.tensor([[float(advantage)]]), torch.ones(1, 1, dtype=torch.bool)
+    )
+    found.loss.backward()
+    # Where it moves, d(−ρA)/d log π = −ρA.
+    assert logprobs.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0, rel=1e-5)
+    assert found.clip_fraction.item() == (0.0 if moves else 1.0)
+
+
+def test_a_range_with_a_higher_ceiling_lets_good_tokens_rise_further():
+    logprobs = torch.tensor([[math.log(1.25)]], requires_grad=True)
+    one, mask = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    assert clipped_policy_loss(logprobs, 0 * one, one, mask).clip_fraction == 1
+    assert clipped_policy_loss(logprobs, 0 * one, one, mask, clip_range_high=0.28).clip_fraction == 0
+
+
+def test_the_dual_clip_bounds_bad_tokens_that_became_likely():
+    logprobs = torch.tensor([[math.log(10.0), math.log(2.0)]], requires_grad=True)
+    advantages, mask = torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    found = clipped_policy_loss(logprobs, torch.zeros(1, 2), advantages, mask, dual_clip=3.0)
+    assert found.loss.item() == pytest.approx((3.0 + 2.0) / 2)
+    assert found.dual_clip_fraction.item() == 0.5
+    found.loss.backward()
+    assert logprobs.grad[0].tolist() == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(seed=SEEDS)
+def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_its_gradient_is_reinforces(ragged, name, seed):
+    batch = ragged(seed)
+    logprobs = batch.old_logprobs.clone().requires_grad_()
+    found = LOSSES[name](logprobs, batch.old_logprobs, batch.advantages, batch.mask)
+    counted = batch.advantages[batch.mask]
+    assert found.loss.item() == pytest.approx(-counted.mean().item(), abs=1e-12)
+    assert found.clip_fraction == found.dual_clip_fraction == found.approx_kl == 0
+    assert found.ratio_mean == found.ratio_max == 1
+    # REINFORCE descends on −mean(A·log π), whose gradient at a token is −A/N.
+    (gradient,) = torch.autograd.grad(found.loss, logprobs)
+    torch.testing.assert_close(gradient, -batch.advantages / counted.numel())
+
+
+@given(SEEDS)
+def test_the_metrics_agree_with_a_loop(ragged, seed):
+    batch = ragged(seed)
+    found = clipped_policy_loss(*tensors(batch), clip_range=0.1)
+    ratios, held = [], 0
+    for i, t in batch.mask.nonzero().tolist():
+        ratio, advantage = math.exp(batch.logprobs[i, t] - batch.old_logprobs[i, t]), batch.advantages[i, t].item()
+        ratios.append(ratio)
+        held += (advantage > 0 and ratio > 1.1) or (advantage < 0 and ratio < 0.9)
+    count = len(ratios)
+    assert found.clip_fraction.item() == pytest.approx(held / count)
+    assert found.approx_kl.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / count, abs=1e-12)
+    assert found.ratio_mean.item() == pytest.approx(sum(ratios) / count)
+    assert found.ratio_max.item() == pytest.approx(max(ratios))
+    assert found.num_tokens.item() == count
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(ragged, name, aggregation):
+    batch = ragged(11, batch=8)
+    settings = {"aggregation": aggregation, "constant_length": 7 if aggregation == "constant" else None}
+    whole = batch.logprobs.clone().requires_grad_()
+    LOSSES[name](whole, *tensors(batch)[1:], **settings).loss.backward()
+    normalizer = batch.mask.sum() if aggregation == "token" else 8
+    for sizes in ([1] * 8, [4, 4], [2, 5, 1]):
+        split = batch.logprobs.clone().requires_grad_()
+        parts = zip(*(x.split(sizes) for x in (split, *tensors(batch)[1:])), strict=True)
+        found = [LOSSES[name](*part, normalizer=normalizer, **settings) for part in parts]
+        sum(part.loss for part in found).backward()
+        torch.testing.assert_close(split.grad, whole.grad)
+        weighted = sum(part.approx_kl * part.num_tokens for part in found) / batch.mask.sum()
+        torch.testing.assert_close(weighted, LOSSES[name](*tensors(batch)).approx_kl)
+
+
+def test_a_mean_of_micro_batch_means_would_be_another_gradient(ragged):
+    batch = ragged(11, batch=8)
+    means = [clipped_policy_loss(*(x[rows] for x in tensors(batch))).loss for rows in (slice(0, 4), slice(4, 8))]
+    assert abs(sum(means) / 2 - clipped_policy_loss(*tensors(batch)).loss) > 1e-3
+
+
+def test_importance_weights_scale_each_tokens_gradient(ragged):
+    batch = ragged(5)
+    logprobs = batch.old_logprobs.clone().requires_grad_()
+    weights = torch.where(batch.mask, 0.5, math.nan)
+    found = clipped_policy_loss(
+        logprobs, batch.old_logprobs, batch.advantages, batch.mask, importance_weights=weights.double()
+    )
+    (gradient,) = torch.autograd.grad(found.loss, logprobs)
+    torch.testing.assert_close(gradient, -0.5 * batch.advantages / batch.mask.sum())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("jump", [100.0, -100.0, 1e4])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_absurd_ratios_stay_finite(name, jump, advantage):
+    logprobs = torch.tensor([[jump]], requires_grad=True)
+    found = LOSSES[name](logprobs, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool))
+    found.loss.backward()
+    assert found.loss.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
+def test_the_kl_penalty_pulls_back_towards_the_old_policy():
+    # Exactly: the gradient of the penalty's expectation under π_old is that of KL(π_old‖π), −π_old/π per probability.
+    logits = torch.tensor([0.5, -0.5, 0.2], dtype=torch.float64, requires_grad=True)
+    old = torch.log_softmax(torch.tensor([0.0, 0.3, -0.4], dtype=torch.float64), -1)
+    weights = 3 * old.exp()  # the mean over the three tokens then is the expectation
+    found = kl_penalty_policy_loss(
+        torch.log_softmax(logits, -1).unsqueeze(0),
+        old.unsqueeze(0),
+        torch.zeros(1, 3, dtype=torch.float64),
+        torch.ones(1, 3, dtype=torch.bool),
+        kl_coef=1.0,
+        importance_weights=weights.unsqueeze(0),
+    )
+    exact = (old.exp() * (old - torch.log_softmax(logits, -1))).sum()
+    torch.testing.assert_close(found.loss, exact)
+    torch.testing.assert_close(torch.autograd.grad(found.loss, logits), torch.autograd.grad(exact, logits))
+
+
+@pytest.mark.usefixtures("users_errors")
+class TestErrors:
+    ONE = torch.ones(2, 3)
+    MASK = ONE > 0
+
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_shapes_must_agree_and_something_must_count(self, name):
+        with pytest.raises(ShapeError, match=r"advantages \(2,\)"):
+            LOSSES[name](self.ONE, self.ONE, self.ONE[:, 0], self.MASK)
+        with pytest.raises(ShapeError, match="counts nothing"):
+            LOSSES[name](self.ONE, self.ONE, self.ONE, ~self.MASK)
+        with pytest.raises(ShapeError, match=r"importance_weights \(3,\)"):
+            LOSSES[name](self.ONE, self.ONE, self.ONE, self.MASK, importance_weights=self.ONE[0])
+
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ({"clip_range": 0.0}, "clip_range must be above 0"),
+            ({"clip_range": 1.0}, "clip_range must be below 1"),
+            ({"clip_range_high": -0.1}, "clip_range_high must be above 0"),
+            ({"dual_clip": 1.0}, "dual_clip must be above 1"),
+            ({"aggregation": "mean"}, "token, sequence, constant"),
+        ],
+    )
+    def test_settings_must_make_sense(self, setting, message):
+        with pytest.raises(ConfigError, match=message):
+            clipped_policy_loss(self.ONE, self.ONE, self.ONE, self.MASK, **setting)
