@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 from kedge.training.held_out import hold_out
-from kedge.training.optimiser import build_optimizer
 from kedge.training.supervised import accumulate_gradients, count_steps, evaluate, train_supervised
 
 Pull = tuple[float, float]
@@ -41,14 +40,14 @@ class WeightedPull:
 PULLS = [(1.0, 1.0), (2.0, 3.0), (-4.0, 2.0), (0.5, 5.0), (3.0, 1.0), (1.5, 4.0), (-1.0, 2.0), (7.0, 6.0)]
 
 
-def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), *, learning_rate: float = 0.1, **settings):
+def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), **settings):
     rows: list[dict[str, float]] = []
     outcome = train_supervised(
         objective,
-        build_optimizer([objective.point], learning_rate=learning_rate),
+        [objective.point],
         examples,
         on_step=lambda step, metrics: rows.append({"step": step, **metrics}),
-        **{"batch_size": 4, **settings},
+        **{"batch_size": 4, "learning_rate": 0.1, **settings},
     )
     return outcome, rows
 
@@ -110,9 +109,11 @@ def test_the_seed_decides_the_order_and_nothing_else_does():
     assert order(1)[:2] != order(1)[2:]
 
 
-def test_evaluation_takes_place_when_asked_and_after_the_last_step():
-    _, rows = run(WeightedPull(), num_epochs=5, batch_size=8, held_out=PULLS[:2], evaluate_every=2)
-    assert [row["step"] for row in rows if "eval/loss" in row] == [2, 4, 5]
+def test_evaluations_are_spread_evenly_and_the_last_step_has_one():
+    _, rows = run(WeightedPull(), num_epochs=7, batch_size=8, held_out=PULLS[:2], num_evaluations=3)
+    assert [row["step"] for row in rows if "eval/loss" in row] == [3, 5, 7]
+    _, rows = run(WeightedPull(), num_epochs=3, batch_size=8, held_out=PULLS[:2], num_evaluations=9)
+    assert [row["step"] for row in rows if "eval/loss" in row] == [1, 2, 3]
     _, rows = run(WeightedPull(), num_epochs=5, batch_size=8)
     assert not any("eval/loss" in row for row in rows)
 
@@ -122,13 +123,13 @@ def test_an_interruption_leaves_what_was_learnt():
         if step == 3:
             raise KeyboardInterrupt
 
-    objective, undisturbed = WeightedPull(), WeightedPull()
+    objective = WeightedPull()
     outcome = train_supervised(
-        objective, build_optimizer([objective.point], learning_rate=0.1), PULLS, batch_size=2, on_step=stop_after_three
+        objective, [objective.point], PULLS, learning_rate=0.1, batch_size=2, on_step=stop_after_three
     )
     assert outcome.interrupted
     assert outcome.num_steps == 3
-    assert objective.point.item() != undisturbed.point.item()
+    assert objective.point.item() != 0.0
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weights():

@@ -10,7 +10,6 @@ from torch import nn
 
 from kedge.data.tokens import EncodedExample
 from kedge.models import LanguageModel, ScalarModel
-from kedge.training.optimiser import build_optimizer
 from kedge.training.supervised import accumulate_gradients, evaluate, train_supervised
 from kedge.training.supervised_losses import CompletionLoss, RankedResponses, RankingLoss, leads, score_rows
 from tests.tiny import FAMILIES, Family, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -126,9 +125,8 @@ def test_rows_are_scored_in_the_order_given():
 @pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])
 def test_a_few_examples_are_learnt_by_heart(make, examples):
     objective = make()
-    optimizer = build_optimizer(objective.model.parameters(), learning_rate=0.02)
     before = evaluate(objective, examples, micro_batch_size=8)["loss"]
-    train_supervised(objective, optimizer, examples, num_epochs=25, batch_size=4)
+    train_supervised(objective, objective.model.parameters(), examples, learning_rate=0.02, num_epochs=25, batch_size=4)
     assert evaluate(objective, examples, micro_batch_size=8)["loss"] < 0.2 * before
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError
-from kedge.training.optimiser import Schedule, clip_gradients, learning_rate_at, set_learning_rate
+from kedge.training.optimiser import (
+    AdamEpsMode,
+    Schedule,
+    build_optimizer,
+    clip_gradients,
+    learning_rate_at,
+    set_learning_rate,
+)
 from kedge.training.runtime import stream
 
 __all__ = ["Outcome", "SupervisedLoss", "accumulate_gradients", "count_steps", "evaluate", "train_supervised"]
@@ -57,38 +65,65 @@ class Outcome:
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
+class TrainingSettings(TypedDict, total=False):
+    """The keyword arguments of `train_supervised` that the stages hand on as they are; it says what they mean."""
+
+    learning_rate: Required[float]
+    num_epochs: float
+    batch_size: Required[int]
+    micro_batch_size: int | None
+    schedule: Schedule
+    warmup_fraction: float
+    max_grad_norm: float | None
+    weight_decay: float
+    adam_eps: float
+    adam_eps_mode: AdamEpsMode
+    num_evaluations: int
+    seed: int
+    on_step: StepCallback
+
+
 def train_supervised(
     objective: SupervisedLoss[Example],
-    optimizer: Optimizer,
+    parameters: Iterable[nn.Parameter],
     examples: Sequence[Example],
     *,
     held_out: Sequence[Example] = (),
+    learning_rate: float,
     num_epochs: float = 1.0,
     batch_size: int,
     micro_batch_size: int | None = None,
     schedule: Schedule = "cosine",
     warmup_fraction: float = 0.0,
     max_grad_norm: float | None = 1.0,
-    evaluate_every: int | None = None,
+    weight_decay: float = 0.0,
+    adam_eps: float = 1e-5,
+    adam_eps_mode: AdamEpsMode = "torch",
+    num_evaluations: int = 5,
     seed: int = 0,
     on_step: StepCallback = lambda step, metrics: None,
 ) -> Outcome:
-    """Minimise an objective over shuffled batches.
+    """Minimise an objective over shuffled batches with Adam.
 
     Ctrl-C ends the run as if it had been shorter: the outcome says so, and the caller saves what has been learnt.
+    (Long for its arguments alone: the whole loop is to be seen at once.)
 
     Args:
         objective: What is minimised.
-        optimizer: From `build_optimizer`; its learning rate is the schedule's peak.
+        parameters: What is trained.
         examples: What is learnt from, at least one.
         held_out: What is only evaluated on.
+        learning_rate: Peak step size.
         num_epochs: Passes over the examples, > 0; a fraction is a part of a pass.
         batch_size: Examples per optimiser step.
         micro_batch_size: Examples per forward pass, None for the whole batch. It bounds memory and changes no result.
         schedule: Course of the learning rate.
         warmup_fraction: Share of the steps, in [0, 1), in which the learning rate rises.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
-        evaluate_every: Steps between evaluations; None evaluates after the last step only.
+        weight_decay: See `build_optimizer`, also for the next two.
+        adam_eps: Adam's ε.
+        adam_eps_mode: Whose meaning of ε.
+        num_evaluations: Evaluations on the held-out examples, evenly over the run, the last after the last step.
         seed: Decides the order of the examples.
         on_step: Receives the number of each step, from 1, and its metrics.
 
@@ -96,27 +131,30 @@ def train_supervised(
         ConfigError: A gradient was not finite; the weights are those before it.
     """
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
-    peak, warmup_steps = optimizer.defaults["lr"], round(warmup_fraction * num_steps)
-    split = micro_batch_size or batch_size
-    step, evaluation = 0, {}
+    warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_size or batch_size
+    optimizer = build_optimizer(
+        parameters,
+        learning_rate=learning_rate,
+        adam_eps=adam_eps,
+        adam_eps_mode=adam_eps_mode,
+        weight_decay=weight_decay,
+    )
+    done, evaluation = 0, {}
     try:
         for batch in _batches(examples, num_epochs=num_epochs, batch_size=batch_size, seed=seed):
-            started = time.perf_counter()
-            rate = learning_rate_at(step, num_steps, learning_rate=peak, schedule=schedule, warmup_steps=warmup_steps)
+            rate = learning_rate_at(
+                done, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
+            )
             set_learning_rate(optimizer, rate)
             metrics = _take_step(objective, optimizer, batch, micro_batch_size=split, max_grad_norm=max_grad_norm)
-            step += 1
-            seconds = time.perf_counter() - started
-            tokens = sum(objective.length(example) for example in batch)
-            metrics |= {"learning_rate": rate, "time/update": seconds, "tokens_per_second": tokens / seconds}
-            due = step == num_steps or (evaluate_every is not None and step % evaluate_every == 0)
-            if held_out and due:
+            done += 1
+            if held_out and done * num_evaluations // num_steps > (done - 1) * num_evaluations // num_steps:
                 evaluation = evaluate(objective, held_out, micro_batch_size=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
-            on_step(step, metrics)
+            on_step(done, metrics | {"learning_rate": rate})
     except KeyboardInterrupt:
-        return Outcome(step, interrupted=True, evaluation=evaluation)
-    return Outcome(step, evaluation=evaluation)
+        return Outcome(done, interrupted=True, evaluation=evaluation)
+    return Outcome(done, evaluation=evaluation)
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
@@ -177,14 +215,16 @@ def _take_step(
     micro_batch_size: int,
     max_grad_norm: float | None,
 ) -> dict[str, float]:
-    parameters: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    started = time.perf_counter()
     optimizer.zero_grad()
     metrics = accumulate_gradients(objective, batch, micro_batch_size=micro_batch_size)
-    norm = clip_gradients(parameters, max_grad_norm)
+    norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
     if not math.isfinite(norm):
         raise ConfigError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")
     optimizer.step()
-    return metrics | {"grad_norm": norm}
+    seconds = time.perf_counter() - started
+    tokens = sum(objective.length(example) for example in batch)
+    return metrics | {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
 
 
 def _num_draws(num_examples: int, num_epochs: float) -> int:
