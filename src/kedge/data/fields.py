@@ -1,0 +1,128 @@
+"""Fields of a row, checked: whatever JSON can hold either passes or gives one clear reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, TypeAlias
+
+from kedge.data.rejections import RowError
+
+__all__ = ["Fields", "Messages", "check_fields", "entries_of", "field_of", "messages_of", "number_of", "text_of"]
+
+Fields: TypeAlias = "Mapping[str, Any]"
+Messages: TypeAlias = "list[dict[str, str]]"
+
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def check_fields(value: object) -> Fields:
+    """A row as named fields, none of which holds what UTF-8 cannot write.
+
+    Raises:
+        RowError: The value is no mapping, a name is no text, or a text holds half of a surrogate pair.
+    """
+    if not isinstance(value, Mapping):
+        raise RowError(f"the row is {_kind(value)}, expected an object with named fields")
+    for name, entry in value.items():
+        if not isinstance(name, str):
+            raise RowError(f"a field's name is {_kind(name)}, expected text")
+        if not (_encodable(name) and _encodable(entry)):
+            raise RowError(f"field {name!r} holds a lone surrogate, which UTF-8 cannot write")
+    return value
+
+
+def field_of(fields: Fields, name: str) -> Any:
+    """A field that must be there.
+
+    Raises:
+        RowError: It is missing or null.
+    """
+    if name not in fields:
+        present = ", ".join(repr(key[:20]) for key in list(fields)[:6])
+        raise RowError(f"field {name!r} is missing (the row has {present or 'no fields'})")
+    if fields[name] is None:
+        raise RowError(f"field {name!r} is null")
+    return fields[name]
+
+
+def text_of(value: object, name: str) -> str:
+    """A text with something in it.
+
+    Raises:
+        RowError: It is no text, or blank.
+    """
+    if not isinstance(value, str):
+        raise RowError(f"field {name!r} is {_kind(value)}, expected text")
+    if not value.strip():
+        raise RowError(f"field {name!r} is empty")
+    return value
+
+
+def number_of(value: object, name: str) -> float:
+    """A finite number.
+
+    Raises:
+        RowError: It is no number, not finite, or beyond a float's range.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise RowError(f"field {name!r} is {_kind(value)}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RowError(f"field {name!r} is not a finite number")
+    return number
+
+
+def entries_of(value: object, name: str) -> Sequence[Any]:
+    """A list.
+
+    Raises:
+        RowError: It is none.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise RowError(f"field {name!r} is {_kind(value)}, expected a list")
+    return value
+
+
+def messages_of(value: object, name: str) -> Messages:
+    """A conversation: at least one message, each with a role and a text; other keys of a message are not read.
+
+    Raises:
+        RowError: It is no such list.
+    """
+    entries = entries_of(value, name)
+    if not entries:
+        raise RowError(f"field {name!r} is empty")
+    return [_message(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+
+
+def _message(entry: object, name: str) -> dict[str, str]:
+    if not isinstance(entry, Mapping):
+        raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
+    return {key: text_of(field_of(entry, key), f"{name}.{key}") for key in ("role", "content")}
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def _encodable(value: object) -> bool:
+    """Whether no text inside holds a lone surrogate. A stack of its own: rows may nest deeper than Python recurses."""
+    pending = [value]
+    while pending:
+        entry = pending.pop()
+        if isinstance(entry, str):
+            try:
+                entry.encode("utf-8")
+            except UnicodeEncodeError:
+                return False
+        elif isinstance(entry, Mapping):
+            pending.extend(entry.keys())
+            pending.extend(entry.values())
+        elif isinstance(entry, (list, tuple)):
+            pending.extend(entry)
+    return True

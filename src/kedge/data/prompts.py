@@ -1,0 +1,79 @@
+"""Prompts for update after update: a seeded, endless, resumable draw that several ranks share without overlap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from kedge.data.records import Prompt
+from kedge.errors import DataError
+
+__all__ = ["PromptStream"]
+
+
+class PromptStream:
+    """An endless draw of prompts, reshuffled on every pass.
+
+    All ranks follow one sequence of shuffled passes. A draw of n takes the next n × world_size prompts of it and each
+    rank keeps its own n. So ranks never share a draw's place, a pass visits every prompt once, and eight ranks that
+    draw n each see what one rank sees that draws 8·n.
+
+    Source: spec §2.6.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        """Start at the first prompt of the first pass.
+
+        Args:
+            prompts: the pool, the same on every rank.
+            seed: of the shuffles, the same on every rank.
+            rank: this process, 0 to world_size − 1.
+            world_size: number of processes that draw.
+
+        Raises:
+            DataError: There are no prompts.
+        """
+        if not prompts:
+            raise DataError("there are no prompts to draw from")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank} with world_size {world_size}, expected 0 to {world_size - 1}")
+        self._prompts = prompts
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._epoch = self._position = 0
+        self._order = self._shuffled()
+
+    def next(self, num_prompts: int) -> list[Prompt]:
+        """This rank's next prompts; every rank must draw as many."""
+        drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
+        return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
+
+    def state(self) -> dict[str, int]:
+        """Where the stream stands, the same on every rank: plain numbers for a checkpoint."""
+        return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts)}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on exactly where `state` was taken.
+
+        Raises:
+            DataError: It was taken with another number of prompts.
+        """
+        if state["num_prompts"] != len(self._prompts):
+            raise DataError(
+                f"the run was saved with {state['num_prompts']} prompts and there are {len(self._prompts)} now: "
+                "resume with the data that it began with"
+            )
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._shuffled()
+
+    def _advance(self) -> int:
+        if self._position == len(self._order):
+            self._epoch, self._position = self._epoch + 1, 0
+            self._order = self._shuffled()
+        self._position += 1
+        return self._order[self._position - 1]
+
+    def _shuffled(self) -> list[int]:
+        order = list(range(len(self._prompts)))
+        # A pass's order depends on seed and pass alone, so that a resumed stream needs no generator state.
+        random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
+        return order

@@ -1,0 +1,127 @@
+"""Rows of files and lists, before anybody asks what they mean.
+
+A row that cannot be decoded is still a row: it carries its fault, so that one bad line never loses the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import Repr
+from typing import Any
+
+from kedge.errors import DataError
+
+__all__ = ["Row", "json_rows", "listed_rows", "parquet_rows"]
+
+_BOM = b"\xef\xbb\xbf"
+_PREVIEW_CHARACTERS = 120
+_SHORT = Repr()  # unlike repr, it survives any depth
+_SHORT.maxstring = _PREVIEW_CHARACTERS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row and where it stands.
+
+    Attributes:
+        source: the file, data set or list, as the user named it.
+        line: counted from 1; in a text file the line, elsewhere the row.
+        value: what was decoded; None where `fault` says why nothing could be.
+        fault: why the row could not be decoded; None for a sound one.
+        raw: the bytes it was decoded from, where there were any.
+    """
+
+    source: str
+    line: int
+    value: Any
+    fault: str | None = None
+    raw: bytes | None = None
+
+    @property
+    def place(self) -> str:
+        """`file:line`, as editors open it."""
+        return f"{self.source}:{self.line}"
+
+    @property
+    def preview(self) -> str:
+        """The row's beginning, short and printable whatever it holds."""
+        if self.raw is not None:
+            return self.raw[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")[:_PREVIEW_CHARACTERS]
+        return _SHORT.repr(self.value)[:_PREVIEW_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+
+
+def json_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSON-lines file, blank lines skipped; also of a `.json` file that is one array.
+
+    Raises:
+        DataError: The file cannot be opened or read.
+    """
+    try:
+        with path.open("rb") as stream:
+            if path.suffix == ".json" and stream.read(64).removeprefix(_BOM).lstrip().startswith(b"["):
+                stream.seek(0)
+                yield from _array_rows(stream.read(), str(path))
+                return
+            stream.seek(0)
+            for number, line in enumerate(stream, start=1):
+                # Only the first line can hold the byte-order mark that some editors put in front of a file.
+                raw = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                if raw:
+                    yield _decoded(raw, str(path), number)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """The rows of a Parquet file.
+
+    Raises:
+        DataError: The file cannot be read as Parquet.
+    """
+    from pyarrow.lib import ArrowException  # slow to import, and most users have no such file
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches():
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(str(path), number, value)
+    except (ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
+
+
+def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:
+    """The entries of a list, or of anything else that yields rows."""
+    for number, value in enumerate(values, start=1):
+        yield Row(source, number, value)
+
+
+def _decoded(raw: bytes, source: str, number: int) -> Row:
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Row(source, number, None, f"not UTF-8 at byte {error.start + 1}", raw)
+    except json.JSONDecodeError as error:
+        return Row(source, number, None, f"not JSON: {error.msg} at column {error.colno}", raw)
+    except (ValueError, RecursionError):
+        return Row(source, number, None, "not JSON that can be read: too long a number, or nested too deeply", raw)
+    # JSON lines hold objects; bare strings are for Python lists, where nobody can mistake the file.
+    fault = None if isinstance(value, dict) else "not a JSON object"
+    return Row(source, number, value, fault, raw)
+
+
+def _array_rows(content: bytes, source: str) -> Iterator[Row]:
+    try:
+        values = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{source} begins as a JSON array and cannot be read as one: {_one_line(error)}") from error
+    return listed_rows(values, source)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

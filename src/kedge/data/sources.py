@@ -1,0 +1,144 @@
+"""What a source is: a file, a folder, a hub data set, a list of rows, or several of these."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kedge.data.rows import Row, json_rows, listed_rows, parquet_rows
+from kedge.errors import DataError
+
+__all__ = ["Source", "Sources", "rows_of"]
+
+_READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows}
+# Without .json: beside its data, a folder's .json files describe it.
+_FOLDER_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+_SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")
+
+# name, name:split or name:config:split; a split may be a slice, `train[:1000]`.
+_NAME = re.compile(r"(?P<name>[^:]+)(?::(?:(?P<config>[^:\[\]]+):)?(?P<split>[^:\[\]]+(?:\[.*\])?))?")
+_HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Names of files, folders or hub data sets, read one after the other: strings that are certainly not texts."""
+
+    names: tuple[str, ...]
+
+
+Source: TypeAlias = "str | os.PathLike[str] | Sources | Iterable[Any]"
+
+
+def rows_of(source: Source) -> Iterator[Row]:
+    """The rows of a source, in order.
+
+    Args:
+        source: one of
+
+            - a `.jsonl`, `.json` or `.parquet` file;
+            - a folder that `datasets` saved, or that holds such files; `folder:split` takes those of one split;
+            - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
+            - rows: a list (or any iterable) of mappings or texts;
+            - a list of the first three. Strings are taken for names where every one of them is a file, or looks like
+              one or like `org/name`; `Sources` leaves no doubt.
+
+    Raises:
+        DataError: Nothing is there, or it cannot be read.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return _named_rows(os.fspath(source))
+    if isinstance(source, Sources):
+        return chain.from_iterable(_named_rows(name) for name in source.names)
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise DataError(f"a {type(source).__name__} is not a data source: give a file, a hub id or a list of rows")
+    if isinstance(source, (list, tuple)) and source and all(_names_source(entry) for entry in source):
+        return chain.from_iterable(_named_rows(os.fspath(entry)) for entry in source)
+    return listed_rows(source)
+
+
+def _names_source(entry: object) -> bool:
+    if isinstance(entry, os.PathLike):
+        return True
+    if not isinstance(entry, str) or any(character.isspace() for character in entry):
+        return False
+    return Path(entry).suffix in _READERS or os.path.exists(entry) or _HUB_ID.fullmatch(entry) is not None
+
+
+def _named_rows(name: str) -> Iterator[Row]:
+    if os.path.isfile(name):
+        return _file_rows(Path(name))
+    if os.path.isdir(name):
+        return _folder_rows(Path(name), None)
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise DataError(f"{name!r} names no data: no such file, and not of the form org/name:split")
+    folder, config, split = match["name"], match["config"], match["split"]
+    if os.path.isdir(folder) and config is None:
+        return _folder_rows(Path(folder), split)
+    if _looks_like_path(folder):
+        raise DataError(f"{name}: no such file or folder")
+    return _hub_rows(name, folder, config, split or "train")
+
+
+def _looks_like_path(name: str) -> bool:
+    return Path(name).suffix in _READERS or name.startswith((".", "~", os.sep)) or name.count("/") > 1
+
+
+def _file_rows(path: Path) -> Iterator[Row]:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise DataError(f"{path} is none of the files that can be read: {', '.join(_READERS)}")
+    return reader(path)
+
+
+def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
+    if any((folder / file).exists() for file in _SAVED_DATASET_FILES):
+        return _saved_rows(folder, split)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _FOLDER_SUFFIXES and path.is_file())
+    chosen = [path for path in files if _belongs(path, split or "train")]
+    if split is None and not chosen:
+        chosen = files
+    if not chosen:
+        wanted = f"for the split {split!r} " if split else ""
+        raise DataError(f"{folder} holds no {', '.join(_FOLDER_SUFFIXES)} file {wanted}and no saved data set")
+    return chain.from_iterable(_file_rows(path) for path in chosen)
+
+
+def _belongs(path: Path, split: str) -> bool:
+    """Whether a file is `train.jsonl`, or a shard like `train-00000-of-00002.parquet`."""
+    return re.fullmatch(rf"{re.escape(split)}([-_.].*)?", path.stem) is not None
+
+
+def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
+    import datasets  # takes a second, and only these sources need it
+    from datasets.exceptions import DatasetsError
+
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except (DatasetsError, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} cannot be read as a saved data set: {' '.join(str(error).split())[:300]}") from error
+    if isinstance(saved, datasets.Dataset):
+        if split is not None:
+            raise DataError(f"{folder} is a data set without splits: leave :{split} out")
+        return listed_rows(saved, str(folder))
+    if (split or "train") not in saved:
+        raise DataError(f"{folder} has no split {split or 'train'!r}; it has {', '.join(map(str, saved))}")
+    return listed_rows(saved[split or "train"], f"{folder}:{split or 'train'}")
+
+
+def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        dataset = datasets.load_dataset(repository, config, split=split)
+    except (DatasetsError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{name!r} is no file here and cannot be read from the Hugging Face hub: {reason}") from error
+    return listed_rows(dataset, name)
