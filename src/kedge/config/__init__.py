@@ -1,7 +1,7 @@
 """The typed configuration: what a run reads, where each default comes from, and what a wrong value does."""
 
 from kedge.config.data import Data
-from kedge.config.explain import explain
+from kedge.config.explain import describe_presets, explain
 from kedge.config.inference import Evaluate, Generate
 from kedge.config.load import load_config, resolved_yaml, with_values
 from kedge.config.ppo import Ppo
@@ -33,6 +33,7 @@ __all__ = [
     "check_stage",
     "choose_output",
     "config_from_settings",
+    "describe_presets",
     "explain",
     "load_config",
     "resolved_yaml",

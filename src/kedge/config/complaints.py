@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.config.root import Config, RewardTerm
-from kedge.config.words import accepts, all_fields, find_field, section_type, suggestion, written
+from kedge.config.words import accepts, all_fields, find_field, printable, section_type, suggestion, written
 from kedge.errors import ConfigError
 
 __all__ = ["validated"]
@@ -34,8 +34,9 @@ def _one_line(findings: list[ErrorDetails], places: Mapping[str, str]) -> str:
     name = _dotted(first)
     others = list(dict.fromkeys(_dotted(finding) for finding in findings))[1:]
     more = f" (also wrong: {', '.join(others)})" if others else ""
-    place = places.get(name) or places.get(name.partition(".")[0], "")
-    return f"{place}{': ' if place else ''}{_complaint(first, name)}{more}"
+    combination = first["type"] == "value_error" and find_field(name) is None
+    place = f"{places[name]}: " if name in places and not combination else ""
+    return printable(f"{place}{_complaint(first, name)}{more}")
 
 
 def _dotted(finding: ErrorDetails) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from pydantic.fields import FieldInfo
 
 from kedge.config.knob import Section, knob_of
-from kedge.config.presets import PRESETS
+from kedge.config.presets import PRESETS, find_preset
 from kedge.config.root import Config
 from kedge.config.sources import cited_works
 from kedge.config.words import accepts, all_fields, find_field, section_type, suggestion, written
 from kedge.errors import ConfigError
 
-__all__ = ["explain"]
+__all__ = ["describe_presets", "explain"]
 
 
 def explain(name: str = "") -> str:
@@ -30,6 +30,21 @@ def explain(name: str = "") -> str:
         return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.model_fields)])
     dotted = _full_name(name)
     return "\n".join(_page(dotted, dict(all_fields())[dotted]))
+
+
+def describe_presets(name: str | None = None) -> str:
+    """List the presets, or one preset's values with their sources.
+
+    Raises:
+        ConfigError: no preset is called so.
+    """
+    if name is None:
+        return "\n".join(f"{preset.name:12}  {preset.about}" for preset in PRESETS.values())
+    preset = find_preset(name)
+    rows = {dotted: f"{dotted}: {written(cited.value)}" for dotted, cited in preset.values.items()}
+    width = max(map(len, rows.values()))
+    lines = [f"{row:{width}}  # {preset.values[dotted].source}" for dotted, row in rows.items()]
+    return "\n".join([f"# {preset.about}", *lines])
 
 
 def _full_name(name: str) -> str:

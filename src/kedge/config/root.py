@@ -79,7 +79,7 @@ class Config(Section):
     )
     out: str | None = knob(
         None,
-        meaning="The run's folder, which must not hold anything; null is runs/STAGE, then runs/STAGE-2, …",
+        meaning="The run's folder, which must not hold anything; null is runs/STAGE, then runs/STAGE-2 and so on.",
         source="kedge",
     )
     preset: str | None = knob(None, meaning="The recipe that the defaults were taken from.", source="kedge: none")

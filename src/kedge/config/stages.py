@@ -64,7 +64,7 @@ def check_stage(config: Config, stage: str) -> None:
     """
     for name, flag in find_stage(stage).needs.items():
         if not _value(config, name) and not (stage == "reward" and name == "model" and config.reward_model.base):
-            raise ConfigError(f"kedge {stage} needs {name}: give {flag}, or set {name}")
+            raise ConfigError(f"kedge {stage} needs {name}: give {flag}, or set it in the configuration")
     if stage in ("ppo", "rlhf") and config.ppo.ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={config.ppo.ptx_coef:g} mixes in texts, and data.pretraining names none")
     if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:

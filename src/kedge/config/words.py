@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from kedge.config.knob import Section
 from kedge.config.root import Config
 
-__all__ = ["accepts", "all_fields", "find_field", "section_type", "suggestion", "written"]
+__all__ = ["accepts", "all_fields", "find_field", "printable", "section_type", "suggestion", "written"]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _LONGEST_VALUE = 60
@@ -97,8 +97,13 @@ def written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     text = value if isinstance(value, str) and value else _as_json(value)
-    text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    text = printable(text)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def printable(text: str) -> str:
+    """The text with line breaks and control characters written as escapes, so that it stays one line."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def _as_json(value: object) -> str:

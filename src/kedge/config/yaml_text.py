@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import yaml
 
+from kedge.config.words import printable
 from kedge.errors import ConfigError
 
 __all__ = ["Document", "parse_value", "read_document"]
@@ -69,11 +70,11 @@ def _load(text: str, where: str) -> tuple[Any, dict[str, str]]:
         places = dict(_places(node, where, ""))  # before construction, which resolves merge keys in place
         return loader.construct_document(node), places  # pyright: ignore[reportUnknownMemberType]
     except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{where}{line}: is not valid YAML ({error.problem})") from None
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark and "\n" in text else ""
+        raise ConfigError(f"{where}: is not valid YAML ({line}{printable(str(error.problem))})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{where}: is not valid YAML ({reason})") from None
+        raise ConfigError(f"{where}: is not valid YAML ({printable(reason)})") from None
 
 
 def _places(node: yaml.Node, path: str, prefix: str) -> Iterator[tuple[str, str]]:
@@ -84,7 +85,7 @@ def _places(node: yaml.Node, path: str, prefix: str) -> Iterator[tuple[str, str]
     for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
         name, place = f"{prefix}{key.value}", f"{path}:{key.start_mark.line + 1}"
         if name in seen:
-            raise ConfigError(f"{place}: {name} is given twice; keep one")
+            raise ConfigError(f"{place}: {printable(name)} is given twice; keep one")
         seen.add(name)
         yield name, place
         if not prefix:

@@ -1,0 +1,112 @@
+"""What `explain` and `schedule` say."""
+
+import pytest
+
+from kedge.config import Config, explain, load_config, schedule_in_words
+from kedge.config.knob import knob_of
+from kedge.config.sources import SOURCES, cited_works
+from kedge.config.words import all_fields, section_type
+from kedge.errors import ConfigError
+
+
+@pytest.mark.parametrize(("name", "field"), list(all_fields()))
+def test_every_field_is_explained(name: str, field) -> None:
+    text, knob = explain(name), knob_of(field)
+    for part in (
+        name,
+        knob.meaning,
+        "takes",
+        "default",
+        "source",
+        knob.source,
+        knob.too_high or "",
+        knob.too_low or "",
+    ):
+        assert part in text
+
+
+# S2's table of knobs, in its order; what matters is that both directions are told.
+@pytest.mark.parametrize(
+    ("name", "default", "too_high", "too_low"),
+    [
+        ("ppo.clip_range", 0.2, "instability", "slow"),
+        ("ppo.value_coef", 0.5, "prediction", "advantages are poor"),
+        ("ppo.entropy_coef", 0.0, "stays random", "deterministic too fast"),
+        ("ppo.num_epochs", 4, "overfitted", "more of them are needed"),
+        ("ppo.learning_rate", 1e-5, "unstable", "slow convergence"),
+    ],
+)
+def test_the_table_of_the_introduction(name: str, default: float, too_high: str, too_low: str) -> None:
+    field = dict(all_fields())[name]
+    assert field.default == default
+    assert too_high in (knob_of(field).too_high or "")
+    assert too_low in (knob_of(field).too_low or "")
+
+
+def test_presets_that_change_a_field_are_listed_with_their_source() -> None:
+    text = explain("rollout.temperature")
+    assert "tldr-n+: 0.7" in text
+    assert "ziegler: 0.7" in text
+    assert "instructgpt" not in text.replace("InstructGPT", "")  # it takes the default
+    assert "arXiv 2403.17031" in text
+
+
+def test_a_bare_name_is_enough_where_it_is_the_only_one() -> None:
+    assert explain("clip_range") == explain("ppo.clip_range")
+    with pytest.raises(ConfigError, match=r"several sections: sft.learning_rate, .*ppo.learning_rate"):
+        explain("learning_rate")
+    with pytest.raises(ConfigError, match=r"did you mean ppo.clip_range\?"):
+        explain("ppo.clip_rnge")
+
+
+@pytest.mark.parametrize("section", ["", *filter(section_type, Config.model_fields)])
+def test_a_section_lists_its_fields(section: str) -> None:
+    model = section_type(section) or Config
+    assert all(name in explain(section) for name in model.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("S0, S3; N+ takes 0.1", ["S0", "S3", "N+"]),
+        ("Dr. GRPO for constant", ["Dr. GRPO"]),
+        ("VC-PPO warms up", ["VC-PPO"]),
+        ("PPO eq. 7", ["PPO"]),
+        ("kedge", []),
+    ],
+)
+def test_cited_works_are_found(text: str, names: list[str]) -> None:
+    assert cited_works(text) == {name: SOURCES[name] for name in names}
+
+
+def test_the_schedule_in_words_by_hand() -> None:
+    config = load_config(
+        overrides=[
+            "rollout.num_prompts=6",
+            "rollout.num_responses=2",
+            "rollout.max_new_tokens=10",
+            "ppo.num_minibatches=3",
+            "ppo.micro_batch_size=3",
+            "ppo.num_epochs=5",
+            "ppo.num_updates=7",
+        ]
+    )
+    text = schedule_in_words(config, num_prompts_available=21)
+    for part in (
+        "2 responses for each of 6 prompts: 12 responses, at most 120 new tokens",
+        "5 times, each time in 3 minibatches of 4 responses",
+        "2 forward and backward passes",
+        "15 optimiser steps per update.",
+        "7 updates: 84 responses, at most 840 new tokens, 105 optimiser steps",
+        "42 prompts from the 21 that there are: 2 passes over them",
+    ):
+        assert part in text
+
+
+def test_what_the_schedule_mentions_only_when_it_matters() -> None:
+    plain = schedule_in_words(Config())
+    assert "from the" not in plain
+    assert "critic" not in plain
+    special = schedule_in_words(load_config(overrides=["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01"]))
+    assert "first 1 update train" in special
+    assert "fewer" in special

@@ -1,0 +1,123 @@
+"""Files, overrides, flags and presets: who wins, what is read, and that a resolved configuration reads back."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.config import Config, config_from_settings, load_config, resolved_yaml, with_values
+from kedge.errors import ConfigError
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: tldr-n+\nmodel: m\nppo:\n  kl_coef: 0.1\n  clip_range: 0.15\nrollout.temperature: 0.9\n")
+    return path
+
+
+def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None:
+    config = load_config(
+        run_yaml, ["ppo.clip_range=0.25", "ppo.gamma=0.9", "ppo.clip_range=0.3"], {"ppo.gamma": 0.8, "model": None}
+    )
+    assert config.ppo.gamma == 0.8  # flag
+    assert config.ppo.clip_range == 0.3  # the later override
+    assert config.ppo.kl_coef == 0.1  # file
+    assert config.rollout.temperature == 0.9  # file, dotted
+    assert config.ppo.value_coef == 0.1  # preset
+    assert config.ppo.dual_clip is None  # default
+    assert config.model == "m"  # a flag that was not given leaves it
+
+
+def test_the_preset_argument_goes_before_the_file(run_yaml: Path) -> None:
+    config = load_config(run_yaml, preset="ziegler")
+    assert config.preset == "ziegler"
+    assert config.ppo.kl_controller == "ziegler"
+    assert config.ppo.kl_coef == 0.1  # still the file's
+
+
+@pytest.mark.parametrize("text", ["3e-6", "3E-6", "3.0e-6", "3.e-6", "0.3e-5", "+3e-6", "0.000003"])
+def test_scientific_notation_is_a_number(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"ppo:\n  learning_rate: {text}\nreward:\n  f.py:g: {text}\n")
+    assert load_config(path).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(path).reward[0].weight == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
+
+
+@given(
+    rate=st.floats(0, 1e3, allow_subnormal=True),
+    prompts=st.lists(st.text(min_size=1, max_size=20), max_size=3),
+    seed=st.integers(0, 2**63 - 1),
+    stop=st.none() | st.text(max_size=8),
+)
+def test_a_resolved_configuration_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, rate: float, prompts: list[str], seed: int, stop: str | None
+) -> None:
+    settings = {"learning_rate": rate, "data.prompts": prompts, "seed": seed, "stop_token": stop, "preset": "stiennon"}
+    config = config_from_settings("ppo", settings)
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    path.write_text(resolved_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_resolved_yaml_names_the_versions() -> None:
+    assert resolved_yaml(Config()).startswith("# kedge ")
+    assert "torch " in resolved_yaml(Config()).splitlines()[0]
+
+
+def test_a_commented_out_section_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xef\xbb\xbfppo:\r\n  # clip_range: 0.1\r\n")
+    assert load_config(path) == Config()
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.touch()
+    assert load_config(path) == Config()
+
+
+def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("sft: &opt {learning_rate: 1e-4, num_epochs: 2}\nreward_model:\n  <<: *opt\n  num_epochs: 1\n")
+    config = load_config(path)
+    assert (config.reward_model.learning_rate, config.reward_model.num_epochs) == (1e-4, 1)
+
+
+def test_with_values_sets_and_checks() -> None:
+    config = with_values(load_config(preset="ziegler"), {"reward": ["rm"], "out": "x", "ppo.num_updates": 2})
+    assert (config.out, config.ppo.num_updates, config.ppo.kl_coef) == ("x", 2, 0.15)
+    assert config.reward[0].source == "rm"
+    with pytest.raises(ConfigError, match="does not divide"):
+        with_values(config, {"ppo.num_minibatches": 7})
+
+
+def test_settings_by_bare_dotted_and_section_names() -> None:
+    settings = {"num_updates": 3, "max_new_tokens": 7, "seed": 5, "ppo": {"kl_coef": 0.2}, "data.max_length": 9}
+    config = config_from_settings("ppo", settings)
+    assert (config.ppo.num_updates, config.rollout.max_new_tokens, config.runtime.seed) == (3, 7, 5)
+    assert (config.ppo.kl_coef, config.data.max_length) == (0.2, 9)
+
+
+def test_a_bare_name_means_the_section_of_its_stage() -> None:
+    assert config_from_settings("sft", {"learning_rate": 0.5}).sft.learning_rate == 0.5
+    assert config_from_settings("reward", {"learning_rate": 0.5}).reward_model.learning_rate == 0.5
+    assert config_from_settings("ppo", {"num_prompts": 4}).rollout.num_prompts == 4
+    assert config_from_settings("evaluate", {"num_prompts": 4}).evaluate.num_prompts == 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "said"),
+    [
+        ("ppo", "micro_batch_size", ["ppo.micro_batch_size", "rollout.micro_batch_size"]),
+        ("rlhf", "learning_rate", ["ppo.learning_rate", "sft.learning_rate", "reward_model.learning_rate"]),
+        ("ppo", "clip_rang", ["not a setting of ppo", "ppo.clip_range"]),
+        ("sft", "clip_range", ["not a setting of sft"]),
+    ],
+)
+def test_a_bare_name_that_is_not_clear_is_refused(stage: str, name: str, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_settings(stage, {name: 1})
+    assert all(part in str(caught.value) for part in said)

@@ -1,0 +1,217 @@
+"""The command line: what it hands to the pipelines, how it fails, and that help is instant."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kedge.cli import main
+from kedge.config import Config
+from kedge.errors import ModelError
+from kedge.version import __version__
+
+STAGES = ("sft", "reward", "ppo", "rlhf", "generate", "evaluate")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Stand-ins for the pipelines that record what they are called with."""
+    recorded: list[Any] = []
+    for stage in STAGES:
+        module = types.ModuleType(f"kedge.pipelines.{stage}")
+        setattr(module, f"run_{stage}", lambda config, stage=stage: recorded.append((stage, config)))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    demo = types.ModuleType("kedge.pipelines.demo")
+    setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010
+    monkeypatch.setitem(sys.modules, demo.__name__, demo)
+    monkeypatch.chdir(tmp_path)
+    return recorded
+
+
+def kedge(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["kedge", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+COMMANDS = {
+    "sft": ["--model", "m", "--data", "d.jsonl"],
+    "reward": ["--model", "m", "--data", "c.jsonl"],
+    "ppo": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm", "--reward", "f.py:g"],
+    "rlhf": ["--model", "m", "--demonstrations", "d", "--comparisons", "c", "--prompts", "p"],
+    "generate": ["--model", "m", "--prompts", "p"],
+    "evaluate": ["--model", "m", "--prompts", "p", "--against", "other", "--judge", "rm"],
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [*COMMANDS[stage], "--seed", "7", "--out", "run"]
+    assert kedge(monkeypatch, stage, *flags, "ppo.clip_range=0.1") == 0
+    [(called, config)] = calls
+    assert called == stage
+    assert isinstance(config, Config)
+    assert (config.model, config.runtime.seed, config.out, config.ppo.clip_range) == ("m", 7, "run", 0.1)
+
+
+def test_data_means_what_the_stage_learns_from(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in ("sft", "reward", "ppo", "evaluate"):
+        kedge(monkeypatch, stage, *COMMANDS[stage])
+    sft, reward, ppo, evaluate = (config for _, config in calls)
+    assert sft.data.demonstrations == ["d.jsonl"]
+    assert reward.data.comparisons == ["c.jsonl"]
+    assert [term.source for term in ppo.reward] == ["rm", "f.py:g"]
+    assert (evaluate.evaluate.against, evaluate.evaluate.judge) == ("other", "rm")
+
+
+def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.yaml").write_text("model: from-file\ndata: {prompts: p}\nreward: rm\nppo: {kl_coef: 0.3, gamma: 0.9}\n")
+    arguments = ["--config", "run.yaml", "--preset", "ziegler", "ppo.gamma=0.8", "--model", "from-flag"]
+    assert kedge(monkeypatch, "ppo", *arguments) == 0
+    [(_, config)] = calls
+    assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
+    assert config.ppo.kl_controller == "ziegler"
+
+
+def test_the_default_folder_is_the_first_free_one(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        kedge(monkeypatch, "sft", *COMMANDS["sft"])
+        folder = Path(calls[-1][1].out)
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").touch()
+    kedge(monkeypatch, "demo")
+    assert [config.out for _, config in calls[:3]] == [str(Path("runs", name)) for name in ("sft", "sft-2", "sft-3")]
+    assert calls[3] == ("demo", Path("runs/demo"), 0)
+
+
+def test_demo_takes_folder_and_seed(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kedge(monkeypatch, "demo", "--out", "d", "--seed", "2") == 0
+    assert calls == [("demo", Path("d"), 2)]
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "demo"])
+def test_a_folder_that_holds_something_is_refused(
+    stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    Path("run/kept").touch()
+    assert kedge(monkeypatch, stage, *COMMANDS.get(stage, []), "--out", "run") == 2
+    assert capsys.readouterr().err == "error: run already holds something; give another --out, or empty it\n"
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ppo"], "kedge ppo needs model: give --model, or set it in the configuration"),
+        (["ppo", "--model", "m"], "kedge ppo needs data.prompts: give --prompts,"),
+        (["ppo", "--model", "m", "--prompts", "p"], "kedge ppo needs reward: give --reward,"),
+        (["reward", "--model", "m"], "kedge reward needs data.comparisons: give --data,"),
+        (["sft", "--model", "m"], "kedge sft needs data.demonstrations: give --data,"),
+        (["evaluate", "--model", "m", "--prompts", "p"], "kedge evaluate needs evaluate.judge: give --judge,"),
+        (["ppo", *COMMANDS["ppo"], "ppo.ptx_coef=27.8"], "ppo.ptx_coef=27.8 mixes in texts"),
+        (["rlhf", *COMMANDS["rlhf"], "rlhf.num_rounds=2"], "rlhf.num_rounds=2 needs rlhf.labeller"),
+        (["ppo", "ppo.clip=1"], "ppo.clip is not a field; did you mean ppo.clip_range?"),
+        (["ppo", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["sft", "--preset", "best"], "preset 'best' does not exist"),
+        (["config", "explain", "ppo.clipp"], "ppo.clipp is not a field"),
+        (["config", "validate", "--stage", "dpo"], "stage 'dpo' does not exist"),
+        (["config", "presets", "best"], "preset 'best' does not exist"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    said: str,
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kedge(monkeypatch, *arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"error: {said}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert calls == []
+
+
+def test_a_reward_models_base_stands_in_for_the_model(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kedge(monkeypatch, "reward", "--data", "c", "reward_model.base=b") == 0
+    assert calls[0][1].reward_model.base == "b"
+
+
+@pytest.mark.parametrize(("error", "status"), [(ModelError("no weights in m"), 2), (KeyboardInterrupt(), 130)])
+def test_how_a_pipeline_ends(
+    error: BaseException, status: int, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Config) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)
+    assert kedge(monkeypatch, "sft", *COMMANDS["sft"]) == status
+
+
+def test_a_defect_keeps_its_traceback(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Config) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)
+    monkeypatch.setattr(sys, "argv", ["kedge", "sft", *COMMANDS["sft"]])
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+def test_an_unknown_flag_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kedge(monkeypatch, "ppo", "--bogus") == 2
+
+
+def test_config_show_prints_what_config_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge(monkeypatch, "config", "show", "--preset", "ziegler", "ppo.learning_rate=3e-6") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["ppo"]["learning_rate"] == 3e-6
+    assert shown["ppo"]["kl_target"] == 6
+    assert Config.model_validate(shown).preset == "ziegler"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--version"], f"kedge {__version__}"),
+        (["config", "validate", "--preset", "tldr-n+"], "The configuration is valid."),
+        (["config", "explain", "ppo.kl_coef"], "score per nat"),
+        (["config", "explain"], "rollout"),
+        (["config", "schedule", "--num-prompts", "100"], "passes over them"),
+        (["config", "presets"], "small-cpu"),
+        (["config", "presets", "stiennon"], "ppo.learning_rate: 1.5e-05"),
+    ],
+)
+def test_what_is_printed(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge(monkeypatch, *arguments) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_the_command_line_imports_no_torch() -> None:
+    code = (
+        "import sys, kedge.cli; heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules); print(heavy)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_the_real_command() -> None:
+    command = [sys.executable, "-m", "kedge"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert all(name in helped.stdout for name in (*STAGES, "config", "demo"))
+    failed = subprocess.run(
+        [*command, "config", "show", "ppo.clip_range=-1"], capture_output=True, text=True, check=False
+    )
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr == "error: ppo.clip_range must be a number > 0; it is -1\n"
