@@ -10,8 +10,8 @@ from kedge.config.knob import Section, knob_of
 from kedge.config.words import all_fields, section_type
 
 PROMISED = {
-    "ppo": "num_updates learning_rate num_epochs num_minibatches clip_range value_clip_range value_coef entropy_coef kl_coef "
-    "kl_controller kl_target early_stop_kl gamma gae_lambda max_grad_norm critic",
+    "ppo": "num_updates learning_rate num_epochs num_minibatches clip_range value_clip_range value_coef entropy_coef "
+    "kl_coef kl_controller kl_target early_stop_kl gamma gae_lambda max_grad_norm critic",
     "rollout": "num_prompts num_responses max_new_tokens temperature",
     "runtime": "precision seed",
 }
