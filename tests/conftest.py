@@ -1,6 +1,6 @@
-"""In tests the algorithm's shapes and types are checked at every call; `users_errors` switches that off.
+"""In tests the algorithm's shapes and types are checked at every call; `unchecked` switches that off.
 
-A user runs without those checks, so the tests of kedge's own messages must too.
+A user runs without those checks, so the tests of kedge's own messages must too; and they would slow a training down.
 """
 
 import sys
@@ -23,7 +23,7 @@ settings.load_profile("kedge")
 
 
 @pytest.fixture
-def users_errors() -> Iterator[None]:
+def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

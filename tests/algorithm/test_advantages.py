@@ -177,7 +177,7 @@ def test_the_total_of_a_truncated_episode_includes_what_the_critic_expects_after
     assert weights.tolist() == [[1 + 0.5 * 2 + 0.25 * 8] * 2 + [0.0]]
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     ONE = torch.ones(2, 3)
     MASK = ONE > 0

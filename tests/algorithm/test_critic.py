@@ -94,7 +94,7 @@ def test_explained_variance_of_a_perfect_a_shifted_and_a_constant_critic(ragged)
     assert explained_variance(batch.values, torch.ones_like(batch.values), batch.mask) == 0
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree_and_something_must_count(self):
         with pytest.raises(ShapeError, match=r"returns \(1,\)"):

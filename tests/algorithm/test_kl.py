@@ -126,7 +126,7 @@ def test_the_entropy_bonus_rises_below_its_target_and_vanishes_above():
     assert adapt_entropy_coef(0.05, 2.0, entropy_target=2.0) == 0.05
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_a_broken_kl_moves_no_coefficient(self):
         with pytest.raises(ConfigError, match="kl must be a finite number, got nan"):

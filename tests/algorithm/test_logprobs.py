@@ -93,7 +93,7 @@ def test_importance_weights_are_capped_ratios(ragged, seed):
     assert (weights[~batch.mask] == 0).all()
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
     def test_temperature_is_positive(self, temperature):

@@ -86,7 +86,7 @@ def test_a_row_without_tokens_is_no_sequence():
     assert aggregation_normalizer(mask, aggregation="sequence").item() == 1
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree(self):
         with pytest.raises(ShapeError, match=r"mask \(3, 3\), x \(3, 2\)"):

@@ -187,7 +187,7 @@ def test_the_kl_penalty_pulls_back_towards_the_old_policy():
     torch.testing.assert_close(torch.autograd.grad(found.loss, logits), torch.autograd.grad(exact, logits))
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     ONE = torch.ones(2, 3)
     MASK = ONE > 0

@@ -94,7 +94,7 @@ def test_absent_responses_influence_neither_value_nor_gradient(absent):
     assert scores.grad.isfinite().all()
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree(self):
         with pytest.raises(ShapeError, match=r"chosen \(2,\), rejected \(3,\)"):

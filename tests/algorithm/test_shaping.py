@@ -120,7 +120,7 @@ def test_a_response_that_never_stopped_scores_worse():
         assert penalize_missing_eos(scores, stopped, value=value, mode="subtract").tolist() == [3.0, -7.0, 0.0]
 
 
-@pytest.mark.usefixtures("users_errors")
+@pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_an_empty_response_is_refused(self):
         with pytest.raises(ShapeError, match="row 1 of the mask counts no token"):
