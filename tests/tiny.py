@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -28,8 +29,8 @@ TEXTS = (
 )
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 
 
@@ -52,17 +53,23 @@ def tiny_tokenizer(
 
 def tiny_sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     """Llama's kind: a space before every text, BOS before every prompt, unknown characters as bytes."""
-    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trainer = trainers.BpeTrainer(
+        vocab_size=150, special_tokens=["<pad>", "<bos>", "<eos>", "<unk>"], show_progress=False
+    )
+    learner.train_from_iterator(TEXTS, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    vocab = learnt["vocab"]
+    for value in range(256):
+        vocab[f"<0x{value:02X}>"] = len(vocab)
+    merges = [tuple(pair) for pair in learnt["merges"]]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    byte_tokens = [AddedToken(f"<0x{value:02X}>", normalized=False) for value in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=360, special_tokens=[*special, *byte_tokens], show_progress=False, max_token_length=8
-    )
-    backend.train_from_iterator(TEXTS, trainer)
     return _wrap(backend, add_bos=True, chat_template=None)
 
 

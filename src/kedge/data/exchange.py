@@ -15,7 +15,7 @@ from kedge.data.fields import Fields, Messages, field_of, messages_of, text_of
 from kedge.data.rejections import RowError
 from kedge.data.templates import render_tldr, tldr_response
 from kedge.data.tokens import encode_completion, encode_prompt
-from kedge.data.truncation import Truncate
+from kedge.data.truncation import Truncate, refuse_giant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +59,9 @@ def answered(fields: Fields, answers: Mapping[str, Any], rules: Rules) -> tuple[
     """
     if rules.template == "tldr":
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
+        for name, text in texts.items():
+            if rules.max_length is not None:
+                refuse_giant(rules.tokenizer, text, rules.max_length, repr(name))
         longest = max(len(encode_completion(rules.tokenizer, text)) for text in texts.values())
         limits = (rules.max_prompt_tokens, None if rules.max_length is None else rules.max_length - longest)
         budget = min((limit for limit in limits if limit is not None), default=None)
@@ -131,6 +134,9 @@ def tldr_prompt(fields: Fields, rules: Rules, *, budget: int | None) -> str:
 
 def check_lengths(prompt: str, answers: Mapping[str, str], rules: Rules) -> tuple[str, ...]:
     """The texts, once they are known to fit."""
+    limits = [limit for limit in (rules.max_prompt_tokens, rules.max_length) if limit is not None]
+    if limits:
+        refuse_giant(rules.tokenizer, prompt, min(limits), "the prompt")
     length = len(encode_prompt(rules.tokenizer, prompt))
     if length == 0:
         raise RowError("the prompt has no tokens")
@@ -138,6 +144,7 @@ def check_lengths(prompt: str, answers: Mapping[str, str], rules: Rules) -> tupl
         raise RowError(f"the prompt is {length} tokens long, at most {rules.max_prompt_tokens} fit")
     if rules.max_length is not None:
         for name, answer in answers.items():
+            refuse_giant(rules.tokenizer, answer, rules.max_length, repr(name))
             total = length + len(encode_completion(rules.tokenizer, answer))
             if total > rules.max_length:
                 raise RowError(f"prompt and {name!r} are {total} tokens long, at most {rules.max_length} fit")

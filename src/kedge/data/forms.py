@@ -10,7 +10,7 @@ from kedge.data.fields import Fields, check_fields, entries_of, field_of, messag
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_example
-from kedge.data.truncation import truncate_prompt
+from kedge.data.truncation import refuse_giant, truncate_prompt
 
 __all__ = ["comparison_of", "demonstration_of", "prompt_of"]
 
@@ -96,10 +96,11 @@ def _ranking(fields: Fields, rules: Rules) -> Ranking:
 
 
 def _plain_text(text: str, rules: Rules) -> Demonstration:
-    prompt, completion = encode_example(rules.tokenizer, "", text)
-    length = len(prompt) + len(completion)
-    if rules.max_length is not None and length > rules.max_length:
-        raise RowError(f"the text is {length} tokens long, at most {rules.max_length} fit")
+    if rules.max_length is not None:
+        refuse_giant(rules.tokenizer, text, rules.max_length, "the text")
+        length = sum(map(len, encode_example(rules.tokenizer, "", text)))
+        if length > rules.max_length:
+            raise RowError(f"the text is {length} tokens long, at most {rules.max_length} fit")
     return Demonstration("", text)
 
 

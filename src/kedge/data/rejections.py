@@ -89,8 +89,9 @@ def check_rejections(
     if table.records and rejected <= max_rejected_fraction * total:
         return
     reason, count, first = _commonest_reason(table.rejected)
+    tolerated = f", at most {max_rejected_fraction:.1%} may" if table.records else ""
     raise DataError(
-        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used, at most {max_rejected_fraction:.1%} may: "
+        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{tolerated}: "
         f"{count} times {reason!r}, first at {first.source}:{first.line}"
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_prompt
+from kedge.data.truncation import beginning_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +34,11 @@ def render_tldr(
 
     Source: Stiennon app. B; N+; spec §2.5.
     """
-    lines = post.strip().split("\n")
+    post = post.strip()
+    if max_tokens is not None:
+        # Only a giant's beginning can be kept. Its last line may be broken and is cut, since the whole does not fit.
+        post = beginning_over(tokenizer, post, max_tokens) or post
+    lines = post.split("\n")
 
     def prompt(num_lines: int) -> str:
         body = "\n".join(lines[:num_lines]).rstrip()
@@ -47,7 +52,7 @@ def render_tldr(
     # Halving finds the last cut that fits as line-by-line cutting does, without encoding a long post once per line.
     kept = bisect_right(range(1, len(lines)), max_tokens, key=num_tokens)
     if kept == 0:
-        raise RowError(f"the post is too long: {num_tokens(1)} tokens with its first paragraph alone, {max_tokens} fit")
+        raise RowError(f"the post is too long: at most {max_tokens} tokens fit, its first paragraph alone is over them")
     return prompt(kept)
 
 

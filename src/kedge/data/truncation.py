@@ -10,12 +10,34 @@ from kedge.data.tokens import encode_prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Truncate", "truncate_prompt"]
+__all__ = ["Truncate", "beginning_over", "refuse_giant", "truncate_prompt"]
 
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
 # What decoding writes for the half of a character whose other bytes were cut off.
 _HALF_CHARACTER = "\ufffd"
+
+# More than any tokenizer packs into a token on average.
+_CHARACTERS_PER_TOKEN = 64
+
+
+def beginning_over(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> str | None:
+    """A beginning of the text that alone is far over the limit: a giant need not be encoded whole to be refused.
+
+    None where the text is no giant, and has to be measured.
+    """
+    start = text[: _CHARACTERS_PER_TOKEN * max(max_tokens, 1)]
+    return start if len(start) < len(text) and len(encode_prompt(tokenizer, start)) > 2 * max_tokens else None
+
+
+def refuse_giant(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, name: str) -> None:
+    """Stop at a text that would take long to measure and is certainly too long.
+
+    Raises:
+        RowError: It is.
+    """
+    if beginning_over(tokenizer, text, max_tokens) is not None:
+        raise RowError(f"{name} is {len(text)} characters long, at most {max_tokens} tokens fit")
 
 
 def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate) -> str:
@@ -30,6 +52,10 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
     Raises:
         RowError: It is too long and may not be cut, or nothing is left of it.
     """
+    if truncate == "never":
+        refuse_giant(tokenizer, text, max_tokens, "the prompt")
+    elif (start := beginning_over(tokenizer, text, max_tokens)) is not None:
+        text = start if truncate == "keep_start" else text[-len(start) :]
     ids = encode_prompt(tokenizer, text)
     if len(ids) <= max_tokens:
         return text

@@ -1,0 +1,104 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.data import Comparison, Demonstration, Prompt, PromptStream, Ranking, split_eval
+from kedge.errors import DataError
+
+POOL = [Prompt(str(index)) for index in range(10)]
+
+
+def texts(prompts) -> list[str]:
+    return [prompt.text for prompt in prompts]
+
+
+def test_a_pass_visits_every_prompt_once_and_the_next_in_another_order():
+    stream = PromptStream(POOL, seed=0)
+    first, second = stream.next(10), stream.next(10)
+    assert sorted(texts(first)) == sorted(texts(second)) == sorted(texts(POOL))
+    assert texts(first) != texts(second)
+    assert texts(first) != texts(POOL)
+
+
+def test_the_draw_depends_on_the_seed_and_not_on_the_chunks():
+    def drawn(seed: int, *chunks: int) -> list[str]:
+        stream = PromptStream(POOL, seed=seed)
+        return [text for chunk in chunks for text in texts(stream.next(chunk))]
+
+    assert drawn(3, 35) == drawn(3, 7, 7, 7, 7, 7) == drawn(3, 1, 34)
+    assert drawn(3, 35) != drawn(4, 35)
+
+
+@given(world_size=st.integers(1, 5), per_rank=st.integers(1, 7), seed=st.integers(0, 3))
+def test_ranks_together_draw_what_one_rank_would(world_size, per_rank, seed):
+    alone = PromptStream(POOL, seed=seed)
+    ranks = [PromptStream(POOL, seed=seed, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(4):
+        together = [text for stream in ranks for text in texts(stream.next(per_rank))]
+        assert together == texts(alone.next(per_rank * world_size))
+    assert all(stream.state() == alone.state() for stream in ranks)
+
+
+def test_ranks_are_disjoint_within_a_pass():
+    ranks = [PromptStream(POOL, seed=0, rank=rank, world_size=2) for rank in range(2)]
+    first, second = ({text for _ in range(2) for text in texts(stream.next(2))} for stream in ranks)
+    assert len(first | second) == 8
+    assert not first & second
+
+
+@given(before=st.integers(0, 25))
+def test_a_restored_stream_goes_on_where_it_was(before):
+    stream = PromptStream(POOL, seed=1)
+    stream.next(before)
+    resumed = PromptStream(POOL, seed=1)
+    resumed.restore(json.loads(json.dumps(stream.state())))
+    assert texts(resumed.next(23)) == texts(stream.next(23))
+
+
+def test_what_a_stream_refuses():
+    with pytest.raises(DataError, match="no prompts"):
+        PromptStream([], seed=0)
+    with pytest.raises(ValueError, match="rank is 2 with world_size 2"):
+        PromptStream(POOL, seed=0, rank=2, world_size=2)
+    with pytest.raises(DataError, match="saved with 10 prompts and there are 9 now"):
+        PromptStream(POOL[:9], seed=0).restore(PromptStream(POOL, seed=0).state())
+
+
+prompt_lists = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=40).filter(lambda names: len(set(names)) > 1)
+
+
+@given(prompts=prompt_lists, fraction=st.floats(0.01, 0.9), seed=st.integers(0, 5))
+def test_no_prompt_falls_on_both_sides(prompts, fraction, seed):
+    records = [Comparison(prompt, str(index), "x") for index, prompt in enumerate(prompts)]
+    split = split_eval(records, fraction, seed)
+    assert not {record.prompt for record in split.train} & {record.prompt for record in split.eval}
+    assert sorted([*split.train, *split.eval], key=records.index) == records
+    assert split.train == [record for record in records if record in split.train]
+    assert split.train
+    assert split.eval
+    assert split == split_eval(records, fraction, seed)
+
+
+def test_the_fraction_is_of_the_records():
+    records = [Demonstration(str(index), "x") for index in range(200)]
+    assert len(split_eval(records, 0.05, 0).eval) == 10
+    assert split_eval(records, 0.05, 0) != split_eval(records, 0.05, 1)
+    assert split_eval(records, 0.0, 0).eval == []
+
+
+def test_every_kind_of_record_is_split():
+    assert len(split_eval([Prompt("a"), Prompt("a"), Prompt("b")], 0.3, 0).train) in (1, 2)
+    mixed = [Comparison("a", "b", "c"), Ranking("a", ("b", "c"), (1.0, 2.0)), Comparison("d", "b", "c")]
+    assert {len(split_eval(mixed, 0.3, seed).eval) for seed in range(8)} == {1, 2}
+    plain_texts = [Demonstration("", text) for text in "aabbc"]
+    split = split_eval(plain_texts, 0.4, 0)
+    assert not {record.completion for record in split.train} & {record.completion for record in split.eval}
+
+
+def test_what_cannot_be_split():
+    with pytest.raises(DataError, match="2 rows share one prompt"):
+        split_eval([Prompt("a"), Prompt("a")], 0.5, 0)
+    with pytest.raises(ValueError, match="fraction is 1"):
+        split_eval([Prompt("a"), Prompt("b")], 1, 0)

@@ -1,0 +1,360 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kedge.data import (
+    Comparison,
+    Demonstration,
+    Prompt,
+    Ranking,
+    Rejection,
+    encode_example,
+    encode_prompt,
+    read_comparisons,
+    read_demonstrations,
+    read_prompts,
+    write_rejections,
+)
+from kedge.errors import DataError
+from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
+
+PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+QUESTION = {"role": "user", "content": "Why?"}
+ANSWER, OTHER = ({"role": "assistant", "content": text} for text in ("Because.", "No idea."))
+RENDERED = "<|user|>\nWhy?\n<|assistant|>\n"
+POST = {"subreddit": "boats", "title": "Help", "post": "The rope broke."}
+TLDR = "SUBREDDIT: r/boats\n\nTITLE: Help\n\nPOST: The rope broke.\n\nTL;DR:"
+
+
+def one(read, row, *, tokenizer=CHAT, **settings):
+    """The record of one row, or its rejection."""
+    good = {**POST, "prompt": "a", "completion": "b", "summary": "b", "chosen": "b", "rejected": "c"}
+    table = read([good, row], tokenizer=tokenizer, max_rejected_fraction=0.5, **settings)
+    return (table.records[1:] or table.rejected)[0]
+
+
+def reason(read, row, **settings) -> str:
+    """Why a row is rejected."""
+    rejection = one(read, row, **settings)
+    assert (rejection.source, rejection.line) == ("list", 2)
+    return rejection.reason
+
+
+@pytest.mark.parametrize(
+    ("row", "record"),
+    [
+        ({"prompt": "Why?", "completion": " So."}, Demonstration("Why?", " So.")),
+        ({"text": "Once upon"}, Demonstration("", "Once upon")),
+        ("Once upon", Demonstration("", "Once upon")),
+        ({"messages": [QUESTION, ANSWER]}, Demonstration(RENDERED, "Because.")),
+        ({"prompt": "Why?", "messages": [QUESTION, ANSWER]}, Demonstration(RENDERED, "Because.")),
+        ({"prompt": [QUESTION], "completion": [ANSWER]}, Demonstration(RENDERED, "Because.")),
+        ({"prompt": [QUESTION], "completion": "Because."}, Demonstration(RENDERED, "Because.")),
+        ({"prompt": "Why?", "completion": [ANSWER]}, Demonstration(RENDERED, "Because.")),
+    ],
+)
+def test_demonstrations(row, record):
+    assert read_demonstrations([row], tokenizer=CHAT).records == [record]
+
+
+@pytest.mark.parametrize(
+    ("row", "record"),
+    [
+        ({"prompt": "Why?", "chosen": " So.", "rejected": " No."}, Comparison("Why?", " So.", " No.")),
+        ({"prompt": "Why?", "chosen": "a", "rejected": "b", "margin": 2}, Comparison("Why?", "a", "b", 2.0)),
+        (
+            {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [OTHER]},
+            Comparison(RENDERED, "Because.", "No idea."),
+        ),
+        ({"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, OTHER]}, Comparison(RENDERED, "Because.", "No idea.")),
+        (
+            {"prompt": "Why?", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, OTHER]},
+            Comparison(RENDERED, "Because.", "No idea."),
+        ),
+        (
+            {"chosen": "\n\nHuman: Hi\n\nAssistant: Yes", "rejected": "\n\nHuman: Hi\n\nAssistant: Yonder"},
+            Comparison("\n\nHuman: Hi\n\nAssistant:", " Yes", " Yonder"),
+        ),
+        (
+            {"prompt": "Why?", "responses": ["a", "b", "c"], "ranks": [2, 1, 2]},
+            Ranking("Why?", ("a", "b", "c"), (2.0, 1.0, 2.0)),
+        ),
+        (
+            {"prompt": [QUESTION], "responses": [[ANSWER], "Never."], "ranks": [1, 2]},
+            Ranking(RENDERED, ("Because.", "Never."), (1.0, 2.0)),
+        ),
+    ],
+)
+def test_comparisons(row, record):
+    assert read_comparisons([row], tokenizer=CHAT).records == [record]
+
+
+@pytest.mark.parametrize(
+    ("row", "record"),
+    [
+        ({"prompt": "Why?", "answer": 42}, Prompt("Why?", {"answer": 42})),
+        ("Why?", Prompt("Why?")),
+        ({"text": "Once upon", "id": 1}, Prompt("Once upon", {"id": 1})),
+        ({"prompt": [QUESTION], "id": 1}, Prompt(RENDERED, {"id": 1, "messages": [QUESTION]})),
+        ({"messages": [QUESTION, ANSWER]}, Prompt(RENDERED, {"messages": [QUESTION]})),
+        (
+            {"prompt": [QUESTION, {"role": "assistant", "content": "Well,"}]},
+            Prompt(RENDERED + "Well,", {"messages": [QUESTION, {"role": "assistant", "content": "Well,"}]}),
+        ),
+    ],
+)
+def test_prompts(row, record):
+    assert read_prompts([row], tokenizer=CHAT).records == [record]
+
+
+def test_tldr_posts_in_every_reader():
+    summary, other = "  rope broke ", "boat fine"
+    assert one(read_demonstrations, {**POST, "summary": summary}, template="tldr") == Demonstration(TLDR, " rope broke")
+    row = {**POST, "chosen": summary, "rejected": other}
+    assert one(read_comparisons, row, template="tldr") == Comparison(TLDR, " rope broke", " boat fine")
+    assert one(read_prompts, {**POST, "id": 3}, template="tldr") == Prompt(TLDR, {**POST, "id": 3})
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "expected"),
+    [
+        (read_prompts, {"question": "Why?"}, "field 'prompt' is missing (the row has 'question')"),
+        (read_prompts, {}, "field 'prompt' is missing (the row has no fields)"),
+        (read_prompts, {"prompt": None}, "field 'prompt' is null"),
+        (read_prompts, {"prompt": " \n"}, "field 'prompt' is empty"),
+        (read_prompts, {"prompt": []}, "field 'prompt' is empty"),
+        (read_prompts, {"prompt": 3}, "field 'prompt' is a number, expected a list"),
+        (read_prompts, 3, "the row is a number, expected an object with named fields"),
+        (read_prompts, {"prompt": "a", 3: "b"}, "a field's name is a number, expected text"),
+        (read_prompts, {"prompt": "\ud800"}, "field 'prompt' holds a lone surrogate, which UTF-8 cannot write"),
+        (
+            read_prompts,
+            {"prompt": "a", "x": [{"y": "\udfff"}]},
+            "field 'x' holds a lone surrogate, which UTF-8 cannot write",
+        ),
+        (read_prompts, {"messages": [{"role": "user"}]}, "field 'content' is missing (the row has 'role')"),
+        (
+            read_prompts,
+            {"messages": ["Why?"]},
+            "field 'messages[0]' is text, expected a message with 'role' and 'content'",
+        ),
+        (read_demonstrations, {"prompt": "a"}, "field 'completion' is missing (the row has 'prompt')"),
+        (read_demonstrations, {"prompt": "a", "completion": ""}, "field 'completion' is empty"),
+        (
+            read_demonstrations,
+            {"prompt": "a", "completion": True},
+            "field 'completion' is true or false, expected text",
+        ),
+        (
+            read_demonstrations,
+            {"messages": [QUESTION]},
+            "field 'messages' does not end with an answer of the assistant to something before it",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "chosen": "b", "rejected": "b"},
+            "fields 'chosen' and 'rejected' hold the same answer",
+        ),
+        (
+            read_comparisons,
+            {"chosen": "b", "rejected": "c"},
+            "field 'prompt' is missing, and 'chosen' and 'rejected' do not begin alike",
+        ),
+        (read_comparisons, {"chosen": "a b", "rejected": "a b c"}, "field 'chosen' is empty"),
+        (
+            read_comparisons,
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": math.nan},
+            "field 'margin' is not a finite number",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "responses": ["b", "c"], "ranks": [1]},
+            "2 responses have 1 ranks, expected one each",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "responses": ["b", "c"], "ranks": [1, math.nan]},
+            "field 'ranks[1]' is not a finite number",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 10**400]},
+            "field 'ranks[1]' is not a finite number",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 1]},
+            "field 'ranks' prefers no response: at least two different ranks are needed",
+        ),
+        (
+            read_comparisons,
+            {"prompt": "a", "responses": ["b", "b"], "ranks": [1, 2]},
+            "field 'responses' holds the same answer with different ranks",
+        ),
+    ],
+)
+def test_a_bad_row_has_one_clear_reason(read, row, expected):
+    assert reason(read, row) == expected
+
+
+def test_what_is_too_long_says_how_long():
+    words = "sea " * 50
+    length = len(encode_prompt(PLAIN, words))
+    assert reason(read_prompts, words, max_prompt_tokens=20) == f"the prompt is {length} tokens long, at most 20 fit"
+    assert reason(read_demonstrations, words, max_length=20) == f"the text is {length + 1} tokens long, at most 20 fit"
+    row = {"prompt": "a", "chosen": "b", "rejected": words}
+    text = f"prompt and 'rejected' are {length + 2} tokens long, at most 20 fit"
+    assert reason(read_comparisons, row, max_length=20) == text
+    # Exactly at the limit is not over it.
+    assert isinstance(one(read_demonstrations, words, max_length=length + 1), Demonstration)
+    assert isinstance(one(read_prompts, words, max_prompt_tokens=length), Prompt)
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, tiny_sentencepiece_tokenizer()])
+@pytest.mark.parametrize("limit", [3, 5, 12])
+def test_prompts_are_cut_only_where_asked_for(tokenizer, limit):
+    text = "Once upon a time there was a caf\u00e9 \U0001f600 by the sea"
+    assert isinstance(one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit), Rejection)
+    start = one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_start").text
+    end = one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_end").text
+    assert text.startswith(start)
+    assert text.endswith(end)
+    for cut in (start, end):
+        assert 0 < len(encode_prompt(tokenizer, cut)) <= limit
+
+
+def test_a_conversation_needs_a_chat_template():
+    with pytest.raises(DataError, match=r"^list:2: the row is a conversation .* no chat template: take an instruction"):
+        read_prompts(["a", {"messages": [QUESTION]}], tokenizer=PLAIN)
+
+
+def test_a_conversation_is_encoded_as_its_template_writes_it():
+    record = one(read_demonstrations, {"messages": [QUESTION, ANSWER]})
+    halves = encode_example(CHAT, record.prompt, record.completion)
+    rendered = CHAT.apply_chat_template([QUESTION, ANSWER], tokenize=False)
+    assert rendered == RENDERED + "Because.<eos>\n"
+    assert CHAT.decode([*halves.prompt, *halves.completion]) == rendered.rstrip()
+    assert halves.completion.count(CHAT.eos_token_id) == 1
+
+
+def test_what_a_chat_template_refuses_is_a_bad_row():
+    tokenizer = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    assert reason(read_prompts, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
+    row = {"messages": [QUESTION]}
+    assert reason(read_prompts, row, tokenizer=tokenizer) == (
+        "the chat template refuses the conversation: roles must alternate"
+    )
+    tokenizer = tiny_tokenizer(chat_template="{{ messages | length }}{{ messages[-1].content }}")
+    row = {"messages": [QUESTION, ANSWER]}
+    assert "writes the prompt differently" in reason(read_demonstrations, row, tokenizer=tokenizer)
+
+
+def lines(path: Path, *rows: bytes) -> Path:
+    path.write_bytes(b"\n".join(rows))
+    return path
+
+
+def test_too_many_bad_rows_stop_the_run_and_are_written_down_first(tmp_path):
+    good = [b'{"prompt": "a"}'] * 90
+    path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"question": "a"}'] * 8)
+    out = tmp_path / "run" / "rejected.jsonl"
+    with pytest.raises(DataError) as raised:
+        read_prompts(path, tokenizer=PLAIN, rejected_to=out)
+    assert str(raised.value) == (
+        "10 of 100 rows (10.0%) cannot be used, at most 5.0% may: 8 times "
+        f"\"field 'prompt' is missing (the row has 'question')\", first at {path}:93"
+    )
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["line"] for row in written] == list(range(91, 101))
+    assert written[0] == {
+        "file": str(path),
+        "line": 91,
+        "reason": "not JSON: Expecting property name enclosed in double quotes at column 2",
+        "preview": "{",
+    }
+    table = read_prompts(path, tokenizer=PLAIN, max_rejected_fraction=0.1)
+    assert (len(table.records), len(table.rejected)) == (90, 10)
+
+
+def test_reasons_are_counted_whatever_their_numbers():
+    rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}]
+    with pytest.raises(DataError, match=r"3 of 4 rows .*: 2 times 'the prompt is \d+ tokens long.*first at list:2$"):
+        read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10)
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(DataError, match=r"empty\.jsonl holds no rows"):
+        read_prompts(str(lines(tmp_path / "empty.jsonl", b"")), tokenizer=PLAIN)
+    with pytest.raises(DataError, match="the data holds no rows"):
+        read_demonstrations([], tokenizer=PLAIN)
+    with pytest.raises(DataError, match=r"1 of 1 rows \(100\.0%\) cannot be used"):
+        read_prompts([{"prompt": ""}], tokenizer=PLAIN, max_rejected_fraction=1.0)
+
+
+def test_rejections_are_appended_and_survive_anything(tmp_path):
+    path = tmp_path / "rejected.jsonl"
+    write_rejections(path, [])
+    assert not path.exists()
+    for text in ("\ud800", "\x00", "line\nbreak"):
+        write_rejections(path, [Rejection("file", 1, text, text)])
+    assert [json.loads(line)["reason"] for line in path.read_text().splitlines()] == ["\ud800", "\x00", "line\nbreak"]
+
+
+def test_a_line_of_ten_megabytes(tmp_path):
+    long = json.dumps({"prompt": "The tide went out.\n" * 550_000}).encode()
+    path = lines(tmp_path / "rows.jsonl", *[b'{"prompt": "a"}'] * 30, long)
+    table = read_prompts(path, tokenizer=PLAIN, max_prompt_tokens=100)
+    assert len(table.records) == 30
+    assert len(table.rejected[0].preview) == 120
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["user", "a"])
+keys = st.sampled_from(["role", "content"]) | st.text(max_size=4)
+json_values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+roles = st.sampled_from(["user", "assistant", "system"])
+conversations = st.lists(st.fixed_dictionaries({"role": roles, "content": json_values}), max_size=3)
+names = st.sampled_from(
+    [
+        "prompt",
+        "completion",
+        "messages",
+        "text",
+        "chosen",
+        "rejected",
+        "responses",
+        "ranks",
+        "margin",
+        "subreddit",
+        "title",
+        "post",
+        "summary",
+    ]
+)
+rows = st.dictionaries(names | st.text(max_size=4), json_values | conversations, max_size=8) | json_values
+
+
+@pytest.mark.parametrize("template", ["none", "tldr"])
+@pytest.mark.parametrize("read", [read_demonstrations, read_comparisons, read_prompts])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(row=rows)
+def test_any_json_is_a_record_or_a_rejection(read, template, row):
+    good = {**POST, "text": "a", "prompt": "a", "completion": "b", "summary": "c", "chosen": "d", "rejected": "e"}
+    table = read([good, row], tokenizer=CHAT, template=template, max_rejected_fraction=1.0)
+    assert len(table.records) + len(table.rejected) == 2
+    for rejection in table.rejected:
+        json.dumps([rejection.reason, rejection.preview], ensure_ascii=False).encode("utf-8")
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_are_records_or_rejections(tmp_path_factory, content):
+    path = lines(tmp_path_factory.mktemp("bytes") / "rows.jsonl", b'{"prompt": "a"}', content, b'{"prompt": "b"}')
+    table = read_prompts(path, tokenizer=PLAIN, max_rejected_fraction=1.0)
+    assert {record.text for record in table.records} >= {"a", "b"}
+    assert len(table.records) + len(table.rejected) == 2 + sum(1 for line in content.split(b"\n") if line.strip())

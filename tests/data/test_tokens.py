@@ -1,0 +1,70 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.data import encode_completion, encode_example, encode_prompt, pad_left, pad_right
+from kedge.errors import ModelError
+from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
+
+BOS, EOS = 1, 2
+PLAIN, WITH_BOS, SENTENCEPIECE = tiny_tokenizer(), tiny_tokenizer(add_bos=True), tiny_sentencepiece_tokenizer()
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=30)
+
+
+def test_bos_stands_only_where_the_tokenizer_puts_one():
+    assert encode_prompt(PLAIN, "The sea")[0] != BOS
+    assert encode_prompt(WITH_BOS, "The sea") == [BOS, *encode_prompt(PLAIN, "The sea")]
+    assert encode_prompt(SENTENCEPIECE, "The sea") == SENTENCEPIECE.encode("The sea")
+
+
+def test_a_rendered_bos_is_not_doubled():
+    assert encode_prompt(WITH_BOS, "<bos>The sea").count(BOS) == 1
+    assert encode_prompt(WITH_BOS, "<bos>The sea") == encode_prompt(WITH_BOS, "The sea")
+
+
+def test_an_empty_prompt_is_bos_or_nothing():
+    assert encode_prompt(WITH_BOS, "") == [BOS]
+    assert encode_prompt(PLAIN, "") == []
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, WITH_BOS, SENTENCEPIECE])
+def test_a_completion_has_no_bos_and_one_eos(tokenizer):
+    ids = encode_completion(tokenizer, " the tide")
+    assert BOS not in ids
+    assert ids.count(EOS) == 1 == ids[::-1].index(EOS) + 1
+    assert encode_completion(tokenizer, " the tide<eos>") == ids
+    assert encode_completion(tokenizer, " the tide", eos=False) == ids[:-1]
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, WITH_BOS, SENTENCEPIECE])
+@given(prompt=texts, completion=texts)
+def test_the_halves_decode_to_the_whole_text(tokenizer, prompt, completion):
+    halves = encode_example(tokenizer, prompt, completion)
+    decoded = tokenizer.decode([*halves.prompt, *halves.completion], skip_special_tokens=True)
+    # The metaspace of SentencePiece cannot tell "▁" from a space; nothing is lost otherwise.
+    whole = prompt + completion
+    assert decoded == (whole.replace("▁", " ") if tokenizer is SENTENCEPIECE else whole)
+
+
+def test_a_text_without_prompt_is_encoded_as_the_start_of_a_text():
+    example = encode_example(SENTENCEPIECE, "", "Once upon")
+    assert [*example.prompt, *example.completion] == [*SENTENCEPIECE.encode("Once upon"), EOS]
+    assert example.prompt == [BOS]
+
+
+def test_a_tokenizer_without_eos_is_named():
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        encode_completion(tokenizer, "a")
+    assert encode_completion(tokenizer, "a", eos=False) == encode_prompt(PLAIN, "a")
+
+
+def test_padding_by_hand():
+    left, right = pad_left([[5, 6, 7], [8]], 0), pad_right([[5, 6, 7], [8]], 0)
+    assert left.ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert left.mask.tolist() == [[True, True, True], [False, False, True]]
+    assert right.ids.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert right.mask.tolist() == [[True, True, True], [True, False, False]]
+    assert pad_left([[], []], 0).ids.shape == (2, 0)
+    assert pad_right([[], [4]], 9).ids.tolist() == [[9], [4]]
