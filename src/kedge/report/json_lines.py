@@ -1,0 +1,75 @@
+"""A file with a JSON object on each line, that is added to while others read it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kedge.errors import DataError
+
+__all__ = ["JsonLines", "plain_json", "read_json_lines"]
+
+
+class JsonLines:
+    """A JSON-lines file: rows are added to what it holds and flushed one by one.
+
+    The same rows give the same bytes. What JSON has no word for (NaN, ±∞) is null.
+
+    Args:
+        path: The file; made if it does not exist, never written over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # UTF-8 has no form for half of a surrogate pair; what backslashreplace writes is JSON's own escape for it.
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row, its keys in the order given."""
+        self._file.write(json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file, also while it is written.
+
+    Raises:
+        DataError: There is no such file, or a line before the last is broken.
+    """
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} does not exist; expected a run's folder")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            # The last line of a run that is being written or was killed may be cut short; no other one may.
+            if number < len(lines):
+                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
+    return rows
+
+
+def plain_json(value: Any) -> Any:
+    """A value in JSON's own types. A log must not end a run, so what it does not know becomes text."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(entry) for entry in value]
+    return repr(value)

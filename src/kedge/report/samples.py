@@ -1,0 +1,97 @@
+"""`samples.jsonl`: a few responses of every update, with the figures of each of their tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import ShapeError
+from kedge.report.json_lines import JsonLines, plain_json, read_json_lines
+
+__all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
+
+SAMPLES_FILE = "samples.jsonl"
+TOKEN_FIGURES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response with what everybody thought of each of its tokens; one figure per token in every list.
+
+    Attributes:
+        prompt: the prompt as text.
+        response: the response as text.
+        tokens: the response's tokens as text, the stop token included.
+        score: the response's score, or None where no source had one.
+        stopped: False where the response was cut.
+        logprobs: the policy's log probability of each token, nats.
+        ref_logprobs: the reference's, nats, or None where no reference takes part.
+        values: the critic's value before each token.
+        rewards: reward per token.
+        advantages: advantage per token, as the policy loss weighs it.
+
+    Raises:
+        ShapeError: A list has another length than `tokens`.
+    """
+
+    prompt: str
+    response: str
+    tokens: Sequence[str]
+    score: float | None
+    stopped: bool
+    logprobs: Sequence[float]
+    ref_logprobs: Sequence[float] | None
+    values: Sequence[float]
+    rewards: Sequence[float]
+    advantages: Sequence[float]
+
+    def __post_init__(self) -> None:
+        for name in TOKEN_FIGURES:
+            figures = getattr(self, name)
+            if figures is not None and len(figures) != len(self.tokens):
+                raise ShapeError(f"{name} has {len(figures)} entries; expected {len(self.tokens)}, one per token")
+
+
+class SamplesLog:
+    """Rows of `samples.jsonl`: one per kept response, its update in front; flushed update by update.
+
+    Figures have six significant digits: they are for reading.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = JsonLines(folder / SAMPLES_FILE)
+
+    def write(self, update: int, samples: Iterable[Sample]) -> None:
+        """Add the kept responses of one update."""
+        for sample in samples:
+            row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+            self._lines.write({"update": update, **_rounded(plain_json(row))})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+    def __enter__(self) -> SamplesLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `samples.jsonl`; `DataError` as `read_json_lines`."""
+    return read_json_lines(folder / SAMPLES_FILE)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, list) else value
