@@ -1,0 +1,147 @@
+"""How far a stage has come, while it runs: a live bar on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+__all__ = ["Progress", "format_duration", "format_figure"]
+
+PLAIN_INTERVAL = 1.0
+"""Seconds between two plain lines: a fast stage must not fill a log file."""
+
+
+class Progress:
+    """The progress of one stage, to be used as a context.
+
+        with Progress("ppo", total=60) as progress:
+            progress.update(step, {"score": 0.1, "kl": 2.3})
+
+    Args:
+        stage: What is running.
+        total: Steps to come to.
+        done: Steps that an earlier run has taken already.
+        stream: Where to write; standard error by default.
+        clock: Seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        *,
+        total: int,
+        done: int = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage, self._total, self._done, self._clock = stage, total, done, clock
+        self._first, self._started = done, clock()
+        console = Console(file=stream or sys.stderr, highlight=False)
+        self._view: _View = _Bar(console, total) if console.is_terminal else _PlainLines(console, clock)
+
+    def __enter__(self) -> Progress:
+        self._started = self._clock()
+        self._view.start(self._stage, self._done)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        elapsed = format_duration(self._clock() - self._started)
+        ending = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
+
+    def update(self, step: int, figures: Mapping[str, float | None] | None = None) -> None:
+        """Show that `step` steps are done, with the newest figures."""
+        self._done = step
+        shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (figures or {}).items())
+        self._view.show(step, f"{self._stage} {step}/{self._total}", shown, self.eta(), last=step >= self._total)
+
+    def say(self, line: str) -> None:
+        """Write a line that stays, above whatever is live."""
+        self._view.say(line)
+
+    def eta(self) -> str:
+        """Time to come at the mean speed so far, such as `1:05`; `?` before the first step."""
+        taken = self._done - self._first
+        if taken <= 0:
+            return "?"
+        return format_duration((self._clock() - self._started) / taken * max(0, self._total - self._done))
+
+
+def format_duration(seconds: float) -> str:
+    """`0:07`, `12:05`, `3:00:12`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_figure(value: float | None) -> str:
+    """A figure in few characters: three significant digits, `–` for none."""
+    if value is None or not math.isfinite(value):
+        return "–" if value is None else str(value)
+    if isinstance(value, int) or value == 0:
+        return f"{value:.0f}"
+    if 0.001 <= abs(value) < 1_000:
+        return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return f"{value:,.0f}" if 1_000 <= abs(value) < 1_000_000 else f"{value:.2e}"
+
+
+class _View(Protocol):
+    def start(self, stage: str, done: int) -> None: ...
+    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None: ...
+    def say(self, line: str) -> None: ...
+    def stop(self, line: str) -> None: ...
+
+
+class _PlainLines:
+    """A line per update, but no more than one per second; the last one always."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console, self._clock, self._written = console, clock, -math.inf
+
+    def start(self, stage: str, done: int) -> None:
+        pass
+
+    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
+        if last or self._clock() - self._written >= PLAIN_INTERVAL:
+            self._written = self._clock()
+            self.say("  ".join(part for part in (position, figures, f"eta {eta}") if part))
+
+    def say(self, line: str) -> None:
+        self._console.out(line)
+
+    def stop(self, line: str) -> None:
+        self.say(line)
+
+
+class _Bar:
+    """A bar that stays in place, with the newest figures behind it."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[figures]}")
+        stage, eta, figures = (TextColumn(text, markup=False) for text in columns)
+        self._live = RichProgress(stage, BarColumn(24), MofNCompleteColumn(), eta, figures, console=console)
+        self._total = total
+
+    def start(self, stage: str, done: int) -> None:
+        self._task = self._live.add_task(stage, total=self._total, completed=done, eta="?", figures="")
+        self._live.start()
+
+    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
+        self._live.update(self._task, completed=step, eta=eta, figures=figures)
+
+    def say(self, line: str) -> None:
+        self._live.console.out(line)
+
+    def stop(self, line: str) -> None:
+        self._live.stop()
+        self._live.console.out(line)
