@@ -155,6 +155,11 @@ def test_an_exception_is_one_line_with_its_place():
     def divides(completions):
         return [1 / 0 for _ in completions]
 
+    def shouts(completions):
+        raise OSError("service\n\tdown")
+
+    with pytest.raises(RewardError, match=r"\Ashouts raised OSError: service down \(.*\)\Z"):
+        FunctionReward(shouts).scores(responses())
     with pytest.raises(RewardError, match=r"divides raised ZeroDivisionError: division.* \(test_function.py:\d+\)"):
         FunctionReward(divides).scores(responses())
 

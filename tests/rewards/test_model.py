@@ -12,7 +12,6 @@ from kedge.models import ScalarModel, load_tokenizer
 from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, RewardTerm, load_reward
 from kedge.rewards.model import share_tokens
 from tests.tiny import (
-    CHAT_TEMPLATE,
     FAMILIES,
     save_tiny_reward_model,
     tiny_reward_model,
@@ -82,13 +81,14 @@ def test_other_tokens_read_the_text_with_their_own_end(eos):
 
 
 def test_other_tokens_render_the_messages_with_their_own_template():
-    tokenizer = tiny_tokenizer(vocab_size=280, add_bos=True, chat_template=CHAT_TEMPLATE)
+    template = "{% for turn in messages %}[{{ turn.role }}] {{ turn.content }}{{ eos_token }}{% endfor %}"
+    tokenizer = tiny_tokenizer(vocab_size=280, add_bos=True, chat_template=template)
     classifier = tiny_reward_model(vocab_size=len(tokenizer))
     reward = ModelReward(ScalarModel(classifier, tokenizer), tokenizer, POLICY_TOKENIZER)
     messages = [{"role": "user", "content": "Where is the boat?"}]
     batch = Responses(["<policy's own form>"], ["At sea."], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [messages]})
-    # By hand from the template, where Jinja drops the line end after a block. No BOS: a template writes its own.
-    text = "<|user|>\nWhere is the boat?<|assistant|>\nAt sea.<eos>"
+    # By hand from the template. No BOS: a template writes every special token itself.
+    text = "[user] Where is the boat?<eos>[assistant] At sea.<eos>"
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
 

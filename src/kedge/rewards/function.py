@@ -184,4 +184,5 @@ def _named_errors(name: str) -> Iterator[None]:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise RewardError(f"{name} raised {type(error).__name__}: {error} ({place})") from error
+        message = " ".join(str(error).split())
+        raise RewardError(f"{name} raised {type(error).__name__}: {message} ({place})") from error

@@ -118,4 +118,4 @@ def _failed(what: str, error: Exception) -> RewardError:
     if isinstance(error, SyntaxError):
         return RewardError(f"{what}, line {error.lineno}: {error.msg}")
     line = traceback.extract_tb(error.__traceback__)[-1].lineno
-    return RewardError(f"{what} raised {type(error).__name__}, line {line}: {error}")
+    return RewardError(f"{what} raised {type(error).__name__}, line {line}: {' '.join(str(error).split())}")
