@@ -24,9 +24,8 @@ def letters(text: str) -> list[int]:
 
 
 def test_demonstrations_by_hand():
-    batch = collate_demonstrations(
-        [Demonstration("Q", "XZ"), Demonstration("QQ", "X"), Demonstration("", "Z")], TOKENIZER
-    )
+    rows = [Demonstration("Q", "XZ"), Demonstration("QQ", "X"), Demonstration("", "Z")]
+    batch = collate_demonstrations(rows, TOKENIZER)
     q, x, z = letters("QXZ")
     assert batch.ids.tolist() == [[BOS, q, x, z, EOS], [BOS, q, q, x, EOS], [BOS, z, EOS, PAD, PAD]]
     assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]

@@ -201,6 +201,14 @@ def test_a_bad_row_has_one_clear_reason(read, row, expected):
     assert reason(read, row) == expected
 
 
+def test_a_row_may_nest_deeper_than_python_recurses():
+    deep = []
+    for _ in range(50_000):
+        deep = [deep]
+    assert reason(read_prompts, {"prompt": deep}).startswith("field 'prompt[0]' is a list, expected a message")
+    assert one(read_prompts, {"prompt": "a", "deep": deep}).text == "a"
+
+
 def test_what_is_too_long_says_how_long():
     words = "sea " * 50
     length = len(encode_prompt(PLAIN, words))
@@ -319,23 +327,8 @@ json_values = st.recursive(
 )
 roles = st.sampled_from(["user", "assistant", "system"])
 conversations = st.lists(st.fixed_dictionaries({"role": roles, "content": json_values}), max_size=3)
-names = st.sampled_from(
-    [
-        "prompt",
-        "completion",
-        "messages",
-        "text",
-        "chosen",
-        "rejected",
-        "responses",
-        "ranks",
-        "margin",
-        "subreddit",
-        "title",
-        "post",
-        "summary",
-    ]
-)
+answer_names = ["completion", "chosen", "rejected", "responses", "ranks", "margin", "summary"]
+names = st.sampled_from(["prompt", "messages", "text", "subreddit", "title", "post", *answer_names])
 rows = st.dictionaries(names | st.text(max_size=4), json_values | conversations, max_size=8) | json_values
 
 

@@ -31,11 +31,10 @@ def test_the_published_format():
 
 
 def test_a_long_post_is_cut_at_a_paragraph():
-    post = "The tide went out.\n\nThe crew hauled.\n\nThe rope broke and so did the anchor."
-    limit = num_tokens(HEAD + "The tide went out.\n\nThe crew hauled." + TAIL)
-    assert (
-        render_tldr("boats", "Help", post, TOKENIZER, limit) == HEAD + "The tide went out.\n\nThe crew hauled." + TAIL
-    )
+    kept = "The tide went out.\n\nThe crew hauled."
+    post = kept + "\n\nThe rope broke and so did the anchor."
+    limit = num_tokens(HEAD + kept + TAIL)
+    assert render_tldr("boats", "Help", post, TOKENIZER, limit) == HEAD + kept + TAIL
     assert render_tldr("boats", "Help", post, TOKENIZER, limit - 1) == HEAD + "The tide went out." + TAIL
     assert render_tldr("boats", "Help", post, TOKENIZER, num_tokens(HEAD + post + TAIL)) == HEAD + post + TAIL
     with pytest.raises(RowError, match="first paragraph alone"):
