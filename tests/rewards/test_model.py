@@ -80,16 +80,19 @@ def test_other_tokens_read_the_text_with_their_own_end(eos):
     assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids) for ids in wholes], abs=1e-5)
 
 
-def test_other_tokens_render_the_messages_with_their_own_template():
+@pytest.mark.parametrize(
+    ("begun", "completion", "answer"), [(None, "At sea.", "At sea."), ("At ", "sea.", "At sea."), (None, "", "")]
+)
+def test_other_tokens_render_the_messages_with_their_own_template(begun, completion, answer):
     template = "{% for turn in messages %}[{{ turn.role }}] {{ turn.content }}{{ eos_token }}{% endfor %}"
     tokenizer = tiny_tokenizer(vocab_size=280, add_bos=True, chat_template=template)
     classifier = tiny_reward_model(vocab_size=len(tokenizer))
     reward = ModelReward(ScalarModel(classifier, tokenizer), tokenizer, POLICY_TOKENIZER)
     messages = [{"role": "user", "content": "Where is the boat?"}]
-    batch = Responses(["<policy's own form>"], ["At sea."], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [messages]})
+    messages += [{"role": "assistant", "content": begun}] if begun else []
+    batch = Responses(["<policy's own form>"], [completion], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [messages]})
     # By hand from the template. No BOS: a template writes every special token itself.
-    text = "[user] Where is the boat?<eos>[assistant] At sea.<eos>"
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode(f"[user] Where is the boat?<eos>[assistant] {answer}<eos>", add_special_tokens=False)
     assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
 
 

@@ -103,6 +103,9 @@ class ModelReward:
         return [*encode_prompt(self.tokenizer, prompt), *ending]
 
     def _conversation_ids(self, messages: list[dict[str, Any]], completion: str) -> list[int]:
+        if messages[-1]["role"] == "assistant":
+            # The prompt began the answer, and the policy went on with it: one turn, not two.
+            messages, completion = messages[:-1], f"{messages[-1]['content']}{completion}"
         answer = {"role": "assistant", "content": completion}
         try:
             text = self.tokenizer.apply_chat_template(
