@@ -59,9 +59,7 @@ def answered(fields: Fields, answers: Mapping[str, Any], rules: Rules) -> tuple[
     """
     if rules.template == "tldr":
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
-        for name, text in texts.items():
-            if rules.max_length is not None:
-                refuse_giant(rules.tokenizer, text, rules.max_length, repr(name))
+        _refuse_giants(texts, rules)
         longest = max(len(encode_completion(rules.tokenizer, text)) for text in texts.values())
         limits = (rules.max_prompt_tokens, None if rules.max_length is None else rules.max_length - longest)
         budget = min((limit for limit in limits if limit is not None), default=None)
@@ -137,6 +135,7 @@ def check_lengths(prompt: str, answers: Mapping[str, str], rules: Rules) -> tupl
     limits = [limit for limit in (rules.max_prompt_tokens, rules.max_length) if limit is not None]
     if limits:
         refuse_giant(rules.tokenizer, prompt, min(limits), "the prompt")
+    _refuse_giants(answers, rules)
     length = len(encode_prompt(rules.tokenizer, prompt))
     if length == 0:
         raise RowError("the prompt has no tokens")
@@ -144,8 +143,13 @@ def check_lengths(prompt: str, answers: Mapping[str, str], rules: Rules) -> tupl
         raise RowError(f"the prompt is {length} tokens long, at most {rules.max_prompt_tokens} fit")
     if rules.max_length is not None:
         for name, answer in answers.items():
-            refuse_giant(rules.tokenizer, answer, rules.max_length, repr(name))
             total = length + len(encode_completion(rules.tokenizer, answer))
             if total > rules.max_length:
                 raise RowError(f"prompt and {name!r} are {total} tokens long, at most {rules.max_length} fit")
     return (prompt, *answers.values())
+
+
+def _refuse_giants(answers: Mapping[str, str], rules: Rules) -> None:
+    if rules.max_length is not None:
+        for name, answer in answers.items():
+            refuse_giant(rules.tokenizer, answer, rules.max_length, repr(name))
