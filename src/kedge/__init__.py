@@ -1,1 +1,30 @@
-"""PPO for language models, from a laptop's CPU to a cluster."""
+"""PPO for language models, from a laptop's CPU to a cluster.
+
+    import kedge
+
+    result = kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, out="runs/story")
+
+Names are loaded when they are first used, so that `import kedge` and `kedge --help` are instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kedge.version import __version__
+
+if TYPE_CHECKING:
+    from kedge.api import evaluate, generate, ppo, reward, rlhf, sft
+    from kedge.errors import KedgeError
+
+__all__ = ["KedgeError", "__version__", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+
+_HOMES = dict.fromkeys(("evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
+_HOMES["KedgeError"] = "kedge.errors"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

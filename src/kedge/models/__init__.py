@@ -1,6 +1,7 @@
 """The four roles (policy, reference, critic, reward model): loading, scalar heads, one forward pass, saving."""
 
 from kedge.models.actor_critic import ActorCritic, ResponseOutputs, response_logprobs
+from kedge.models.heads import HeadInit, initialise_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.saving import ModelCard, save_policy, save_scalar_model
@@ -9,12 +10,14 @@ from kedge.models.tokenizers import load_tokenizer, stop_token_id
 
 __all__ = [
     "ActorCritic",
+    "HeadInit",
     "LanguageModel",
     "ModelCard",
     "Precision",
     "ResponseOutputs",
     "ScalarModel",
     "autocast",
+    "initialise_head",
     "load_language_model",
     "load_scalar_model",
     "load_tokenizer",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
+from kedge.models.heads import initialise_head
 from kedge.models.pretrained import disable_dropout, fit_embedding, load_pretrained, quiet_transformers, run_trunk
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
@@ -48,7 +49,10 @@ class LanguageModel(nn.Module):
         ids = torch.arange(_output_layer(causal).out_features, device=causal.device)
         forbidden = (ids >= len(tokenizer)) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
-        self.value_head = _zero_head(causal) if value_head else None
+        self.value_head = None
+        if value_head:
+            head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
+            self.value_head = initialise_head(head, "zero")
         self._check_output_layer()
 
     @property
@@ -125,10 +129,3 @@ def _output_layer(causal: PreTrainedModel) -> nn.Linear:
     if not isinstance(layer, nn.Linear):
         raise ModelError(f"{type(causal).__name__} has no linear output layer; give a causal language model")
     return layer
-
-
-def _zero_head(causal: PreTrainedModel) -> nn.Linear:
-    head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head

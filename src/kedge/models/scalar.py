@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
+from kedge.models.heads import initialise_head
 from kedge.models.pretrained import disable_dropout, fit_embedding, load_pretrained, run_trunk
 
 __all__ = ["ScalarModel", "last_real_index", "load_scalar_model"]
@@ -134,16 +134,9 @@ def load_scalar_model(
         raise ModelError(f"model {str(source)!r} lacks weights, first: {sorted(missing - head)[0]}")
     model = ScalarModel(classifier, tokenizer).to(device)
     if init == "fresh":
-        _initialise(model)
+        if model.head is None:
+            raise ModelError(
+                f"{type(classifier).__name__} has no linear score head; start from a causal language model"
+            )
+        initialise_head(model.head, "normal")
     return model
-
-
-def _initialise(model: ScalarModel) -> None:
-    head = model.head
-    if head is None:
-        raise ModelError(
-            f"{type(model.classifier).__name__} has no linear score head; start from a causal language model"
-        )
-    nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)

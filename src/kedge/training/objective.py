@@ -20,7 +20,9 @@ from kedge.algorithm.policy_losses import (
 )
 from kedge.models import ResponseOutputs
 
-__all__ = ["Divisors", "Objective", "Terms"]
+__all__ = ["Divisors", "Objective", "Surrogate", "Terms"]
+
+Surrogate = Literal["clipped", "unclipped", "kl_penalty"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Objective:
     Source: PPO eq. 9; spec §6.27–32.
     """
 
-    policy_loss: Literal["clipped", "unclipped", "kl_penalty"] = "clipped"
+    policy_loss: Surrogate = "clipped"
     clip_range: float = 0.2
     clip_range_high: float | None = None
     dual_clip: float | None = None

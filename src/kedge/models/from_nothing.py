@@ -1,0 +1,77 @@
+"""A tokenizer and a model out of nothing but texts and a seed, for the demo and for whoever wants to start small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+__all__ = ["train_tokenizer", "untrained_llama"]
+
+PAD_TOKEN, END_TOKEN = "<|pad|>", "<|end|>"
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE learnt from the texts, with a pad and an end token of its own.
+
+    Args:
+        texts: what is to be written in few tokens.
+        vocab_size: the most tokens, at least 258: 256 bytes and the two special tokens.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, END_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD_TOKEN, eos_token=END_TOKEN, padding_side="left"
+    )
+
+
+def untrained_llama(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    context_length: int,
+    initializer_range: float,
+    seed: int,
+) -> LlamaForCausalLM:
+    """A Llama with random weights, tied embeddings and a feed-forward width of twice the hidden size.
+
+    Args:
+        tokenizer: decides the vocabulary.
+        hidden_size: width of the residual stream, a multiple of twice the number of heads.
+        num_layers: transformer blocks.
+        num_heads: attention heads.
+        context_length: the longest text, tokens.
+        initializer_range: standard deviation of the weights. Narrow models learn to copy far sooner from weights well
+            above the usual 0.02, which was made for widths of 1,000.
+        seed: of the weights; torch's global generator is left as it was.
+    """
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=True,
+        initializer_range=initializer_range,
+        bos_token_id=None,
+        eos_token_id=cast("int", tokenizer.eos_token_id),
+        pad_token_id=cast("int", tokenizer.pad_token_id),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

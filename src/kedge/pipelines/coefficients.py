@@ -1,0 +1,114 @@
+"""The weights that move during a PPO run, and the controllers that move them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kedge.algorithm.kl import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
+from kedge.config import Config, Ppo
+from kedge.training.objective import Objective, Surrogate
+
+__all__ = ["Coefficients"]
+
+SURROGATES: dict[str, Surrogate] = {
+    "clipped": "clipped",
+    "unclipped": "unclipped",
+    "kl_penalty_fixed": "kl_penalty",
+    "kl_penalty_adaptive": "kl_penalty",
+}
+ZIEGLER_HORIZON = 10_000
+
+
+def _automatic_horizon(config: Config) -> int:
+    """Ziegler's horizon, scaled down to the length of the run."""
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 40))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What one update is weighed by. `adapt` gives the next update's.
+
+    Attributes:
+        ppo: The settings that say who moves what.
+        horizon: Responses over which Ziegler's controller acts.
+        kl_coef: β of the KL to the reference.
+        entropy_coef: c_e of the entropy bonus.
+        surrogate_kl_coef: β of the KL-penalty surrogate, to the sampling policy.
+        constant_length: Divisor of the `constant` aggregation, in tokens.
+    """
+
+    ppo: Ppo
+    horizon: int
+    kl_coef: float
+    entropy_coef: float
+    surrogate_kl_coef: float
+    constant_length: int
+
+    @classmethod
+    def start(cls, config: Config) -> Coefficients:
+        """The first update's, as configured."""
+        ppo = config.ppo
+        return cls(
+            ppo=ppo,
+            horizon=ppo.kl_horizon or _automatic_horizon(config),
+            kl_coef=ppo.kl_coef,
+            entropy_coef=ppo.entropy_coef,
+            surrogate_kl_coef=ppo.surrogate_kl_coef,
+            constant_length=config.rollout.max_new_tokens,
+        )
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """β of the KL in the reward; 0 where it is in the loss."""
+        return self.kl_coef if self.ppo.kl_in == "reward" else 0.0
+
+    @property
+    def objective(self) -> Objective:
+        """The total loss with these weights."""
+        ppo = self.ppo
+        return Objective(
+            policy_loss=SURROGATES[ppo.policy_loss],
+            clip_range=ppo.clip_range,
+            clip_range_high=ppo.clip_range_high,
+            dual_clip=ppo.dual_clip,
+            surrogate_kl_coef=self.surrogate_kl_coef,
+            value_clip_range=ppo.value_clip_range,
+            # The value loss has its own ½; S0 and S2 write it without.
+            value_coef=ppo.value_coef * (2.0 if ppo.value_loss == "mse" else 1.0),
+            entropy_coef=self.entropy_coef,
+            kl_coef=self.kl_coef if ppo.kl_in == "loss" else 0.0,
+            kl_estimator=ppo.kl_estimator,
+            aggregation=ppo.aggregation,
+            constant_length=self.constant_length,
+            value_after_last=ppo.score_at == "after_last",
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The weights that this update was made with."""
+        return {"objective/kl_coef": self.kl_coef, "objective/entropy_coef": self.entropy_coef}
+
+    def adapt(self, metrics: Mapping[str, float], *, num_responses: int) -> Coefficients:
+        """The next update's weights, from this one's figures; after the PPO step, as published.
+
+        Source: spec §5.21, §6.27, §6.29.
+        """
+        ppo, adapted = self.ppo, self
+        # A sampled KL can come out below 0; the divergence it estimates cannot be.
+        kl = max(metrics["objective/kl"], 0.0)
+        if ppo.kl_controller == "ziegler":
+            beta = adapt_kl_coef_ziegler(
+                self.kl_coef, kl, kl_target=ppo.kl_target, num_episodes=num_responses, horizon=self.horizon
+            )
+            adapted = replace(adapted, kl_coef=beta)
+        elif ppo.kl_controller == "schulman":
+            adapted = replace(adapted, kl_coef=adapt_kl_coef_schulman(self.kl_coef, kl, kl_target=ppo.kl_target))
+        if ppo.entropy_target is not None:
+            coef = adapt_entropy_coef(self.entropy_coef, metrics["policy/entropy"], entropy_target=ppo.entropy_target)
+            adapted = replace(adapted, entropy_coef=coef)
+        if ppo.policy_loss == "kl_penalty_adaptive":
+            coef = adapt_kl_coef_schulman(
+                self.surrogate_kl_coef, metrics["policy/approx_kl"], kl_target=ppo.surrogate_kl_target
+            )
+            adapted = replace(adapted, surrogate_kl_coef=coef)
+        return adapted

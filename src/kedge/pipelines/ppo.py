@@ -1,0 +1,213 @@
+"""PPO: sample, score, weigh every token, improve; again.
+
+    prompts ─▶ rollout ─▶ scores ─▶ experience ─▶ PPO epochs ─▶ metrics, model/
+
+Source: PPO algorithm 1; spec §§4–6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config
+from kedge.data import PromptStream, encode_prompt
+from kedge.models import ModelCard, save_policy
+from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.ppo_setup import Roles, load_roles
+from kedge.pipelines.run import Run, open_run
+from kedge.pipelines.scoring import score_rollout
+from kedge.report.experience_metrics import describe_experience, describe_samples
+from kedge.report.metrics import MetricsLog, read_metrics
+from kedge.report.plots import plot_training
+from kedge.report.progress import Progress
+from kedge.report.samples import SamplesLog
+from kedge.report.stopwatch import Stopwatch
+from kedge.rollout import collect_experience
+from kedge.training.optimiser import learning_rate_at, set_learning_rate
+from kedge.training.ppo_update import ppo_update
+from kedge.training.runtime import stream, stream_seed
+
+__all__ = ["PpoResult", "run_ppo"]
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """What a PPO run leaves.
+
+    Attributes:
+        folder: The run's folder.
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+
+    @property
+    def model(self) -> Path:
+        """The policy's folder, which plain transformers loads."""
+        return self.folder / "model"
+
+
+def run_ppo(
+    config: Config,
+    *,
+    prompts: Sequence[Any] | None = None,
+    reward: Callable[..., Any] | None = None,
+    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+) -> PpoResult:
+    """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
+
+    Ctrl-C, or an error after the first update, saves the policy as far as it has learnt and is raised again.
+
+    Args:
+        config: The resolved configuration.
+        prompts: Texts or rows that take the place of `config.data.prompts`.
+        reward: A Python function that takes the place of `config.reward`.
+        on_update: Called after each update with its number, from 1, and the models.
+
+    Raises:
+        KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
+        KeyboardInterrupt: The run was interrupted; the policy is saved.
+    """
+    run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward})
+    roles = load_roles(config, run, prompts=prompts, reward=reward)
+    try:
+        train(config, run, roles, on_update)
+    finally:
+        metrics = read_metrics(run.folder)
+        if metrics or not config.ppo.num_updates:
+            _save(config, run, roles, metrics)
+    if config.runtime.plots and metrics:
+        plot_training(metrics, run.folder)
+    return PpoResult(run.folder, metrics)
+
+
+def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Roles], None]) -> None:
+    """The loop of PPO. Longer than other functions on purpose: the algorithm is to be read in one piece."""
+    ppo, sampling, seed = config.ppo, config.rollout, config.runtime.seed
+    policy_and_critic, reference = roles.actor_critic, roles.reference
+    prompts = PromptStream(roles.prompts, seed=stream_seed(seed, "prompts"))
+    coefficients = Coefficients.start(config)
+    numerics: dict[str, Any] = {"temperature": sampling.temperature, "precision": run.precision}
+
+    with (
+        Progress("ppo", total=ppo.num_updates) as progress,
+        MetricsLog(run.folder) as log,
+        SamplesLog(run.folder) as kept,
+    ):
+        for update in range(1, ppo.num_updates + 1):
+            clock = Stopwatch(run.device)
+
+            with clock.phase("rollout"):
+                batch = [prompt for prompt in prompts.next(sampling.num_prompts) for _ in range(sampling.num_responses)]
+                seeds = [stream_seed(seed, "rollout", update, row) for row in range(len(batch))]
+                prompt_ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in batch]
+                rollout = roles.engine.generate(prompt_ids, seeds=seeds, policy_version=update - 1)
+
+            with clock.phase("reward"):
+                scored = score_rollout(
+                    rollout,
+                    batch,
+                    roles.reward,
+                    roles.tokenizer,
+                    max_new_tokens=sampling.max_new_tokens,
+                    missing_eos_score=roles.missing_eos_score,
+                    missing_eos_mode=sampling.missing_eos_mode,
+                )
+
+            with clock.phase("experience"):
+                experience = collect_experience(
+                    scored.rollout,
+                    scored.scores,
+                    policy_and_critic,
+                    reference,
+                    kl_coef=coefficients.reward_kl_coef,
+                    kl_estimator=ppo.kl_estimator,
+                    kl_scope=ppo.kl_scope,
+                    score_at=ppo.score_at,
+                    gamma=ppo.gamma,
+                    gae_lambda=ppo.gae_lambda,
+                    advantage=ppo.advantage,
+                    num_steps=ppo.advantage_steps,
+                    whiten_rewards=ppo.whiten_rewards,
+                    whiten_advantages=ppo.whiten_advantages,
+                    micro_batch_size=ppo.micro_batch_size,
+                    **numerics,
+                )
+
+            with clock.phase("train"):
+                learning_rate = learning_rate_at(
+                    update - 1,
+                    ppo.num_updates,
+                    learning_rate=ppo.learning_rate,
+                    schedule=ppo.schedule,
+                    warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
+                )
+                set_learning_rate(roles.optimizer, learning_rate)
+                result = ppo_update(
+                    policy_and_critic,
+                    roles.optimizer,
+                    experience,
+                    coefficients.objective,
+                    num_epochs=ppo.num_epochs,
+                    num_minibatches=ppo.num_minibatches,
+                    micro_batch_size=ppo.micro_batch_size,
+                    max_grad_norm=ppo.max_grad_norm,
+                    early_stop_kl=ppo.early_stop_kl,
+                    generator=stream(seed, "minibatches", update),
+                    train_policy=update > ppo.value_warmup_updates,
+                    extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
+                    **numerics,
+                )
+
+            metrics = {
+                **describe_experience(experience),
+                **scored.metrics(),
+                **result.mean(),
+                **coefficients.metrics(),
+                "policy/learning_rate": learning_rate,
+                "policy/optimiser_steps": len(result.steps),
+            }
+            log.write(
+                update, {**metrics, **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens)}
+            )
+            kept.write(
+                update, describe_samples(experience, scored.prompts, roles.tokenizer, count=config.runtime.num_samples)
+            )
+            progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items()})
+            coefficients = coefficients.adapt(metrics, num_responses=experience.rollout.num_responses)
+            on_update(update, roles)
+
+
+SHOWN = {
+    "score": "reward/score_mean",
+    "kl": "objective/kl",
+    "entropy": "policy/entropy",
+    "clipped": "policy/clip_fraction",
+    "explained": "value/explained_variance",
+}
+"""What the progress display calls the metrics that it shows."""
+
+
+def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
+    facts: dict[str, object] = {
+        "PPO updates": len(metrics),
+        "responses": len(metrics) * config.responses_per_update,
+        "reward": roles.reward.name,
+    }
+    if metrics:
+        first, last = metrics[0], metrics[-1]
+        facts["mean score, first and last update"] = (
+            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
+        )
+        facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
+    save_policy(
+        roles.actor_critic.policy,
+        roles.tokenizer,
+        run.folder / "model",
+        card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
+        stop_token=roles.stop_token,
+    )

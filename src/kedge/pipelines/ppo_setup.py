@@ -1,0 +1,217 @@
+"""Who takes part in a PPO run: everything is loaded, and checked against everything else, before the first rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import Prompt, encode_example
+from kedge.data.readers import read_demonstrations, read_prompts
+from kedge.data.sources import Source, Sources
+from kedge.errors import ConfigError
+from kedge.models import (
+    ActorCritic,
+    LanguageModel,
+    ScalarModel,
+    initialise_head,
+    load_language_model,
+    load_scalar_model,
+    load_tokenizer,
+    stop_token_id,
+)
+from kedge.pipelines.run import Run
+from kedge.rewards import RewardTerm, WeightedReward, load_reward
+from kedge.rewards.model import ModelReward, share_tokens
+from kedge.rollout import Engine, Sampler
+from kedge.training.optimiser import build_optimizer
+from kedge.training.pretraining_mix import PretrainingMix
+from kedge.training.runtime import stream_seed
+from kedge.training.supervised_losses import CompletionLoss
+
+__all__ = ["Roles", "load_roles"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The four models of PPO, and what works with them.
+
+    Attributes:
+        tokenizer: The policy's.
+        stop_token: The token that ends a response.
+        prompts: What is asked.
+        engine: Samples from the policy.
+        actor_critic: Policy and critic, trained.
+        reference: The policy as it was at the start, frozen.
+        reward: Scores responses.
+        missing_eos_score: Score of a response without the stop token, or None to leave it alone.
+        optimizer: Of policy and critic together.
+        pretraining: The pretraining texts that are mixed in, or None.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token: int
+    prompts: list[Prompt]
+    engine: Engine
+    actor_critic: ActorCritic
+    reference: LanguageModel
+    reward: WeightedReward
+    missing_eos_score: float | None
+    optimizer: Optimizer
+    pretraining: PretrainingMix | None
+
+
+def load_roles(
+    config: Config, run: Run, *, prompts: Sequence[Any] | None = None, reward: Callable[..., Any] | None = None
+) -> Roles:
+    """Load policy, reference, reward, critic and prompts.
+
+    Args:
+        config: The resolved configuration.
+        run: Where the run runs and writes.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        reward: A Python function in place of `config.reward`.
+
+    Raises:
+        KedgeError: Something cannot be read, or does not fit the rest.
+    """
+    trust = config.runtime.trust_remote_code
+    source = str(config.model)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust)
+    stop_token = stop_token_id(tokenizer, config.rollout.stop_token)
+    rewards = _load_reward(config, run, tokenizer, reward)
+
+    shared = config.ppo.critic == "shared"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
+        policy = load_language_model(
+            source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
+        )
+        critic = None if shared else _load_critic(config, run, tokenizer)
+        if policy.value_head is not None:
+            initialise_head(policy.value_head, config.ppo.value_head_init)
+    reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
+    reference.requires_grad_(False)
+    records = _read_prompts(config, run, tokenizer, policy, prompts)
+    rewards.check_columns(sorted({name for record in records for name in record.columns}))
+    actor_critic = ActorCritic(policy, critic)
+    return Roles(
+        tokenizer=tokenizer,
+        stop_token=stop_token,
+        prompts=records,
+        engine=Sampler(
+            policy,
+            pad_id=cast(int, tokenizer.pad_token_id),
+            stop_token=stop_token,
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            precision=run.precision,
+            batch_size=config.rollout.micro_batch_size,
+        ),
+        actor_critic=actor_critic,
+        reference=reference,
+        reward=rewards,
+        missing_eos_score=config.rollout.eos_score(
+            reward_model=any(isinstance(source, ModelReward) for source in rewards.sources)
+        ),
+        optimizer=build_optimizer(
+            actor_critic.parameters(),
+            learning_rate=config.ppo.learning_rate,
+            adam_eps=config.ppo.adam_eps,
+            adam_eps_mode=config.ppo.adam_eps_mode,
+            weight_decay=config.ppo.weight_decay,
+        ),
+        pretraining=_load_pretraining(config, run, tokenizer, policy),
+    )
+
+
+def _load_reward(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable[..., Any] | None
+) -> WeightedReward:
+    terms = (
+        [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
+        if reward is None
+        else [reward]
+    )
+    return load_reward(
+        terms,
+        policy_tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        precision=run.precision,
+    )
+
+
+def _load_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> ScalarModel:
+    """A separate critic: the reward model's copy, or a fresh head on the policy's trunk (spec §7.34)."""
+    trust = config.runtime.trust_remote_code
+    if config.critic_source == "policy":
+        critic = load_scalar_model(
+            str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust, init="fresh"
+        )
+        if critic.head is not None:
+            initialise_head(critic.head, config.ppo.value_head_init)
+        return critic
+    source = next(term.source for term in config.reward if not term.is_function)
+    if not share_tokens(load_tokenizer(source, trust_remote_code=trust), tokenizer):
+        raise ConfigError(
+            f"ppo.critic_init=reward: the reward model {source!r} reads other tokens than the policy, so it cannot "
+            "become its critic; use ppo.critic_init=policy"
+        )
+    return load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
+
+
+def _read_prompts(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    policy: LanguageModel,
+    prompts: Sequence[Any] | None,
+) -> list[Prompt]:
+    data, longest = config.data, config.data.max_prompt_tokens
+    if policy.context_length is not None:
+        room = policy.context_length - config.rollout.max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"rollout.max_new_tokens={config.rollout.max_new_tokens} leaves no room for a prompt in the model's "
+                f"context of {policy.context_length} tokens"
+            )
+        longest = min(longest, room)
+    source: Source = Sources(tuple(data.prompts)) if prompts is None else prompts
+    table = read_prompts(
+        source,
+        tokenizer=tokenizer,
+        max_prompt_tokens=longest,
+        template=data.template,
+        truncate=data.truncate,
+        max_rejected_fraction=data.max_rejected_fraction,
+        rejected_to=run.folder / "rejected.jsonl",
+    )
+    return table.records
+
+
+def _load_pretraining(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
+) -> PretrainingMix | None:
+    if not config.ppo.ptx_coef:
+        return None
+    table = read_demonstrations(
+        Sources(tuple(config.data.pretraining)),
+        tokenizer=tokenizer,
+        max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
+        max_rejected_fraction=config.data.max_rejected_fraction,
+        rejected_to=run.folder / "rejected.jsonl",
+    )
+    return PretrainingMix(
+        CompletionLoss(policy, cast(int, tokenizer.pad_token_id), run.precision),
+        [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],
+        coef=config.ppo.ptx_coef,
+        batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
+        micro_batch_size=config.ppo.micro_batch_size,
+        seed=config.runtime.seed,
+    )
