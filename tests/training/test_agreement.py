@@ -1,42 +1,45 @@
-"""Accuracy, the length baseline and calibration, on pairs counted by hand and drawn from the model's own belief."""
+"""What a reward model's verdicts are worth, on scores and lengths counted by hand."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 
-from kedge.training.agreement import measure_agreement
+from kedge.models import ScalarModel
+from kedge.training.agreement import measure_agreement, pair_leads, score_rows
+from kedge.training.supervised_losses import RankedResponses
+from tests.tiny import tiny_reward_model, tiny_tokenizer
+
+EOS = 2
 
 
-def logit(probability: float) -> float:
-    return math.log(probability / (1 - probability))
+@pytest.fixture
+def model() -> ScalarModel:
+    return ScalarModel(tiny_reward_model(), tiny_tokenizer())
 
 
-def test_four_pairs_counted_by_hand():
-    # Sure to 0.9 of three, of which one is wrong; to 0.6 of one, which is right.
-    leads = torch.tensor([logit(0.9), logit(0.9), -logit(0.9), logit(0.6)])
-    figures = measure_agreement(leads, torch.tensor([3.0, -1.0, 0.0, 2.0]), num_bins=5)
-    assert figures.num_pairs == 4
-    assert figures.accuracy == 0.75
-    assert figures.length_accuracy == 0.625
-    assert [(part.num_pairs, round(part.predicted, 4), round(part.observed, 4)) for part in figures.bins] == [
-        (1, 0.6, 1.0),
-        (3, 0.9, 0.6667),
-    ]
-    assert figures.calibration_error == pytest.approx((0.4 + 3 * (0.9 - 2 / 3)) / 4, abs=1e-6)
+def test_leads_are_the_better_figure_less_the_worse():
+    assert pair_leads(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0)).tolist() == [2.0, 3.0, 5.0, 3.0, 2.0]
+    assert pair_leads(torch.tensor([1.0, 2.0]), (3.0, 3.0)).tolist() == []
 
 
-def test_a_model_that_cannot_tell_is_half_right_and_calibrated():
-    figures = measure_agreement(torch.zeros(6), torch.zeros(6))
-    assert (figures.accuracy, figures.length_accuracy, figures.calibration_error) == (0.5, 0.5, 0.0)
+def test_rows_are_scored_in_the_order_given(model):
+    rows = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, EOS], [13, 14, EOS]]
+    together = score_rows(model, rows, pad_id=0, batch_size=3)
+    apart = [score_rows(model, [row], pad_id=0).item() for row in rows]
+    assert together.tolist() == pytest.approx(apart, abs=1e-5)
 
 
-def test_verdicts_drawn_from_the_models_belief_are_calibrated_and_exaggerated_ones_are_not():
-    generator = torch.Generator().manual_seed(0)
-    belief = 2 * torch.randn(20_000, generator=generator)
-    signs = torch.where(torch.rand(20_000, generator=generator) < torch.sigmoid(belief), 1.0, -1.0)
-    # 20,000 draws: ten bins of about 2,000 pairs, a standard error of 0.01 each.
-    assert measure_agreement(belief * signs, belief).calibration_error < 0.02
-    assert measure_agreement(3 * belief * signs, belief).calibration_error > 0.1
+def test_accuracies_are_means_over_prompts(model):
+    rows = [[5, 6, EOS], [7, EOS], [8, 9, EOS], [10, EOS], [11, 12, 13, EOS]]
+    scores = score_rows(model, rows, pad_id=0).tolist()
+    pair = RankedResponses((rows[0], rows[1]), ranks=(1.0, 2.0), lengths=(4, 4))
+    triple = RankedResponses((rows[2], rows[3], rows[4]), ranks=(1.0, 2.0, 3.0), lengths=(9, 3, 5))
+    agreement = measure_agreement(model, [pair, triple], pad_id=0)
+    right = [float(scores[0] > scores[1]), sum(scores[i] > scores[j] for i, j in ((2, 3), (2, 4), (3, 4))) / 3]
+    assert agreement.accuracy.value == pytest.approx(sum(right) / 2)
+    # A tie in length is half right; of the triple's three pairs the longer one is the better in two.
+    assert agreement.length_accuracy.value == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert len(agreement.leads) == 4
+    summary = agreement.summary()
+    assert summary["num_pairs"] == sum(part["num_pairs"] for part in summary["calibration_bins"]) == 4

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
-from kedge.training.held_out import hold_out
 from kedge.training.supervised import accumulate_gradients, count_steps, evaluate, train_supervised
 
 Pull = tuple[float, float]
@@ -142,42 +141,3 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weight
 def test_nothing_to_learn_from_is_refused():
     with pytest.raises(ConfigError, match="no training examples"):
         run(WeightedPull(), [])
-
-
-class Row:
-    def __init__(self, prompt: str, number: int) -> None:
-        self.prompt, self.number = prompt, number
-
-    def __repr__(self) -> str:
-        return f"Row({self.prompt!r}, {self.number})"
-
-
-@given(
-    prompts=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=30),
-    fraction=st.floats(0, 0.9),
-    seed=st.integers(0, 3),
-)
-def test_held_out_prompts_are_disjoint_and_about_as_many_as_asked(prompts, fraction, seed):
-    rows = [Row(prompt, number) for number, prompt in enumerate(prompts)]
-    train, held_out = hold_out(rows, fraction=fraction, seed=seed)
-    assert sorted([row.number for row in train + held_out]) == list(range(len(rows)))
-    assert not {row.prompt for row in train} & {row.prompt for row in held_out}
-    largest = max(prompts.count(prompt) for prompt in prompts)
-    assert len(held_out) <= fraction * len(rows) + largest
-    assert bool(train) == bool(rows)
-    if fraction > 0 and len(set(prompts)) > 1:
-        assert held_out
-
-
-def test_what_is_held_out_does_not_depend_on_the_order_of_the_rows():
-    rows = [Row(f"prompt {number}", number) for number in range(40)]
-    _, first = hold_out(rows, fraction=0.25, seed=0)
-    _, second = hold_out(rows[::-1], fraction=0.25, seed=0)
-    assert len(first) == 10
-    assert {row.number for row in first} == {row.number for row in second}
-    assert {row.number for row in hold_out(rows, fraction=0.25, seed=1)[1]} != {row.number for row in first}
-
-
-def test_texts_without_a_prompt_are_held_out_one_by_one():
-    _, held_out = hold_out([Row("", number) for number in range(10)], fraction=0.3, seed=0)
-    assert len(held_out) == 3

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.data.tokens import EncodedExample
+from kedge.data import Comparison, EncodedExample, Ranking
 from kedge.models import LanguageModel, ScalarModel
+from kedge.training.agreement import score_rows
 from kedge.training.supervised import accumulate_gradients, evaluate, train_supervised
-from kedge.training.supervised_losses import CompletionLoss, RankedResponses, RankingLoss, leads, score_rows
+from kedge.training.supervised_losses import CompletionLoss, RankedResponses, RankingLoss
 from tests.tiny import FAMILIES, Family, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 PAD, EOS = 0, 2
@@ -22,10 +23,12 @@ EXAMPLES = [
     EncodedExample([], [19, 20, EOS]),
 ]
 COMPARISONS = [
-    RankedResponses(rows=([5, 6, 7, EOS], [5, 6, 8, 9, EOS]), ranks=(0.0, 1.0)),
-    RankedResponses(rows=([10, 11, EOS], [10, 12, 13, 14, EOS]), ranks=(1.0, 2.0)),
+    RankedResponses(rows=([5, 6, 7, EOS], [5, 6, 8, 9, EOS]), ranks=(0.0, 1.0), lengths=(3, 4)),
+    RankedResponses(rows=([10, 11, EOS], [10, 12, 13, 14, EOS]), ranks=(1.0, 2.0), lengths=(2, 2)),
 ]
-RANKING = RankedResponses(rows=([20, 21, EOS], [20, 22, 23, EOS], [20, 24, EOS], [20, EOS]), ranks=(1.0, 2.0, 2.0, 4.0))
+RANKING = RankedResponses(
+    rows=([20, 21, EOS], [20, 22, 23, EOS], [20, 24, EOS], [20, EOS]), ranks=(1.0, 2.0, 2.0, 4.0), lengths=(9, 5, 9, 0)
+)
 
 
 def completion_loss(family: Family = "llama", pad_id: int = PAD) -> CompletionLoss:
@@ -103,23 +106,20 @@ def test_a_margin_is_what_the_chosen_one_should_lead_by():
     objective = ranking_loss()
     plain = COMPARISONS[0]
     chosen, rejected = score_rows(objective.model, plain.rows, pad_id=PAD).tolist()
-    demanding = RankedResponses(plain.rows, plain.ranks, margin=0.75)
+    demanding = RankedResponses(plain.rows, plain.ranks, plain.lengths, margin=0.75)
     expected = math.log1p(math.exp(rejected - chosen + 0.75))
     assert evaluate(objective, [demanding], micro_batch_size=1)["loss"] == pytest.approx(expected, abs=1e-5)
     assert evaluate(objective, [demanding], micro_batch_size=1)["accuracy"] == float(chosen > rejected)
 
 
-def test_leads_are_the_better_scores_less_the_worse():
-    assert leads(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0)).tolist() == [2.0, 3.0, 5.0, 3.0, 2.0]
-    assert leads(torch.tensor([1.0, 2.0]), (3.0, 3.0)).tolist() == []
-
-
-def test_rows_are_scored_in_the_order_given():
-    model = ranking_loss().model
-    rows = [row for example in (*COMPARISONS, RANKING) for row in example.rows]
-    together = score_rows(model, rows, pad_id=PAD, batch_size=3)
-    apart = [score_rows(model, [row], pad_id=PAD).item() for row in rows]
-    assert together.tolist() == pytest.approx(apart, abs=1e-5)
+def test_records_become_rows_the_best_first():
+    tokenizer = tiny_tokenizer()
+    pair = RankedResponses.encode(tokenizer, Comparison("A", " sun", " sea", margin=0.5))
+    ranked = RankedResponses.encode(tokenizer, Ranking("A", (" sea", " rope", " sun"), (3.0, 2.0, 1.0)))
+    texts = [tokenizer.decode(row, skip_special_tokens=False) for row in (*pair.rows, *ranked.rows)]
+    assert texts == ["A sun<eos>", "A sea<eos>", "A sun<eos>", "A rope<eos>", "A sea<eos>"]
+    assert (pair.ranks, pair.lengths, pair.margin) == ((0.0, 1.0), (4, 4), 0.5)
+    assert (ranked.ranks, ranked.lengths, ranked.margin) == ((1.0, 2.0, 3.0), (4, 5, 4), 0.0)
 
 
 @pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])

@@ -1,83 +1,114 @@
-"""How far a reward model agrees with people: accuracy, the length-only baseline, calibration."""
+"""How far a reward model agrees with people: accuracy, beside that of a mere sense of length, and calibration."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Agreement", "CalibrationBin", "measure_agreement", "verdicts"]
+from kedge.algorithm.statistics import Calibration, Interval, bootstrap_interval, calibration
+from kedge.data import pad_right
+from kedge.models import ScalarModel, autocast
+from kedge.training.supervised_losses import RankedResponses, RunPrecision
 
-
-@dataclass(frozen=True)
-class CalibrationBin:
-    """The pairs about which the model was about as sure.
-
-    Attributes:
-        predicted: Mean of σ(|Δ|) over the pairs: how sure the model is that the one it prefers is the better one.
-        observed: Share of them in which people agreed.
-        num_pairs: How many they are.
-    """
-
-    predicted: float
-    observed: float
-    num_pairs: int
+__all__ = ["Agreement", "measure_agreement", "pair_leads", "score_rows"]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Figures over pairs whose better response is known.
+    """Figures on prompts that the model was not trained on.
 
     Attributes:
-        num_pairs: Pairs measured.
-        accuracy: Share in which the better response has the higher score; a tie is half right.
+        accuracy: Share of a prompt's pairs in the right order, ties half, mean over prompts.
         length_accuracy: The same for a judge who takes the longer response: what a model is worth that learnt no more.
-        calibration_error: Expected calibration error, mean of |predicted − observed| over the bins by their pairs.
-        bins: From unsure to sure; empty ones are left out.
+        calibration: Whether it is right as often as it believes, over all pairs.
+        leads: Score of the better response less that of the worse, one per pair.
     """
 
-    num_pairs: int
-    accuracy: float
-    length_accuracy: float
-    calibration_error: float
-    bins: tuple[CalibrationBin, ...]
+    accuracy: Interval
+    length_accuracy: Interval
+    calibration: Calibration
+    leads: list[float]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON holds them."""
+        bins = zip(
+            self.calibration.confidence.tolist(),
+            self.calibration.accuracy.tolist(),
+            self.calibration.counts.tolist(),
+            strict=True,
+        )
+        return {
+            "accuracy": vars(self.accuracy),
+            "length_accuracy": vars(self.length_accuracy),
+            "num_pairs": len(self.leads),
+            "calibration_error": self.calibration.error,
+            "calibration_bins": [
+                {"confidence": confidence, "accuracy": accuracy, "num_pairs": count}
+                for confidence, accuracy, count in bins
+            ],
+        }
 
 
 def measure_agreement(
-    leads: Float[Tensor, " pairs"], length_leads: Float[Tensor, " pairs"], *, num_bins: int = 10
+    model: ScalarModel,
+    examples: Sequence[RankedResponses],
+    *,
+    pad_id: int,
+    precision: RunPrecision = "fp32",
+    batch_size: int = 64,
 ) -> Agreement:
-    """Compare a reward model's verdicts with people's.
-
-    Under the Bradley–Terry model that it was fitted with, a lead of Δ says that the response is better with probability
-    σ(Δ). The bins divide [½, 1] evenly, the range of the side that the model takes.
+    """Let a reward model judge responses whose order is known.
 
     Args:
-        leads: Score of the better response less that of the worse, Δ.
-        length_leads: The same for their lengths, in whatever unit.
-        num_bins: Bins of the calibration, ≥ 1.
+        model: The judge, with the scale of scores that it was fitted with.
+        examples: Prompts with ranked responses, at least one.
+        pad_id: Fills the rows up; no result depends on it.
+        precision: Number format of the matrix products.
+        batch_size: Responses per forward pass.
 
-    Source: spec §3, §11; Guo et al. 2017 (the calibration error).
+    Source: spec §3, §11.
     """
-    sure = torch.sigmoid(leads.double().abs())
-    right = verdicts(leads)
-    index = ((sure - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
-    bins = tuple(_bin(sure[index == number], right[index == number]) for number in index.unique().tolist())
-    gap = sum(abs(part.predicted - part.observed) * part.num_pairs for part in bins)
-    return Agreement(
-        num_pairs=len(leads),
-        accuracy=float(right.mean()),
-        length_accuracy=float(verdicts(length_leads).mean()),
-        calibration_error=gap / len(leads),
-        bins=bins,
-    )
+    rows = [row for example in examples for row in example.rows]
+    scores = score_rows(model, rows, pad_id=pad_id, precision=precision, batch_size=batch_size)
+    parts = scores.split([len(example.rows) for example in examples])
+    by_score = [pair_leads(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
+    by_length = [pair_leads(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
+    leads = torch.cat(by_score)
+    return Agreement(_accuracy(by_score), _accuracy(by_length), calibration(leads), leads.tolist())
 
 
-def verdicts(leads: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
-    """1 where the better response leads, 0 where it trails, ½ where the two are equal."""
-    return (leads > 0).float() + 0.5 * (leads == 0).float()
+def pair_leads(figures: Tensor, ranks: Sequence[float]) -> Tensor:
+    """By how much the better response's figure leads, for each pair of one prompt's responses that is not a tie."""
+    pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
+    better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
+    return figures[better] - figures[worse]
 
 
-def _bin(sure: Tensor, right: Tensor) -> CalibrationBin:
-    return CalibrationBin(float(sure.mean()), float(right.mean()), len(sure))
+@torch.no_grad()
+def score_rows(
+    model: ScalarModel,
+    rows: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    precision: RunPrecision = "fp32",
+    batch_size: int = 64,
+) -> Float[Tensor, " rows"]:
+    """Score token rows, those of like length together; on the CPU, in the order given."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    scores = torch.empty(len(rows))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        ids, mask = pad_right([rows[index] for index in chosen], pad_id)
+        with autocast(precision, model.device):
+            scores[chosen] = model.scores(ids.to(model.device), mask.to(model.device)).cpu()
+    return scores
+
+
+def _accuracy(leads: Sequence[Tensor]) -> Interval:
+    # The pairs of one prompt are not independent: the prompts are.
+    return bootstrap_interval([float((1 + torch.sign(prompt)).mean() / 2) for prompt in leads])

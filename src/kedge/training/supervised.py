@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Required, TypedDict
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, DataError
 from kedge.training.optimiser import (
     AdamEpsMode,
     Schedule,
@@ -24,7 +24,16 @@ from kedge.training.optimiser import (
 )
 from kedge.training.runtime import stream
 
-__all__ = ["Outcome", "SupervisedLoss", "accumulate_gradients", "count_steps", "evaluate", "train_supervised"]
+__all__ = [
+    "Outcome",
+    "SupervisedLoss",
+    "TrainingSettings",
+    "accumulate_gradients",
+    "check_lengths",
+    "count_steps",
+    "evaluate",
+    "train_supervised",
+]
 
 Example = TypeVar("Example")
 Example_contra = TypeVar("Example_contra", contravariant=True)
@@ -166,6 +175,17 @@ def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int
     if num_examples < 1:
         raise ConfigError("no training examples are left; give more data or hold out fewer")
     return math.ceil(_num_draws(num_examples, num_epochs) / batch_size)
+
+
+def check_lengths(lengths: Iterable[int], limit: int | None) -> None:
+    """Refuse rows that the model has no positions for, before any training.
+
+    Raises:
+        DataError: The longest row is longer than `limit` tokens.
+    """
+    longest = max(lengths, default=0)
+    if limit is not None and longest > limit:
+        raise DataError(f"a row is {longest} tokens long, but the model reads at most {limit}; leave such rows out")
 
 
 def accumulate_gradients(

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm import ranking_loss, token_logprobs
-from kedge.data.tokens import EncodedExample, pad_right
+from kedge.data import Comparison, EncodedExample, Ranking, encode_example, pad_right
 from kedge.models import LanguageModel, ScalarModel, autocast
-from kedge.training.agreement import verdicts
 
-__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss", "leads", "score_rows"]
+__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss", "RunPrecision"]
 
 RunPrecision = Literal["fp32", "bf16"]
 
@@ -71,12 +71,28 @@ class RankedResponses:
     Attributes:
         rows: Prompt and response, EOS included; the best first.
         ranks: One per row, ascending; a smaller rank is better, equal ranks are ties. Not all are equal.
-        margin: By how much the first of two scores should lead, or None.
+        lengths: Characters of each response: what a judge would see who looks at nothing else.
+        margin: By how much the first of two scores should lead.
     """
 
     rows: tuple[list[int], ...]
     ranks: tuple[float, ...]
-    margin: float | None = None
+    lengths: tuple[int, ...]
+    margin: float = 0.0
+
+    @classmethod
+    def encode(cls, tokenizer: PreTrainedTokenizerBase, record: Comparison | Ranking) -> RankedResponses:
+        """The token ids of a comparison's or a ranking's responses."""
+        if isinstance(record, Comparison):
+            ranked: list[tuple[float, str]] = [(0.0, record.chosen), (1.0, record.rejected)]
+            margin = record.margin or 0.0
+        else:
+            ranked = sorted(zip(record.ranks, record.responses, strict=True), key=itemgetter(0))
+            margin = 0.0
+        ranks, responses = zip(*ranked, strict=True)
+        encoded = [encode_example(tokenizer, record.prompt, response) for response in responses]
+        rows = tuple([*example.prompt, *example.completion] for example in encoded)
+        return cls(rows, ranks, tuple(len(response) for response in responses), margin)
 
 
 @dataclass(frozen=True)
@@ -117,37 +133,10 @@ class RankingLoss:
         )
         # A pair with a margin is a pair whose better response starts with a handicap.
         handicaps = torch.zeros_like(scores)
-        handicaps[:, 0] = torch.tensor([example.margin or 0.0 for example in examples])
+        handicaps[:, 0] = torch.tensor([example.margin for example in examples])
         better = ranks[:, :, None] < ranks[:, None, :]
-        right = verdicts(scores[:, :, None] - scores[:, None, :]).where(better, 0.0)
+        right = (1 + torch.sign(scores[:, :, None] - scores[:, None, :])).where(better, 0.0) / 2
         return {
             "loss": ranking_loss(scores - handicaps, ranks) * len(examples),
             "accuracy": (right.sum((1, 2)) / better.sum((1, 2))).sum(),
         }
-
-
-def leads(scores: Float[Tensor, " size"], ranks: Sequence[float]) -> Float[Tensor, " pairs"]:
-    """By how much the better response's score leads, for each pair of one prompt's responses that is not a tie."""
-    pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
-    better, worse = torch.tensor(pairs, dtype=torch.long, device=scores.device).reshape(-1, 2).unbind(dim=1)
-    return scores[better] - scores[worse]
-
-
-@torch.no_grad()
-def score_rows(
-    model: ScalarModel,
-    rows: Sequence[Sequence[int]],
-    *,
-    pad_id: int,
-    precision: RunPrecision = "fp32",
-    batch_size: int = 64,
-) -> Float[Tensor, " rows"]:
-    """Score token rows, similar lengths together; on the CPU, in the order given."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    scores = torch.empty(len(rows))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        ids, mask = pad_right([rows[index] for index in chosen], pad_id)
-        with autocast(precision, model.device):
-            scores[chosen] = model.scores(ids.to(model.device), mask.to(model.device)).cpu()
-    return scores
