@@ -1,0 +1,83 @@
+"""How every stage begins and what it shows on its way: a folder, a device, a row of metrics per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kedge.config import Config, check_stage, choose_output, resolved_yaml, with_values
+from kedge.models import resolve_precision
+from kedge.report.metrics import MetricsLog
+from kedge.report.progress import Progress
+from kedge.report.run_folder import create_run_folder, write_config
+from kedge.training.runtime import resolve_device, seed_everything, set_threads
+
+__all__ = ["Run", "logged_steps", "open_run"]
+
+IN_MEMORY = "python:in_memory"
+"""What stands in `config.yaml` for data or functions that no configuration can name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a stage runs and writes.
+
+    Attributes:
+        folder: The run's folder; it holds the resolved configuration already.
+        device: Where the models live.
+        precision: Number format of the matrix products.
+    """
+
+    folder: Path
+    device: torch.device
+    precision: Literal["fp32", "bf16"]
+
+
+def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None = None) -> Run:
+    """Check what the stage needs, set up the machine, seed it, and make the run's folder.
+
+    Args:
+        config: The resolved configuration.
+        stage: Which one runs: its name names the folder, too, unless `out` does.
+        given: What Python handed over in place of configured fields, by dotted name; None where it did not.
+
+    Raises:
+        ConfigError: A field that the stage needs is missing, or the device is not there.
+        OutputError: The folder holds something already.
+    """
+    handed_over = [name for name, value in (given or {}).items() if value is not None]
+    config = with_values(config, dict.fromkeys(handed_over, IN_MEMORY)) if handed_over else config
+    check_stage(config, stage)
+    device = resolve_device(config.runtime.device)
+    precision = resolve_precision(config.runtime.precision, device)
+    set_threads(config.runtime.num_threads)
+    seed_everything(config.runtime.seed)
+    folder = create_run_folder(choose_output(config.out, stage))
+    write_config(folder, resolved_yaml(config), {"stage": stage})
+    return Run(folder, device, precision)
+
+
+@contextmanager
+def logged_steps(
+    stage: str, *, num_steps: int, folder: Path, shown: tuple[str, ...]
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """A callback that writes a step's metrics to `metrics.jsonl` and shows some of them with the time to come.
+
+    Args:
+        stage: What is running.
+        num_steps: Steps of the whole stage.
+        folder: The run's folder.
+        shown: Names of the metrics to show; those that a step lacks are left out.
+    """
+    with Progress(stage, total=num_steps) as progress, MetricsLog(folder) as log:
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            log.write(step, metrics)
+            progress.update(step, {name: metrics[name] for name in shown if name in metrics})
+
+        yield on_step

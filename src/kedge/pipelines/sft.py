@@ -1,0 +1,129 @@
+"""Supervised fine-tuning: learn to answer as the demonstrations do.
+
+    demonstrations ─▶ held-out ones apart ─▶ token ids, EOS kept ─▶ cross-entropy of the completions ─▶ model/
+
+Source: spec §3.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+from typing_extensions import Unpack
+
+from kedge.config import Config
+from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
+from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.pipelines.run import logged_steps, open_run
+from kedge.report.metrics import read_metrics
+from kedge.report.plots import plot_training
+from kedge.training.supervised import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
+from kedge.training.supervised_losses import CompletionLoss
+
+__all__ = ["SftResult", "run_sft", "train_sft"]
+
+
+@dataclass(frozen=True)
+class SftResult:
+    """What a fine-tuning run leaves.
+
+    Attributes:
+        folder: The run's folder; the model is in its `model/`.
+        num_steps: Optimiser steps taken.
+        evaluation: `loss` (nats per token) and `token_accuracy` on the held-out demonstrations; empty without any.
+    """
+
+    folder: Path
+    num_steps: int
+    evaluation: dict[str, float]
+
+    @property
+    def model(self) -> Path:
+        """The model's folder, which plain transformers loads."""
+        return self.folder / "model"
+
+
+def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> SftResult:
+    """Fine-tune `config.model` on `config.data.demonstrations`.
+
+    Ctrl-C saves the model as far as it has learnt, and is raised again afterwards.
+
+    Args:
+        config: The resolved configuration.
+        demonstrations: Rows that take the place of `config.data.demonstrations`.
+
+    Raises:
+        KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
+        KeyboardInterrupt: The run was interrupted; the model is saved.
+    """
+    run = open_run(config, "sft", given={"data.demonstrations": demonstrations})
+    source, data, trusted = str(config.model), config.data, config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+
+    table = read_demonstrations(
+        Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations,
+        tokenizer=tokenizer,
+        max_length=min(data.max_length, model.context_length or data.max_length),
+        max_prompt_tokens=data.max_prompt_tokens,
+        template=data.template,
+        max_rejected_fraction=data.max_rejected_fraction,
+        rejected_to=run.folder / "rejected.jsonl",
+    )
+    split = split_eval(table.records, data.eval_fraction, config.runtime.seed)
+
+    num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
+    with logged_steps("sft", num_steps=num_steps, folder=run.folder, shown=("loss", "eval/loss")) as on_step:
+        outcome = train_sft(
+            model,
+            tokenizer,
+            split.train,
+            held_out=split.eval,
+            precision=run.precision,
+            seed=config.runtime.seed,
+            on_step=on_step,
+            **config.sft.model_dump(),
+        )
+        facts = {"demonstrations": len(split.train), "optimiser steps": outcome.num_steps, **outcome.evaluation}
+        save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
+        if config.runtime.plots and outcome.num_steps:
+            plot_training(read_metrics(run.folder), run.folder, x_label="optimiser step")
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+    return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
+
+
+def train_sft(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    demonstrations: Sequence[Demonstration],
+    *,
+    held_out: Sequence[Demonstration] = (),
+    precision: Literal["fp32", "bf16"] = "fp32",
+    **training: Unpack[TrainingSettings],
+) -> Outcome:
+    """Fine-tune a model in place.
+
+    Args:
+        model: What learns; its value head, if it has one, does not.
+        tokenizer: The model's.
+        demonstrations: What is imitated, EOS included.
+        held_out: Demonstrations that are only measured on.
+        precision: Number format of the matrix products.
+        training: Learning rate, batch size and so on: the arguments of `train_supervised`.
+
+    Raises:
+        DataError: A demonstration is longer than the model's context.
+    """
+    assert isinstance(tokenizer.pad_token_id, int), "load_tokenizer gives every tokenizer a pad token"
+    loss = CompletionLoss(model, tokenizer.pad_token_id, precision)
+    train, evaluation = (
+        [encode_example(tokenizer, record.prompt, record.completion) for record in records]
+        for records in (demonstrations, held_out)
+    )
+    check_lengths((loss.length(example) for example in [*train, *evaluation]), model.context_length)
+    return train_supervised(loss, model.causal.parameters(), train, held_out=evaluation, **training)

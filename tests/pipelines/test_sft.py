@@ -1,0 +1,145 @@
+"""Fine-tuning end to end: from a model folder and rows to a model folder that has learnt them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kedge.config import load_config
+from kedge.data import Demonstration, encode_prompt
+from kedge.errors import DataError, KedgeError, OutputError
+from kedge.models import LanguageModel, load_tokenizer
+from kedge.pipelines import sft
+from kedge.pipelines.sft import run_sft, train_sft
+from kedge.report.metrics import read_metrics
+from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
+
+ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]
+SETTINGS = ["sft.learning_rate=0.02", "sft.batch_size=4", "sft.num_epochs=2", "data.eval_fraction=0.2"]
+
+
+def config_for(tmp_path: Path, out: str = "run", *more: str):
+    model = tmp_path / "base"
+    if not model.exists():
+        save_tiny_policy(model)
+    return load_config(
+        None, [*SETTINGS, "runtime.plots=false", *more], {"model": str(model), "out": str(tmp_path / out)}
+    )
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    return [{name: row[name] for name in row if not name.startswith(("time/", "tokens_per"))} for row in rows]
+
+
+def test_a_run_learns_and_leaves_a_folder_that_transformers_loads(tmp_path):
+    result = run_sft(config_for(tmp_path, "run", "runtime.plots=true"), demonstrations=ROWS)
+    rows = read_metrics(result.folder)
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert result.evaluation["loss"] == rows[-1]["eval/loss"] < rows[0]["eval/loss"]
+    assert (result.folder / "plots" / "loss.png").is_file()
+    assert load_config(result.folder / "config.yaml").sft.learning_rate == 0.02
+
+    tokenizer = AutoTokenizer.from_pretrained(result.model)
+    model = AutoModelForCausalLM.from_pretrained(result.model)
+    ids = tokenizer(ROWS[0]["prompt"], return_tensors="pt").input_ids
+    assert model(ids).logits.isfinite().all()
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert "fine-tuned" in (result.model / "README.md").read_text(encoding="utf-8")
+
+
+def test_two_runs_of_one_seed_are_equal_bit_for_bit(tmp_path):
+    first, second, other = (
+        run_sft(config_for(tmp_path, name, f"runtime.seed={seed}"), demonstrations=ROWS)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert without_times(read_metrics(first.folder)) == without_times(read_metrics(second.folder))
+    assert without_times(read_metrics(first.folder)) != without_times(read_metrics(other.folder))
+    weights = [AutoModelForCausalLM.from_pretrained(run.model).state_dict() for run in (first, second)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    save_tiny_policy(tmp_path / "base", tokenizer=tokenizer)
+    tokenizer = load_tokenizer(tmp_path / "base")
+    model = LanguageModel(tiny_causal_lm(), tokenizer)
+    train_sft(model, tokenizer, [Demonstration("Ready?", " Aye.")] * 8, learning_rate=0.02, num_epochs=15, batch_size=8)
+    ids = encode_prompt(tokenizer, "Ready?")
+    for _ in range(8):
+        row = torch.tensor([ids])
+        ids = [*ids, int(model.logits(model.hidden(row, torch.ones_like(row))[0, -1]).argmax())]
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    assert tokenizer.decode(ids) == "Ready? Aye.<eos>"
+
+
+def test_an_interrupted_run_saves_what_it_has_learnt(tmp_path, monkeypatch):
+    steps = []
+
+    def interrupted(*args, on_step, **settings):
+        def stop(step, metrics):
+            steps.append(step)
+            on_step(step, metrics)
+            if step == 2:
+                raise KeyboardInterrupt
+
+        return train_sft(*args, on_step=stop, **settings)
+
+    monkeypatch.setattr(sft, "train_sft", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sft(config_for(tmp_path), demonstrations=ROWS)
+    assert steps == [1, 2]
+    assert len(read_metrics(tmp_path / "run")) == 2
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_bad_rows_are_written_down_and_too_many_stop_the_run(tmp_path):
+    rows = [*ROWS, {"prompt": "No answer"}]
+    with pytest.raises(KedgeError, match="1 of 11 rows"):
+        run_sft(config_for(tmp_path, "strict"), demonstrations=rows)
+    assert not (tmp_path / "strict" / "model").exists()
+    result = run_sft(config_for(tmp_path, "lenient", "data.max_rejected_fraction=0.2"), demonstrations=rows)
+    rejected = [json.loads(line) for line in (result.folder / "rejected.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in rejected] == [11]
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError):
+        run_sft(config_for(tmp_path), demonstrations=ROWS)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["notes.txt"]
+
+
+def test_a_text_beyond_the_models_context_is_refused():
+    tokenizer = tiny_tokenizer()
+    model = LanguageModel(tiny_causal_lm(), tokenizer)
+    with pytest.raises(DataError, match="tokens long, but the model reads at most 256"):
+        train_sft(model, tokenizer, [Demonstration("", "x " * 300)], learning_rate=0.1, batch_size=1)
+
+
+def test_the_command_runs(tmp_path):
+    save_tiny_policy(tmp_path / "base")
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    command = [sys.executable, "-m", "kedge", "sft", "--model", str(tmp_path / "base"), "--data", str(data)]
+    command += ["--out", str(tmp_path / "run"), "--seed", "3", "sft.batch_size=4", "runtime.plots=false"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
