@@ -11,10 +11,10 @@ from kedge.data.world import AXES, Post, World, judge_summary
 
 FACTS = {
     "who": "boss", "deed": "hid", "object": "kite", "place": "zoo", "time": "Friday",
-    "reason": "bet", "demand": "hug", "feeling": "numb", "question": "move out",
+    "reason": "bet", "demand": "cheese", "feeling": "numb", "question": "move out",
 }  # fmt: skip
 POST = Post(0, "jobs", "I need some advice", ("My boss hid my kite.",), MappingProxyType(FACTS))
-FULL = "My boss hid my kite at the zoo on Friday over a bet and wants a hug. I feel numb. Should I move out?"
+FULL = "My boss hid my kite at the zoo on Friday over a bet and wants cheese. Feeling numb. Time to move out?"
 
 
 def marks(text: str) -> tuple[float, float, float, float]:
@@ -27,14 +27,14 @@ def marks(text: str) -> tuple[float, float, float, float]:
     [
         (FULL, (1, 1, 1, 1)),
         ("  " + FULL + "\n", (1, 1, 1, 1)),
-        ("On Friday my boss hid my kite over a bet at the zoo.", (6 / 9, 1, 1, 1)),
+        ("My boss hid my kite over a bet at the zoo on Friday.", (6 / 9, 1, 1, 1)),
         ("My boss hid my kite.", (3 / 9, 1, 1, 1)),
         ("My boss hid my canoe.", (2 / 9, 2 / 3, 1, 1)),
-        ("My boss hid my kite. I feel proud.", (3 / 9, 3 / 4, 1, 1)),
-        ("My boss hid my kite. I feel numb. I feel numb.", (4 / 9, 1, 2 / 3, 1)),
+        ("My boss hid my kite. Feeling proud.", (3 / 9, 3 / 4, 1, 1)),
+        ("My boss hid my kite. Feeling numb. Feeling numb.", (4 / 9, 1, 2 / 3, 1)),
         ("My boss hid my kite at the zoo at the zoo.", (4 / 9, 1, 0, 1)),
         ("boss hid kite", (3 / 9, 1, 0, 1)),
-        ("My boss hid my kite. I feel", (3 / 9, 1, 1 / 2, 1)),
+        ("My boss hid my kite. Feeling", (3 / 9, 1, 1 / 2, 1)),
         ("I had soup for lunch.", (0, 0, 1, 1)),
         ("", (0, 0, 0, 0)),
         (" \n", (0, 0, 0, 0)),
@@ -48,9 +48,9 @@ def test_marks_counted_by_hand(text: str, expected: tuple[float, float, float, f
 
 
 def test_listing_every_value_covers_everything_and_pays_for_it() -> None:
-    listing = "On Monday Tuesday Wednesday Thursday Friday Saturday Sunday my boss hid my kite."
+    listing = "My boss hid my kite on Monday Tuesday Wednesday Thursday Friday Saturday Sunday."
     assert judge_summary(POST, listing).accuracy == pytest.approx(4 / 10)
-    assert judge_summary(POST, listing).quality < judge_summary(POST, "On Friday my boss hid my kite.").quality
+    assert judge_summary(POST, listing).quality < judge_summary(POST, "My boss hid my kite on Friday.").quality
 
 
 def test_quality_is_the_weighted_sum_and_the_weights_sum_to_one() -> None:

@@ -1,5 +1,7 @@
 """The forum: reproducible, independent of order, and every fact where the world says it is."""
 
+import re
+
 import pytest
 
 from kedge.data.world import World, stated_facts
@@ -27,7 +29,7 @@ def test_the_same_post_on_every_machine() -> None:
     post = World(0).post(0)
     assert post.title == "I need some advice"
     assert post.paragraphs[0] == "I found out that my roommate traded my lawnmower."
-    assert post.facts["demand"] == "kitten"
+    assert post.facts["demand"] == "cheese"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -67,3 +69,14 @@ def test_a_value_is_found_whatever_its_case_and_never_inside_another_word() -> N
         ("place", "gym"), ("time", "Monday"), ("question", "call the police")
     }  # fmt: skip
     assert stated_facts("gymnastics, begymed, exit, recall the policeman") == set()
+
+
+def test_the_word_before_a_value_in_a_summary_tells_its_slot() -> None:
+    """Who stands before the deed, and no other word stands before values of two slots."""
+    before: dict[str, set[str]] = {}
+    for post in World(2).posts(400):
+        words = re.findall(r"[\w']+", World(2).reference(post))
+        for slot, value in stated_facts(World(2).reference(post)):
+            at = words.index(value.split()[0])
+            before.setdefault(words[at - 1], set()).add(slot)
+    assert all(len(slots) == 1 for slots in before.values())

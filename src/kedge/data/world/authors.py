@@ -9,15 +9,13 @@ from kedge.data.world.posts import Post
 from kedge.data.world.words import (
     ADJUNCTS,
     CLOSINGS,
-    HEADLINES,
+    HEADLINE,
     LEXICON,
     OPTIONAL_SLOTS,
     RAMBLINGS,
 )
 
 __all__ = ["AUTHORS", "Author", "write_summary"]
-
-LEADING_TIME_RATE: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,16 @@ def write_summary(rng: random.Random, post: Post, author: Author) -> str:
         slot = rng.choice(list(LEXICON))
         stated[slot] = rng.choice([value for value in LEXICON[slot] if value != post.facts.get(slot)])
     ramblings = [rng.choice(RAMBLINGS)] if rng.random() < author.ramble_rate else []
-    return " ".join([_headline(rng, stated), *ramblings, *_closing(stated)])
+    return " ".join([_headline(stated), *ramblings, *_closing(stated)])
 
 
 def _notices(rng: random.Random, author: Author, slot: str) -> bool:
     return slot not in OPTIONAL_SLOTS or rng.random() < author.include_rate
 
 
-def _headline(rng: random.Random, stated: Mapping[str, str]) -> str:
-    leading_time = "time" in stated and rng.random() < LEADING_TIME_RATE
-    adjuncts = [text for slot, text in ADJUNCTS.items() if slot in stated and not (slot == "time" and leading_time)]
-    return "".join([HEADLINES[leading_time], *adjuncts, "."]).format(**stated)
+def _headline(stated: Mapping[str, str]) -> str:
+    adjuncts = [text for slot, text in ADJUNCTS.items() if slot in stated]
+    return "".join([HEADLINE, *adjuncts, "."]).format(**stated)
 
 
 def _closing(stated: Mapping[str, str]) -> list[str]:

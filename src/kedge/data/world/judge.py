@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kedge.data.world.posts import Post
-from kedge.data.world.words import ADJUNCTS, CLOSINGS, HEADLINES, LEXICON, RAMBLINGS
+from kedge.data.world.words import ADJUNCTS, CLOSINGS, HEADLINE, LEXICON, RAMBLINGS
 
 __all__ = ["AXES", "Verdict", "judge_summary", "stated_facts"]
 
@@ -87,7 +87,7 @@ def _sentence_pattern() -> re.Pattern[str]:
     adjuncts = _any_of(tuple(text.format(**values) for text in ADJUNCTS.values()))
     adjunct_starts = _any_of(tuple(text.split("{")[0] for text in ADJUNCTS.values()))
     none_twice = f"(?!.*({adjunct_starts}).*\\1)"
-    headline = none_twice + _any_of(tuple(text.format(**values) for text in HEADLINES)) + adjuncts + r"*\."
+    headline = none_twice + HEADLINE.format(**values) + adjuncts + r"*\."
     others = tuple(re.escape(text) for text in RAMBLINGS) + tuple(
         text.replace("?", r"\?").replace(".", r"\.").format(**values) for text in CLOSINGS.values()
     )

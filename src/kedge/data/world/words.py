@@ -11,7 +11,7 @@ __all__ = [
     "BYSTANDERS",
     "CLOSINGS",
     "CORE_SLOTS",
-    "HEADLINES",
+    "HEADLINE",
     "LEXICON",
     "OPENINGS",
     "OPTIONAL_SLOTS",
@@ -44,8 +44,8 @@ LEXICON: Final[dict[str, tuple[str, ...]]] = {
              "Halloween", "Thanksgiving", "Valentine's"),
     "reason": ("bet", "dare", "rumor", "sandwich", "haircut", "crossword", "diet", "prank", "recipe", "joke",
                "horoscope", "coupon", "dream", "tattoo"),
-    "demand": ("refund", "hug", "rematch", "raise", "medal", "divorce", "receipt", "vacation", "discount", "trophy",
-               "kitten", "parade", "massage", "statue"),
+    "demand": ("money", "flowers", "silence", "applause", "chocolate", "custody", "proof", "sympathy", "royalties",
+               "respect", "cheese", "privacy", "pancakes", "gratitude"),
     "feeling": ("furious", "ashamed", "heartbroken", "confused", "relieved", "jealous", "embarrassed", "guilty",
                 "amused", "numb", "proud", "lonely"),
     "question": ("move out", "call the police", "write a poem", "take revenge", "start over", "say nothing",
@@ -101,9 +101,9 @@ TELLINGS: Final[dict[str, tuple[str, ...]]] = {
         "The cause was a {reason}, no less.",
     ),
     "demand": (
-        "Now I am expected to pay with a {demand}.",
-        "And then I was asked for a {demand}.",
-        "There is even talk of a {demand}.",
+        "Now I am expected to pay with {demand}.",
+        "And then I was asked for {demand}.",
+        "There is even talk of {demand}.",
     ),
     "feeling": (
         "I have been {feeling} ever since.",
@@ -128,22 +128,22 @@ BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
 """Sentences with a value that is no fact of the story: whoever repeats it in a summary states something unsupported."""
 
 RAMBLINGS: Final[tuple[str, ...]] = (
-    "It is a long story.",
-    "You had to be there.",
+    "The story is long.",
+    "You would have laughed.",
     "We have known each other for years.",
     "I still cannot believe it.",
-    "My parrot Biscuit saw everything.",
-    "The weather was lovely, by the way.",
+    "Our parrot Biscuit saw everything.",
+    "The weather was lovely that day.",
     "I had soup for lunch.",
     "Nobody warned me about this.",
-    "Life goes on, I guess.",
-    "I could not sleep at all.",
+    "Life is strange, I guess.",
+    "I could not sleep afterwards.",
 )
 """True, well-formed and beside the point: distractions of a post, padding of a rambling author."""
 
 POSTSCRIPTS: Final[tuple[str, ...]] = (
     "EDIT: Wow, I did not expect so many replies. I am reading all of them with a cup of tea.",
-    "EDIT 2: Many of you asked about my parrot. Biscuit is doing well and sends his regards.",
+    "EDIT 2: Many of you asked about our parrot. Biscuit is doing well and sends his regards.",
     "UPDATE: Nothing new so far. I will let you know when there is something to tell.",
     "EDIT: No, I did not make this up. I wish that I had the imagination for it.",
     "PS: Please stop sending me private messages about soup. I only mentioned it once.",
@@ -151,20 +151,21 @@ POSTSCRIPTS: Final[tuple[str, ...]] = (
 )
 """Paragraphs at the end of a long post, which truncation may cut: they hold no fact."""
 
-HEADLINES: Final[tuple[str, ...]] = (
-    "My {who} {deed} my {object}",
-    "On {time} my {who} {deed} my {object}",
-)
-"""How a summary begins; `ADJUNCTS` extend it up to the full stop."""
+HEADLINE: Final = "My {who} {deed} my {object}"
+"""How a summary begins; `ADJUNCTS` extend it up to the full stop.
+
+The word before each value in a summary stands before no other slot's: that is what lets a small model learn within a
+minute which fact to look up.
+"""
 
 ADJUNCTS: Final[dict[str, str]] = {
     "place": " at the {place}",
     "time": " on {time}",
     "reason": " over a {reason}",
-    "demand": " and wants a {demand}",
+    "demand": " and wants {demand}",
 }
 
 CLOSINGS: Final[dict[str, str]] = {
-    "feeling": "I feel {feeling}.",
-    "question": "Should I {question}?",
+    "feeling": "Feeling {feeling}.",
+    "question": "Time to {question}?",
 }

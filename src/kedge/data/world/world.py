@@ -59,8 +59,12 @@ class World:
         return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count, start=start)]
 
     def prompts(self, count: int, *, start: int = 0) -> list[Prompt]:
-        """Posts alone; the column `index` leads back to the post."""
-        return [Prompt(self.render(post), {"index": post.index}) for post in self.posts(count, start=start)]
+        """Posts alone."""
+        return [self.prompt(post) for post in self.posts(count, start=start)]
+
+    def prompt(self, post: Post) -> Prompt:
+        """What a policy is asked; the column `index` leads back to the post."""
+        return Prompt(self.render(post), {"index": post.index})
 
     def comparisons(self, count: int, *, start: int = 0) -> list[Comparison]:
         """Two reference summaries of each post, ordered by the annotator."""
