@@ -67,6 +67,8 @@ class Objective:
         surrogate_kl_coef: β of the `kl_penalty` surrogate, which leads to the old policy.
         value_clip_range: ε_v, absolute, in units of the return; None for plain squared error.
         value_coef: c_v, on top of the value loss's own ½.
+        value_unit: What values and returns are measured in: the value loss and its clip are computed on V/unit. 1 is the
+            reward's own unit, as published.
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 where the KL is in the reward.
         kl_estimator: Which estimator of that KL.
@@ -84,6 +86,7 @@ class Objective:
     surrogate_kl_coef: float = 1.0
     value_clip_range: float | None = 0.2
     value_coef: float = 0.5
+    value_unit: float = 1.0
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
@@ -121,9 +124,9 @@ class Objective:
         averaging = {"aggregation": self.aggregation, "constant_length": self.constant_length}
         policy = self._policy_loss(outputs, experience, {**averaging, "normalizer": divisors.policy})
         value = clipped_value_loss(
-            outputs.values,
-            experience.values,
-            experience.returns,
+            outputs.values / self.value_unit,
+            experience.values / self.value_unit,
+            experience.returns / self.value_unit,
             experience.reward_mask,
             clip_range=self.value_clip_range,
             normalizer=divisors.value,
