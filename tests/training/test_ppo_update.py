@@ -212,7 +212,7 @@ def test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once(monkeypat
 
     monkeypatch.setattr(ActorCritic, "forward", spy)
     run_update(models, experience, num_epochs=2, num_minibatches=4)
-    epochs = [sum(seen[:4], []), sum(seen[4:], [])]
+    epochs = [[prompt for minibatch in part for prompt in minibatch] for part in (seen[:4], seen[4:])]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(PROMPTS)
     assert epochs[0] != epochs[1]
 
@@ -228,8 +228,7 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
         scores = wanted.sum(-1) / rollout.response_lengths
         shares.append(float(scores.mean()))
         experience = collect_experience(rollout, scores, models, None, temperature=1.0, kl_coef=0.0)
-        ppo_update(
-            models, optimizer, experience, Objective(), num_epochs=4, num_minibatches=2, temperature=1.0, generator=generator
-        )  # fmt: skip
+        settings = {"num_epochs": 4, "num_minibatches": 2, "temperature": 1.0, "generator": generator}
+        ppo_update(models, optimizer, experience, Objective(), **settings)
     assert sum(shares[-3:]) / 3 > shares[0] + 0.2
     assert not math.isnan(shares[-1])

@@ -17,7 +17,7 @@ from typing import Any
 from kedge.errors import RewardError
 from kedge.rewards.function import FunctionReward
 
-__all__ = ["load_function", "names_function"]
+__all__ = ["find_function", "load_function", "names_function"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "path/to/file.py:function or package.module:function"
@@ -34,7 +34,18 @@ def names_function(text: str) -> bool:
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function that a text names.
+    """The reward function that a text names; see `find_function`.
+
+    Raises:
+        RewardError: There is none, or it does not take `completions`.
+    """
+    function = find_function(spec)
+    FunctionReward(function)  # its signature is judged now, not after the first rollout
+    return function
+
+
+def find_function(spec: str) -> Callable[..., Any]:
+    """The function that a text names, whatever its signature.
 
     A file runs as an ordinary module under a name of its own, anew each time it is loaded. What lies beside it can be
     imported, relatively or by plain name; so can modules in the working directory.
@@ -43,8 +54,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         spec: `path/to/file.py:function` (the path may hold colons) or `package.module:function`.
 
     Raises:
-        RewardError: No such file, module or function; importing it raised; it is not callable or does not take
-            `completions`.
+        RewardError: No such file, module or function; importing it raised; it is not callable.
     """
     source, _, attribute = spec.rpartition(":")
     if not source or not _DOTTED_NAME.fullmatch(attribute):
@@ -53,7 +63,6 @@ def load_function(spec: str) -> Callable[..., Any]:
     function = _attribute(module, attribute, spec)
     if not callable(function):
         raise RewardError(f"reward {spec!r} is a {type(function).__name__}, not a function")
-    FunctionReward(function)  # its signature is judged now, not after the first rollout
     return function
 
 
