@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,7 +26,8 @@ from kedge.models import (
     stop_token_id,
 )
 from kedge.pipelines.run import Run
-from kedge.rewards import RewardTerm, WeightedReward, load_reward
+from kedge.pipelines.scorers import Rewards, configured_rewards, load_scorer
+from kedge.rewards import WeightedReward
 from kedge.rewards.model import ModelReward, share_tokens
 from kedge.rollout import Engine, Sampler
 from kedge.training.optimiser import build_optimizer
@@ -67,7 +68,7 @@ class Roles:
 
 
 def load_roles(
-    config: Config, run: Run, *, prompts: Sequence[Any] | None = None, reward: Callable[..., Any] | None = None
+    config: Config, run: Run, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> Roles:
     """Load policy, reference, reward, critic and prompts.
 
@@ -75,7 +76,7 @@ def load_roles(
         config: The resolved configuration.
         run: Where the run runs and writes.
         prompts: Texts or rows in place of `config.data.prompts`.
-        reward: A Python function in place of `config.reward`.
+        reward: Functions or models in place of `config.reward`.
 
     Raises:
         KedgeError: Something cannot be read, or does not fit the rest.
@@ -84,7 +85,13 @@ def load_roles(
     source = str(config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trust)
     stop_token = stop_token_id(tokenizer, config.rollout.stop_token)
-    rewards = _load_reward(config, run, tokenizer, reward)
+    rewards = load_scorer(
+        configured_rewards(config) if reward is None else reward,
+        config,
+        run,
+        tokenizer,
+        batch_size=config.rollout.micro_batch_size,
+    )
 
     shared = config.ppo.critic == "shared"
     with torch.random.fork_rng(devices=[]):
@@ -130,23 +137,6 @@ def load_roles(
     )
 
 
-def _load_reward(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable[..., Any] | None
-) -> WeightedReward:
-    terms = (
-        [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
-        if reward is None
-        else [reward]
-    )
-    return load_reward(
-        terms,
-        policy_tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=config.runtime.trust_remote_code,
-        precision=run.precision,
-    )
-
-
 def _load_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> ScalarModel:
     """A separate critic: the reward model's copy, or a fresh head on the policy's trunk (spec §7.34)."""
     trust = config.runtime.trust_remote_code
@@ -157,7 +147,9 @@ def _load_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -
         if critic.head is not None:
             initialise_head(critic.head, config.ppo.value_head_init)
         return critic
-    source = next(term.source for term in config.reward if not term.is_function)
+    source = next((term.source for term in config.reward if not term.is_function), None)
+    if source is None:
+        raise ConfigError("ppo.critic_init=reward needs a reward model, not functions; use ppo.critic_init=policy")
     if not share_tokens(load_tokenizer(source, trust_remote_code=trust), tokenizer):
         raise ConfigError(
             f"ppo.critic_init=reward: the reward model {source!r} reads other tokens than the policy, so it cannot "

@@ -1,0 +1,44 @@
+"""Rewards as the stages load them: those of the configuration, or what Python handed over in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.pipelines.run import Run
+from kedge.rewards import RewardSpec, RewardTerm, WeightedReward, load_reward
+
+__all__ = ["Rewards", "configured_rewards", "load_scorer"]
+
+Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
+"""A reward model or function, or several, as `load_reward` takes them."""
+
+
+def load_scorer(
+    rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, *, batch_size: int | None = None
+) -> WeightedReward:
+    """Rewards for responses in `tokenizer`'s tokens, on the run's device; errors as in `load_reward`.
+
+    Args:
+        rewards: What scores.
+        config: Says whether code beside a model may run.
+        run: The device and its number format.
+        tokenizer: The policy's.
+        batch_size: Responses per forward pass of a reward model; None takes 32.
+    """
+    return load_reward(
+        rewards,
+        policy_tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        batch_size=batch_size or 32,
+        precision=run.precision,
+    )
+
+
+def configured_rewards(config: Config) -> list[RewardTerm]:
+    """`config.reward` as `load_reward` takes it."""
+    return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
