@@ -1,0 +1,80 @@
+"""The total loss of one step against a loop over its tokens, and its split over ranks."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from kedge.algorithm.experience import Experience, Rollout
+from kedge.models import ResponseOutputs
+from kedge.training.objective import Objective
+from tests.training.test_ppo_update import make_experience, make_models
+
+MASK = torch.tensor([[True, True, True], [True, False, False]])
+GARBAGE = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1e9, -1e9]])
+
+
+def draw(seed: int, mean: float = 0.0) -> torch.Tensor:
+    """One number per token, with garbage in the padding."""
+    noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+    return torch.where(MASK, mean + 0.4 * noise, GARBAGE)
+
+
+@pytest.fixture
+def experience() -> Experience:
+    ids = torch.full((2, 3), 5)
+    rollout = Rollout(ids, MASK | True, ids, MASK, draw(0, -1.0), torch.tensor([True, True]), policy_version=0)
+    return Experience(
+        rollout=rollout,
+        scores=torch.zeros(2),
+        old_logprobs=draw(1, -1.0),
+        ref_logprobs=draw(2, -1.0),
+        values=draw(3),
+        rewards=draw(4),
+        reward_mask=MASK,
+        advantages=draw(5),
+        returns=draw(6),
+    )
+
+
+def test_the_total_is_the_weighted_sum_of_its_terms(experience):
+    outputs = ResponseOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=draw(9))
+    policy = value = entropy = kl = 0.0
+    for row, time in MASK.nonzero().tolist():
+        at = lambda x, row=row, time=time: x[row, time].item()  # noqa: E731
+        ratio, advantage = math.exp(at(outputs.logprobs) - at(experience.old_logprobs)), at(experience.advantages)
+        policy -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / 4
+        old, target = at(experience.values), at(experience.returns)
+        held = min(max(at(outputs.values), old - 0.2), old + 0.2)
+        value += 0.5 * max((at(outputs.values) - target) ** 2, (held - target) ** 2) / 4
+        entropy += at(outputs.entropy) / 4
+        kl += 0.5 * (at(outputs.logprobs) - at(experience.ref_logprobs)) ** 2 / 4
+    objective = Objective(value_coef=0.3, entropy_coef=0.7, kl_coef=0.9)
+    divisors = objective.divisors(experience)
+    terms = objective(outputs, experience, divisors)
+    assert terms.loss.item() == pytest.approx(policy + 0.3 * value - 0.7 * entropy + 0.9 * kl, abs=1e-5)
+    expected = {"policy/loss": policy, "value/loss": value, "policy/entropy": entropy, "loss/total": terms.loss.item()}
+    assert {name: terms.figures[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    warm_up = objective(outputs, experience, divisors, train_policy=False)
+    assert warm_up.loss.item() == pytest.approx(0.3 * value, abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_the_gradient_summed_over_ranks_is_that_of_the_whole_minibatch(aggregation):
+    models = make_models("separate")
+    minibatch = make_experience(models)
+    objective = Objective(aggregation=aggregation, constant_length=10 if aggregation == "constant" else None)
+
+    def gradient(rows: slice) -> list[torch.Tensor]:
+        """What a rank with these rows contributes: a replica of the models, the whole minibatch's divisors."""
+        replica = copy.deepcopy(models)
+        part = minibatch.select(rows)
+        objective(replica(part.rollout, temperature=1.0), part, objective.divisors(minibatch)).loss.backward()
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in replica.parameters()]
+
+    whole = gradient(slice(0, 8))
+    assert sum(float(part.abs().sum()) for part in whole) > 0
+    ranks = [gradient(rows) for rows in (slice(0, 2), slice(2, 3), slice(3, 8))]
+    for expected, *shares in zip(whole, *ranks, strict=True):
+        torch.testing.assert_close(torch.stack(shares).sum(0), expected, atol=1e-6, rtol=1e-4)
