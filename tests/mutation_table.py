@@ -1,0 +1,363 @@
+"""The mistakes that kedge's tests must notice: one line of the source each, and the test that catches it.
+
+Most of them were made somewhere before: in a published listing, in a library, or in a first draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+ADVANTAGES = "tests/algorithm/test_advantages.py"
+CRITIC = "tests/algorithm/test_critic.py"
+KL = "tests/algorithm/test_kl.py"
+MASKING = "tests/algorithm/test_masking.py"
+POLICY = "tests/algorithm/test_policy_losses.py"
+PREFERENCE = "tests/algorithm/test_preference.py"
+SHAPING = "tests/algorithm/test_shaping.py"
+LANGUAGE = "tests/models/test_language.py"
+SCALAR = "tests/models/test_scalar.py"
+COLLECT = "tests/rollout/test_collect.py"
+SAMPLER = "tests/rollout/test_sampler.py"
+OBJECTIVE = "tests/training/test_objective.py"
+OPTIMISER = "tests/training/test_optimiser.py"
+SUPERVISED = "tests/training/test_supervised_losses.py"
+UPDATE = "tests/training/test_ppo_update.py"
+GATE = "tests/test_minimum_gate.py"
+
+EACH_TOKEN = "tests/models/test_actor_critic.py::test_each_token_is_evaluated_at_the_position_before_it[llama-shared]"
+AGGREGATION = f"{MASKING}::test_aggregation_reproduces_the_published_figures"
+QUADRANTS = f"{POLICY}::test_the_quadrants_of_the_clip"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake.
+
+    Attributes:
+        name: What goes wrong, in kebab case.
+        file: Where, under `src/kedge`.
+        original: The text to be replaced; it occurs exactly once in the file.
+        mutated: What stands there instead.
+        test: The pytest node id of the test that fails then.
+    """
+
+    name: str
+    file: str
+    original: str
+    mutated: str
+    test: str
+
+
+MUTATIONS = (
+    # Which position says what: spec §1.
+    Mutation(
+        "off-by-one-slice",
+        "models/actor_critic.py",
+        "slice(self.prompt_width - 1, self.prompt_width - 1 + self.response_ids.shape[1])",
+        "slice(self.prompt_width, self.prompt_width + self.response_ids.shape[1])",
+        EACH_TOKEN,
+    ),
+    Mutation(
+        "score-after-the-last-token",
+        "algorithm/shaping.py",
+        'return last if score_at == "last" else (last + 1)',
+        "return (last + 1)",
+        f"{SHAPING}::test_the_score_stands_at_the_last_token",
+    ),
+    Mutation(
+        "score-in-the-last-column",
+        "algorithm/shaping.py",
+        "last = (steps * mask).amax(-1, keepdim=True)",
+        "last = steps.expand_as(mask).amax(-1, keepdim=True)",
+        f"{GATE}::test_the_index_contract_from_sampling_to_reward",
+    ),
+    Mutation(
+        "reward-model-read-in-the-last-column",
+        "models/scalar.py",
+        "values.gather(1, last_real_index(attention_mask)[:, None]).squeeze(1)",
+        "values[:, -1]",
+        f"{SCALAR}::test_the_score_is_read_at_the_last_real_token_whatever_the_padding[False-llama]",
+    ),
+    Mutation(
+        "stop-token-not-counted",
+        "rollout/sampler.py",
+        "stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()",
+        "stops_before = is_stop.long().cumsum(dim=1)",
+        f"{GATE}::test_the_index_contract_from_sampling_to_reward",
+    ),
+    # Tokens and padding: spec §2.
+    Mutation(
+        "pad-is-eos",
+        "models/tokenizers.py",
+        "tokenizer.pad_token_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)",
+        "tokenizer.pad_token_id == tokenizer.bos_token_id",
+        f"{LANGUAGE}::test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_embedding_grows",
+    ),
+    Mutation(
+        "forbidden-tokens-allowed",
+        "models/language.py",
+        "self._raw_logits(hidden).masked_fill(self.forbidden, FORBIDDEN_LOGIT)",
+        "self._raw_logits(hidden)",
+        f"{SAMPLER}::test_padding_and_ids_beyond_the_tokenizer_are_never_sampled",
+    ),
+    Mutation(
+        "positions-count-padding",
+        "models/pretrained.py",
+        "(attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+        "torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)",
+        f"{LANGUAGE}::test_padding_on_either_side_gives_the_logits_of_the_unpadded_row[0-True-gpt2]",
+    ),
+    # Supervised stage and reward model: spec §3.
+    Mutation(
+        "eos-dropped-from-the-loss",
+        "training/supervised_losses.py",
+        "counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None])",
+        "counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None]) & (ids != 2)",
+        f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
+    ),
+    Mutation(
+        "prompt-in-the-loss",
+        "training/supervised_losses.py",
+        "starts = torch.tensor([max(len(example.prompt), 1) for example in examples])",
+        "starts = torch.tensor([1 for example in examples])",
+        f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
+    ),
+    Mutation(
+        "pairs-averaged-over-the-batch",
+        "algorithm/preference.py",
+        "(losses.sum((-1, -2)) / counts.clamp(min=1)).sum() / comparable.sum()",
+        "losses.sum() / counts.sum()",
+        f"{PREFERENCE}::test_absent_responses_influence_neither_value_nor_gradient[nan]",
+    ),
+    Mutation(
+        "normalisation-not-stored",
+        "models/scalar.py",
+        "setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))",
+        "pass",
+        f"{GATE}::test_a_critic_copied_from_a_normalised_reward_model_is_normalised_too",
+    ),
+    Mutation(
+        "dropout-on-in-the-policy",
+        "models/language.py",
+        "disable_dropout(causal)",
+        "causal.eval()",
+        f"{LANGUAGE}::test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off",
+    ),
+    Mutation(
+        "dropout-on-in-the-reward-model",
+        "models/scalar.py",
+        "disable_dropout(classifier)",
+        "classifier.eval()",
+        f"{GATE}::test_a_reward_model_in_training_mode_scores_alike_twice[gpt2]",
+    ),
+    # Rollout: spec §4.
+    Mutation(
+        "no-temperature-in-the-trainer",
+        "models/actor_critic.py",
+        "logprobs = token_logprobs(logits, rows.response_ids, temperature=temperature)",
+        "logprobs = token_logprobs(logits, rows.response_ids)",
+        EACH_TOKEN,
+    ),
+    Mutation(
+        "no-temperature-in-the-reference",
+        "rollout/collect.py",
+        "response_logprobs(reference, chunk, temperature=temperature, precision=precision)",
+        "response_logprobs(reference, chunk, temperature=1.0, precision=precision)",
+        f"{COLLECT}::test_a_policy_that_is_the_reference_has_no_kl_at_any_temperature",
+    ),
+    Mutation(
+        "no-temperature-in-the-samplers-logprobs",
+        "rollout/sampler.py",
+        "token_logprobs(logits, ids[:, 0], temperature=self.temperature)",
+        "token_logprobs(logits, ids[:, 0])",
+        f"{SAMPLER}::test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperature[0.7-llama]",
+    ),
+    Mutation(
+        "no-temperature-in-the-draw",
+        "rollout/sampler.py",
+        "_inverse_cdf(logits / self.temperature, draws[:, step])",
+        "_inverse_cdf(logits, draws[:, step])",
+        f"{SAMPLER}::test_sampled_frequencies_are_the_models_probabilities",
+    ),
+    Mutation(
+        "entropy-at-temperature-one",
+        "models/actor_critic.py",
+        "token_entropy(logits if entropy_gradient else logits.detach(), temperature=temperature)",
+        "token_entropy(logits if entropy_gradient else logits.detach())",
+        EACH_TOKEN,
+    ),
+    Mutation(
+        "stopped-responses-penalised",
+        "algorithm/shaping.py",
+        "return torch.where(stopped, scores, value",
+        "return torch.where(~stopped, scores, value",
+        f"{SHAPING}::test_a_response_that_never_stopped_scores_worse",
+    ),
+    Mutation(
+        "missing-eos-rewarded",
+        "algorithm/shaping.py",
+        "scores - abs(value)",
+        "scores + abs(value)",
+        f"{SHAPING}::test_a_response_that_never_stopped_scores_worse",
+    ),
+    # Rewards: spec §5.
+    Mutation(
+        "kl-sign-flipped-in-the-rewards",
+        "algorithm/shaping.py",
+        "rewards=scored - penalty",
+        "rewards=scored + penalty",
+        f"{SHAPING}::test_a_token_made_likelier_than_the_reference_has_it_pays_for_it",
+    ),
+    Mutation(
+        "kl-sign-flipped-in-the-estimators",
+        "algorithm/kl.py",
+        "log_ratio = ref_logprobs - logprobs",
+        "log_ratio = logprobs - ref_logprobs",
+        f"{KL}::test_the_kl_loss_averages_over_counted_tokens",
+    ),
+    Mutation(
+        "zieglers-error-unclipped",
+        "algorithm/kl.py",
+        "error = min(max(kl / kl_target - 1.0, -0.2), 0.2)",
+        "error = kl / kl_target - 1.0",
+        f"{KL}::test_zieglers_controller_reproduces_the_published_factor",
+    ),
+    Mutation(
+        "rewards-shifted-by-whitening",
+        "rollout/collect.py",
+        "masked_whiten(rewards, reward_mask, shift_mean=False)",
+        "masked_whiten(rewards, reward_mask)",
+        f"{COLLECT}::test_whitened_rewards_keep_their_mean_and_their_padding",
+    ),
+    # Advantages: spec §6.25 and §6.26.
+    Mutation(
+        "padding-bootstrapped",
+        "algorithm/advantages.py",
+        "next_values = torch.where(counts, value, next_values)",
+        "next_values = value",
+        f"{ADVANTAGES}::test_with_an_outcome_reward_the_last_advantage_is_reward_minus_value",
+    ),
+    Mutation(
+        "lambda-forgotten",
+        "algorithm/advantages.py",
+        "residual + gamma * gae_lambda * carried",
+        "residual + gamma * carried",
+        f"{ADVANTAGES}::test_a_hand_computed_episode",
+    ),
+    Mutation(
+        "returns-from-whitened-advantages",
+        "rollout/collect.py",
+        "returns = _value_targets(rewards, values, advantages,",
+        "returns = _value_targets(rewards, values, masked_whiten(advantages, reward_mask),",
+        f"{UPDATE}::test_returns_keep_the_rewards_scale_while_advantages_are_whitened",
+    ),
+    Mutation(
+        "whitening-before-masking",
+        "algorithm/masking.py",
+        "mean = keep_counted(x, mask).sum() / count",
+        "mean = x.mean()",
+        f"{MASKING}::test_whitening_before_masking_would_give_something_else",
+    ),
+    Mutation(
+        "variance-over-padding",
+        "algorithm/masking.py",
+        "centred.square().sum() / (count - correction)",
+        "centred.square().sum() / (mask.numel() - correction)",
+        f"{MASKING}::test_whitening_before_masking_would_give_something_else",
+    ),
+    # Losses: spec §6.27–6.32.
+    Mutation(
+        "ratio-from-probabilities",
+        "algorithm/policy_losses.py",
+        "ratio = log_ratio.exp()\n    high",
+        "ratio = logprobs.exp() / (old_logprobs.exp() + 1e-8)\n    high",
+        f"{POLICY}::test_absurd_ratios_stay_finite[1.0-100.0-clipped]",
+    ),
+    Mutation(
+        "optimistic-policy-clip",
+        "algorithm/policy_losses.py",
+        "torch.maximum(unclipped, clipped)",
+        "torch.minimum(unclipped, clipped)",
+        f"{QUADRANTS}[1-1.5-False]",
+    ),
+    Mutation(
+        "clipped-without-regard-to-the-advantage",
+        "algorithm/policy_losses.py",
+        "torch.maximum(unclipped, clipped)",
+        "clipped",
+        f"{QUADRANTS}[1-0.5-True]",
+    ),
+    Mutation(
+        "bad-tokens-unclipped",
+        "algorithm/policy_losses.py",
+        "ratio.clamp(1.0 - clip_range, 1.0 + high)",
+        "ratio.clamp(max=1.0 + high)",
+        f"{QUADRANTS}[-1-0.5-False]",
+    ),
+    Mutation(
+        "optimistic-value-clip",
+        "algorithm/critic.py",
+        "losses = torch.maximum(",
+        "losses = torch.minimum(",
+        f"{CRITIC}::test_by_hand",
+    ),
+    Mutation(
+        "value-loss-without-its-half",
+        "algorithm/critic.py",
+        "loss = 0.5 * aggregate(",
+        "loss = aggregate(",
+        f"{CRITIC}::test_by_hand",
+    ),
+    Mutation(
+        "entropy-punished",
+        "training/objective.py",
+        "loss = loss - self.entropy_coef * entropy",
+        "loss = loss + self.entropy_coef * entropy",
+        f"{OBJECTIVE}::test_the_total_is_the_weighted_sum_of_its_terms",
+    ),
+    Mutation(
+        "mean-over-padding",
+        "algorithm/masking.py",
+        "return keep_counted(x, mask).sum() / mask.sum()",
+        "return keep_counted(x, mask).mean()",
+        f"{MASKING}::test_the_mean_is_that_of_the_counted_entries",
+    ),
+    Mutation(
+        "loss-averaged-over-padding",
+        "algorithm/masking.py",
+        'return mask.sum() if aggregation == "token"',
+        'return torch.tensor(mask.numel()) if aggregation == "token"',
+        f"{AGGREGATION}[settings0-2.2]",
+    ),
+    Mutation(
+        "micro-batches-weighted-alike",
+        "training/ppo_update.py",
+        "terms = objective(outputs, part, divisors, train_policy=train_policy)",
+        "terms = objective(outputs, part, objective.divisors(part), train_policy=train_policy)",
+        f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
+    ),
+    Mutation(
+        "no-shuffle",
+        "training/ppo_update.py",
+        "torch.randperm(num_rows, generator=generator)",
+        "torch.arange(num_rows)",
+        f"{UPDATE}::test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once",
+    ),
+    # Optimiser: spec §7.35.
+    Mutation(
+        "tf1-eps-ignored",
+        "training/optimiser.py",
+        'group["tf1_eps"] / math.sqrt(1.0 - group["betas"][1] ** group["tf1_step"])',
+        'group["tf1_eps"]',
+        f"{OPTIMISER}::test_three_steps_follow_the_hand_computed_trace[tf1-expected1]",
+    ),
+    Mutation(
+        "weights-decay-silently",
+        "training/optimiser.py",
+        "weight_decay: float = 0.0",
+        "weight_decay: float = 0.01",
+        f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
+    ),
+)

@@ -1,0 +1,189 @@
+"""Make one mistake in kedge on purpose, and see a test fail (spec §12.7).
+
+    python -m tests.mutations [NAME …] [--list]
+
+Each mistake of the table is made in a copy of `src/kedge` in a temporary folder, and the test that is to catch it runs
+on that copy in a process of its own; the working tree is never touched. First, all these tests must pass on a copy
+without any mistake. A table whose text no longer stands in the source is an error, not a mistake caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation_table import MUTATIONS, Mutation
+
+__all__ = ["StaleMutationError", "Trial", "copy_source", "main", "mutate", "run_tests", "try_mutation"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "kedge"
+TIMEOUT = 120
+"""Seconds for one mutation's test; they take about one."""
+
+# Made once, in a process from which every trial is forked: they take ten times as long as the tests. kedge itself is
+# not among them, so that each trial imports its own copy.
+SLOW_IMPORTS = [
+    "pytest",
+    "hypothesis",
+    "beartype",
+    "jaxtyping",
+    "numpy",
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+]
+
+# A mutation that only crashes shows that its line runs, not that a figure is right.
+CRASH = re.compile(r"^FAILED .* - (NameError|AttributeError|ImportError|ModuleNotFoundError)", re.MULTILINE)
+
+
+class StaleMutationError(Exception):
+    """The source has moved on, and a mutation no longer says what to change."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How tests went on a copy of the source.
+
+    Attributes:
+        exit_code: pytest's: 0 all passed, 1 some failed; negative where a signal ended it.
+        output: What pytest wrote.
+        seconds: Wall time.
+    """
+
+    exit_code: int
+    output: str
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """A test ran and failed; errors in collecting it, in its fixtures or in the mutation itself do not count."""
+        return self.exit_code == 1 and "\nFAILED " in self.output and not CRASH.search(self.output)
+
+    @property
+    def verdict(self) -> str:
+        """One word for the table."""
+        if self.killed:
+            return "killed"
+        return "SURVIVED" if self.exit_code == 0 else "BROKEN"
+
+
+def copy_source(folder: Path) -> Path:
+    """Copy the package into the folder and return it."""
+    shutil.copytree(SOURCE, folder / "kedge", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def mutate(mutation: Mutation, copy: Path) -> None:
+    """Make the mistake in a copy of the source.
+
+    Raises:
+        StaleMutationError: The original text does not occur exactly once.
+    """
+    path = copy / "kedge" / mutation.file
+    source = path.read_text(encoding="utf-8")
+    if (count := source.count(mutation.original)) != 1:
+        raise StaleMutationError(
+            f"{mutation.name}: {mutation.file} holds {mutation.original!r} {count} times, not once"
+        )
+    mutated = source.replace(mutation.original, mutation.mutated)
+    compile(mutated, str(path), "exec")
+    path.write_text(mutated, encoding="utf-8")
+
+
+def run_tests(tests: Sequence[str], copy: Path) -> Trial:
+    """Run tests on a copy of the source, in a process of their own."""
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(SLOW_IMPORTS)
+    log, start = copy / "pytest.log", time.monotonic()
+    log.touch()
+    process = context.Process(target=_run_pytest, args=(tests, copy, log))
+    process.start()
+    process.join(TIMEOUT)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    exit_code = process.exitcode
+    process.close()
+    assert exit_code is not None, "the process was joined"
+    return Trial(exit_code, log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - start)
+
+
+def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
+    """What the trial's own process does."""
+    descriptor = os.open(log, os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.chdir(ROOT)
+    # Before the path that an editable installation adds; `COLUMNS`, so that the summary names the exceptions.
+    sys.path.insert(0, str(copy))
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000")
+
+    import pytest
+
+    import kedge
+
+    assert Path(kedge.__file__).is_relative_to(copy), f"the trial would test {kedge.__file__}"
+    options = ["--exitfirst", "--tb=short", "--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # hypothesis, a pytest plugin, is among the slow imports: pytest would say so.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    sys.exit(pytest.main([*options, f"--basetemp={copy / 'basetemp'}", *tests]))
+
+
+def try_mutation(mutation: Mutation, folder: Path) -> Trial:
+    """Make the mistake in a fresh copy below the folder, and run the test that is to catch it."""
+    copy = copy_source(folder)
+    mutate(mutation, copy)
+    return run_tests([mutation.test], copy)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the named mutations, or all of them; 1 if any survives."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description="Does a test notice each mistake?")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which mutations; all of them by default")
+    parser.add_argument("--list", action="store_true", help="say what each mutation changes, and try none")
+    options = parser.parse_args(arguments)
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)}; --list names all of them")
+    chosen = [known[name] for name in options.names] or list(MUTATIONS)
+    if options.list:
+        for mutation in chosen:
+            print(f"{mutation.name}  ({mutation.file})\n  - {mutation.original}\n  + {mutation.mutated}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="kedge-mutations-") as folder:
+        return _try_all(chosen, Path(folder))
+
+
+def _try_all(chosen: Sequence[Mutation], folder: Path) -> int:
+    tests = sorted({mutation.test for mutation in chosen})
+    baseline = run_tests(tests, copy_source(folder / "unmutated"))
+    if baseline.exit_code != 0:
+        print(f"{baseline.output}\nThe tests must pass before anything is changed.")
+        return 1
+    print(f"{len(tests)} tests pass on the source as it is, {baseline.seconds:.1f} s")
+    survivors = 0
+    for mutation in chosen:
+        trial = try_mutation(mutation, folder / mutation.name)
+        survivors += not trial.killed
+        print(f"{trial.verdict:8}  {mutation.name:42} {trial.seconds:5.1f} s  {mutation.test}", flush=True)
+        if trial.verdict == "BROKEN":
+            print(trial.output)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations killed")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

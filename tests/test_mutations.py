@@ -1,0 +1,52 @@
+"""Every mistake of the table makes a test fail, and the script that says so can itself fail (spec §12.7)."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests import mutations
+from tests.mutation_table import MUTATIONS, Mutation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_test_notices(mutation: Mutation, tmp_path):
+    trial = mutations.try_mutation(mutation, tmp_path)
+    assert trial.killed, trial.output
+
+
+def test_without_a_mutation_the_same_tests_pass(tmp_path):
+    trial = mutations.run_tests(sorted({mutation.test for mutation in MUTATIONS}), mutations.copy_source(tmp_path))
+    assert trial.exit_code == 0, trial.output
+
+
+def test_a_change_that_changes_nothing_survives(tmp_path, capsys, monkeypatch):
+    harmless = replace(MUTATIONS[1], mutated=MUTATIONS[1].original + "  ")
+    monkeypatch.setattr(mutations, "MUTATIONS", (harmless,))
+    assert mutations.main([]) == 1
+    assert "SURVIVED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mutated": "return undefined, (last + 1)"}, {"test": "tests/algorithm/test_shaping.py::test_that_is_not_there"}],
+    ids=["crash", "no such test"],
+)
+def test_what_does_not_run_is_not_killed(tmp_path, changes):
+    trial = mutations.try_mutation(replace(MUTATIONS[1], **changes), tmp_path)
+    assert trial.verdict == "BROKEN"
+
+
+def test_a_text_that_is_not_there_exactly_once_is_an_error(tmp_path):
+    copy = mutations.copy_source(tmp_path)
+    for original in ("no such line", "return"):
+        with pytest.raises(mutations.StaleMutationError, match=r"algorithm/shaping\.py holds .* times, not once"):
+            mutations.mutate(replace(MUTATIONS[1], original=original), copy)
+
+
+def test_names_are_known_and_listed(capsys):
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert mutations.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(mutation.name in listed for mutation in MUTATIONS)
+    with pytest.raises(SystemExit):
+        mutations.main(["no-such-mutation"])
