@@ -1,13 +1,5 @@
 """Records and how they are read, templated, tokenised and batched."""
 
-from kedge.data.collate import (
-    ComparisonBatch,
-    DemonstrationBatch,
-    RankingBatch,
-    collate_comparisons,
-    collate_demonstrations,
-    collate_rankings,
-)
 from kedge.data.prompts import PromptStream
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Record
@@ -27,15 +19,12 @@ from kedge.data.tokens import (
 
 __all__ = [
     "Comparison",
-    "ComparisonBatch",
     "Demonstration",
-    "DemonstrationBatch",
     "EncodedExample",
     "Padded",
     "Prompt",
     "PromptStream",
     "Ranking",
-    "RankingBatch",
     "Record",
     "Rejection",
     "Source",
@@ -43,9 +32,6 @@ __all__ = [
     "Split",
     "Table",
     "check_rejections",
-    "collate_comparisons",
-    "collate_demonstrations",
-    "collate_rankings",
     "encode_completion",
     "encode_example",
     "encode_prompt",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["train_tokenizer", "untrained_llama"]
+from kedge.models.pretrained import quiet_transformers
+
+__all__ = ["save_untrained_llama", "train_tokenizer"]
 
 PAD_TOKEN, END_TOKEN = "<|pad|>", "<|end|>"
 
@@ -36,7 +39,8 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
 
 
-def untrained_llama(
+def save_untrained_llama(
+    folder: Path,
     tokenizer: PreTrainedTokenizerFast,
     *,
     hidden_size: int,
@@ -45,10 +49,11 @@ def untrained_llama(
     context_length: int,
     initializer_range: float,
     seed: int,
-) -> LlamaForCausalLM:
-    """A Llama with random weights, tied embeddings and a feed-forward width of twice the hidden size.
+) -> None:
+    """Save a Llama with random weights, tied embeddings and a feed-forward width of twice the hidden size.
 
     Args:
+        folder: gets model and tokenizer.
         tokenizer: decides the vocabulary.
         hidden_size: width of the residual stream, a multiple of twice the number of heads.
         num_layers: transformer blocks.
@@ -74,4 +79,7 @@ def untrained_llama(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config)
+    tokenizer.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
 
-__all__ = ["disable_dropout", "fit_embedding", "load_pretrained", "position_ids", "run_trunk"]
+__all__ = ["disable_dropout", "fit_embedding", "load_pretrained", "model_width", "position_ids", "run_trunk"]
 
 # What transformers, the hub client and safetensors raise for a folder or id that cannot be loaded.
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
@@ -52,6 +52,22 @@ def check_source(source: str | Path) -> str:
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelError(f"model folder {str(source)!r} has no config.json; give a folder saved by save_pretrained()")
     return str(path.expanduser()) if path.expanduser().is_dir() else str(source)
+
+
+def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
+    """The hidden size that a model's configuration names, without loading its weights.
+
+    Raises:
+        ModelError: There is no configuration that transformers knows.
+    """
+    name = check_source(source)
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return int(config.get_text_config().hidden_size)
+    except _LOADING_ERRORS as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"model {name!r}: its config.json cannot be used: {reason}") from error
 
 
 def load_pretrained(

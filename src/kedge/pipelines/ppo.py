@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.config import Config
+from kedge.config import Config, schedule_in_words
 from kedge.data import PromptStream, encode_prompt
 from kedge.models import ModelCard, save_policy
 from kedge.pipelines.coefficients import Coefficients
 from kedge.pipelines.ppo_setup import Roles, load_roles
 from kedge.pipelines.run import Run, open_run
+from kedge.pipelines.scorers import Rewards
 from kedge.pipelines.scoring import score_rollout
 from kedge.report.experience_metrics import describe_experience, describe_samples
 from kedge.report.metrics import MetricsLog, read_metrics
@@ -55,7 +56,7 @@ def run_ppo(
     config: Config,
     *,
     prompts: Sequence[Any] | None = None,
-    reward: Callable[..., Any] | None = None,
+    reward: Rewards | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
@@ -65,7 +66,7 @@ def run_ppo(
     Args:
         config: The resolved configuration.
         prompts: Texts or rows that take the place of `config.data.prompts`.
-        reward: A Python function that takes the place of `config.reward`.
+        reward: Functions or models that take the place of `config.reward`.
         on_update: Called after each update with its number, from 1, and the models.
 
     Raises:
@@ -98,6 +99,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
         MetricsLog(run.folder) as log,
         SamplesLog(run.folder) as kept,
     ):
+        progress.say(schedule_in_words(config, len(roles.prompts)))
         for update in range(1, ppo.num_updates + 1):
             clock = Stopwatch(run.device)
 

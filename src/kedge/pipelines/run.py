@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from kedge.config import Config, check_stage, choose_output, resolved_yaml, with_values
-from kedge.models import resolve_precision
+from kedge.models import model_width, resolve_precision
 from kedge.report.metrics import MetricsLog
 from kedge.report.progress import Progress
 from kedge.report.run_folder import create_run_folder, write_config
@@ -54,11 +54,13 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     config = with_values(config, dict.fromkeys(handed_over, IN_MEMORY)) if handed_over else config
     check_stage(config, stage)
     device = resolve_device(config.runtime.device)
-    precision = resolve_precision(config.runtime.precision, device)
+    source = config.reward_model.base or config.model if stage == "reward" else config.model
+    width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
+    precision = resolve_precision(config.runtime.precision, device, width=width)
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
     folder = create_run_folder(choose_output(config.out, stage))
-    write_config(folder, resolved_yaml(config), {"stage": stage})
+    write_config(folder, resolved_yaml(config), {"stage": stage, "device": device, "precision": precision})
     return Run(folder, device, precision)
 
 
