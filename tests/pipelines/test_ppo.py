@@ -24,6 +24,10 @@ REWARD = """
 def vowels(completions, **_):
     return [sum(letter in "aeiou" for letter in text) / 10 for text in completions]
 """
+WANTED = """
+def wanted(completions, letter, **_):
+    return [float(wish in text) for wish, text in zip(letter, completions)]
+"""
 METRICS = {
     "objective/kl",
     "policy/approx_kl",
@@ -118,9 +122,8 @@ def test_micro_batches_change_nothing_but_memory(tmp_path, policy):
     for name, size in (("whole", None), ("split", 1)):
         settings = {"ppo.micro_batch_size": size, "rollout.micro_batch_size": size}
         run_ppo(configure(policy, tmp_path / name, **settings), prompts=PROMPTS, reward=vowels)
-    for whole, split in zip(
-        metrics_without_times(tmp_path / "whole"), metrics_without_times(tmp_path / "split"), strict=True
-    ):
+    whole_rows, split_rows = (metrics_without_times(tmp_path / name) for name in ("whole", "split"))
+    for whole, split in zip(whole_rows, split_rows, strict=True):
         assert split == pytest.approx(whole, abs=1e-3)  # the second update samples from weights that differ by rounding
 
 
@@ -153,10 +156,7 @@ def test_responses_without_a_stop_token_score_minus_one_with_a_reward_model(tmp_
 
 
 def test_several_rewards_with_weights_and_columns(tmp_path, policy):
-    (tmp_path / "rewards.py").write_text(
-        "def wanted(completions, letter, **_):\n    return [float(x in text) for x, text in zip(letter, completions)]\n"
-        + REWARD
-    )
+    (tmp_path / "rewards.py").write_text(REWARD + WANTED)
     rows = [{"prompt": prompt, "letter": "e"} for prompt in PROMPTS]
     reward = {f"{tmp_path}/rewards.py:wanted": 2.0, f"{tmp_path}/rewards.py:vowels": -1.0}
     result = run_ppo(configure(policy, tmp_path / "run", reward=reward, num_updates=1), prompts=rows)
@@ -272,7 +272,7 @@ def test_the_command_trains_and_its_mistakes_are_one_line(tmp_path, policy):
     done = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(metrics_without_times(tmp_path / "run")) == 2
-    assert "8 optimiser steps" in done.stderr or "optimiser steps" in done.stderr
+    assert "16 optimiser steps per update" in done.stderr
     again = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")

@@ -67,8 +67,8 @@ class Objective:
         surrogate_kl_coef: β of the `kl_penalty` surrogate, which leads to the old policy.
         value_clip_range: ε_v, absolute, in units of the return; None for plain squared error.
         value_coef: c_v, on top of the value loss's own ½.
-        value_unit: What values and returns are measured in: the value loss and its clip are computed on V/unit. 1 is the
-            reward's own unit, as published.
+        value_unit: What values and returns are measured in: the value loss and its clip see V/unit. 1 is the reward's
+            own unit, as published.
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 where the KL is in the reward.
         kl_estimator: Which estimator of that KL.
