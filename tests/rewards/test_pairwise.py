@@ -1,0 +1,75 @@
+"""Judges of pairs: what they are given, what they may say, and how their mistakes read."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.errors import RewardError
+from kedge.rewards import Responses
+from kedge.rewards.pairwise import PairwiseJudge
+
+
+def said(*texts: str, **columns: list) -> Responses:
+    count = len(texts)
+    return Responses(["?"] * count, list(texts), [[1]] * count, [[2]] * count, [True] * count, columns={**columns})
+
+
+def test_it_sees_prompts_both_texts_and_columns():
+    seen = {}
+
+    def judge(prompts, first, second, topic, **columns):
+        seen.update(prompts=prompts, first=first, second=second, topic=topic)
+        return [1, 0.5]
+
+    judged = PairwiseJudge(judge).verdicts(said("a", "b", topic=[1, 2]), said("c", "d", topic=[1, 2]))
+    assert judged == [1.0, 0.5]
+    assert seen == {"prompts": ["?", "?"], "first": ["a", "b"], "second": ["c", "d"], "topic": [1, 2]}
+
+
+def test_async_none_and_truth_values():
+    async def judge(first, second, **columns):
+        return [True, False, None]
+
+    judge_of_pairs = PairwiseJudge(judge)
+    assert judge_of_pairs.name == "judge"
+    assert judge_of_pairs.verdicts(said("a", "b", "c"), said("d", "e", "f")) == [1.0, 0.0, None]
+
+
+def test_a_function_is_found_by_its_name(tmp_path):
+    (tmp_path / "judges.py").write_text(
+        "def shorter(first, second, **_):\n    return [float(a < b) for a, b in zip(first, second)]\n"
+    )
+    judge = PairwiseJudge(f"{tmp_path}/judges.py:shorter")
+    assert judge.verdicts(said("a"), said("b")) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (lambda first, second: [], "cannot judge pairs; expected a function f(prompts, first, second, **columns)"),
+        (3, "cannot judge pairs"),
+        (dict, "cannot judge pairs"),
+        ("nowhere.py:f", "reward file 'nowhere.py' does not exist"),
+    ],
+)
+def test_what_is_no_judge_is_refused_at_once(function, complaint):
+    with pytest.raises(RewardError, match=complaint.replace("(", r"\(").replace(")", r"\)").replace("*", r"\*")):
+        PairwiseJudge(function)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "complaint"),
+    [([0.7], "gave pair 0 0.7; expected 1"), ([-1], "gave pair 0 -1"), ([], "0 scores for 1"), (["first"], "gave")],
+)
+def test_other_verdicts_are_refused(verdicts, complaint):
+    with pytest.raises(RewardError, match=complaint):
+        PairwiseJudge(lambda **pairs: verdicts).verdicts(said("a"), said("b"))
+
+
+def test_columns_are_checked_before_a_run():
+    judge = PairwiseJudge(lambda first, second, topic, **columns: [])
+    judge.check_columns(["topic"])
+    with pytest.raises(RewardError, match="takes 'topic', but no column"):
+        judge.check_columns([])
+    with pytest.raises(RewardError, match="column 'first' has a name that kedge gives to judges"):
+        judge.check_columns(["topic", "first"])
