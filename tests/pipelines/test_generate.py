@@ -1,0 +1,146 @@
+"""Sampling to a file: every row complete, the same however it is batched, scored by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from kedge.config import Config, load_config
+from kedge.errors import KedgeError, OutputError, RewardError
+from kedge.pipelines.generate import run_generate
+from kedge.report.json_lines import read_json_lines
+from tests.pipelines.speakers import run_kedge, save_speaker
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]
+
+
+def count_letters(completions: list[str], **columns: Any) -> list[float]:
+    return [float(text.count("e")) for text in completions]
+
+
+def config_for(tmp_path: Path, *more: str, model: Path | None = None, out: str = "run") -> Config:
+    flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / out)}
+    return load_config(None, ["generate.max_new_tokens=4", "evaluate.num_bootstrap=500", *more], flags)
+
+
+def test_every_row_has_response_columns_and_score(tmp_path, capsys):
+    result = run_generate(config_for(tmp_path), prompts=ROWS, reward=lambda completions, topic: topic)
+    assert result.responses == [
+        {
+            "prompt": row["prompt"],
+            "completion": "eeee",
+            "stopped": False,
+            "score": float(row["topic"]),
+            "given_completion": row["completion"],
+            "topic": row["topic"],
+        }
+        for row in ROWS
+    ]
+    assert result.score is not None
+    assert result.score.low < result.score.value == 2.0 < result.score.high
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary == result.summary
+    assert (summary["num_prompts"], summary["length"], summary["eos_rate"]) == (5, 4, 0.0)
+    assert summary["score"] == {"value": 2.0, "low": result.score.low, "high": result.score.high}
+    assert "2.00 (" in capsys.readouterr().out
+
+
+def test_a_policy_that_stops_is_said_to(tmp_path):
+    result = run_generate(config_for(tmp_path, model=save_speaker(tmp_path / "mute", "<eos>")), prompts=["Ready?"])
+    assert result.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
+    assert (result.summary["length"], result.summary["eos_rate"], result.score) == (1, 1.0, None)
+
+
+def test_the_interval_is_over_prompts_not_responses(tmp_path):
+    # Three equal responses to each prompt tell no more than one: the same mean, the same interval.
+    one, three = (
+        run_generate(
+            config_for(tmp_path, f"generate.num_responses={count}", out=f"run{count}"),
+            prompts=ROWS,
+            reward=lambda completions, topic: topic,
+        )
+        for count in (1, 3)
+    )
+    assert len(three.responses) == 15
+    assert [row["topic"] for row in three.responses[:6]] == [0, 0, 0, 1, 1, 1]
+    assert one.score == three.score
+
+
+def test_batches_change_nothing_and_seeds_do(tmp_path):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    judge = f"reward={save_tiny_reward_model(tmp_path / 'judge')}"
+    sampling = ["generate.temperature=1", "generate.max_new_tokens=12", "generate.num_responses=2", judge]
+    runs = [
+        run_generate(config_for(tmp_path, *sampling, more, model=policy, out=out), prompts=ROWS)
+        for out, more in (("a", "generate.batch_size=1"), ("b", "generate.batch_size=7"), ("c", "runtime.seed=1"))
+    ]
+    texts = [[row["completion"] for row in run.responses] for run in runs]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) > 5
+    scores = [[row["score"] for row in run.responses] for run in runs]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert runs[0].score is not None
+    assert runs[0].score.value == pytest.approx(mean(scores[0]), abs=1e-6)
+
+
+def test_several_rewards_and_silence_of_some(tmp_path):
+    def even_topics(completions, topic):
+        return [float(each) if each % 2 == 0 else None for each in topic]
+
+    result = run_generate(config_for(tmp_path), prompts=ROWS, reward=even_topics)
+    assert [row["score"] for row in result.responses] == [0.0, None, 2.0, None, 4.0]
+    assert result.score is not None
+    assert result.score.value == 2.0
+    with pytest.raises(RewardError, match="none of 5 responses a score"):
+        run_generate(config_for(tmp_path, out="b"), prompts=ROWS, reward=lambda completions: [None] * len(completions))
+    assert len(read_json_lines(tmp_path / "b" / "responses.jsonl")) == 5
+
+
+def test_rows_with_different_columns_share_a_reward(tmp_path):
+    rows = [{"prompt": "a", "topic": 3.0}, {"prompt": "b"}]
+    config = config_for(tmp_path, "generate.batch_size=1")
+    result = run_generate(config, prompts=rows, reward=lambda completions, topic: topic)
+    assert [row["score"] for row in result.responses] == [3.0, None]
+
+
+@pytest.mark.parametrize(
+    ("more", "reward", "said"),
+    [
+        (["reward=nowhere.py:f"], None, "reward file 'nowhere.py' does not exist"),
+        ([], lambda completions, mood: [], "takes 'mood', but no column"),
+        (["rollout.stop_token=nothing"], None, "rollout.stop_token 'nothing'"),
+        (["generate.max_new_tokens=500"], None, "leave no room for a prompt"),
+        (["data.max_prompt_tokens=1"], None, "5 of 5 rows"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_sampled(tmp_path, more, reward, said):
+    with pytest.raises(KedgeError, match=said) as caught:
+        run_generate(config_for(tmp_path, *more), prompts=ROWS, reward=reward)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "responses.jsonl").exists()
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError):
+        run_generate(config_for(tmp_path), prompts=ROWS)
+
+
+def test_the_command_runs_and_says_what_is_wrong(tmp_path):
+    policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: max_new_tokens is not a field; did you mean rollout.max_new_tokens")
+    assert done.stderr.count("\n") == 1
+    done = run_kedge(
+        "generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "rollout.max_new_tokens=3"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {row["completion"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")} == {"eee"}
