@@ -1,0 +1,180 @@
+"""The three stages in a chain, and InstructGPT's loop around the last two.
+
+    demonstrations ─▶ sft/ ─▶ comparisons ─▶ reward/ ─▶ prompts ─▶ ppo/ ─▶ model/
+                                  ▲                                 │
+                                  └─ rankings by the labeller ◀─ its responses (round 2, 3, …)
+
+Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.algorithm.statistics import Interval
+from kedge.config import Config, with_values
+from kedge.data import PromptStream
+from kedge.pipelines.labelling import collect_rankings
+from kedge.pipelines.ppo import PpoResult, run_ppo
+from kedge.pipelines.reward import RewardResult, run_reward
+from kedge.pipelines.rlhf_setup import RlhfInputs, check_inputs, ppo_config, stage_config
+from kedge.pipelines.run import Run, open_run
+from kedge.pipelines.sampling import Sampling, load_policy
+from kedge.pipelines.sft import SftResult, run_sft
+from kedge.report.json_lines import plain_json
+from kedge.report.table import Cell, print_table
+from kedge.rewards import RewardSpec
+from kedge.training.runtime import stream_seed
+
+__all__ = ["RlhfResult", "Round", "run_rlhf"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One reward model, and the policy that was trained against it."""
+
+    reward: RewardResult
+    ppo: PpoResult
+
+    def summary(self) -> dict[str, Any]:
+        """Its figures."""
+        first, last = (self.ppo.metrics[0], self.ppo.metrics[-1]) if self.ppo.metrics else ({}, {})
+        return {
+            "reward_model": self.reward.summary,
+            "ppo": {
+                "num_updates": len(self.ppo.metrics),
+                "score_first": first.get("reward/score_mean"),
+                "score_last": last.get("reward/score_mean"),
+                "kl": last.get("objective/kl"),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class RlhfResult:
+    """What the chain leaves.
+
+    Attributes:
+        folder: The run's folder, with one folder per stage.
+        sft: The fine-tuning.
+        rounds: What came after it.
+        summary: What `summary.json` holds.
+    """
+
+    folder: Path
+    sft: SftResult
+    rounds: list[Round]
+    summary: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The newest policy's folder, which plain transformers loads."""
+        return self.folder / "model"
+
+
+def run_rlhf(
+    config: Config,
+    *,
+    demonstrations: Sequence[Any] | None = None,
+    comparisons: Sequence[Any] | None = None,
+    prompts: Sequence[Any] | None = None,
+    labeller: RewardSpec | None = None,
+) -> RlhfResult:
+    """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
+
+    From round 2 on the labeller ranks responses of the newest policy, and the reward model is trained anew on them.
+    Rewards in `config.reward` (a length penalty) are added to the reward model's.
+
+    However the run ends, `model/` is the newest policy that there is.
+
+    Args:
+        config: The resolved configuration.
+        demonstrations: Rows that take the place of `config.data.demonstrations`.
+        comparisons: Rows that take the place of `config.data.comparisons`.
+        prompts: Texts or rows that take the place of `config.data.prompts`.
+        labeller: A function or reward model that takes the place of `config.rlhf.labeller`.
+
+    Raises:
+        KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
+        KeyboardInterrupt: The run was interrupted; the newest policy is saved.
+    """
+    data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
+    run = open_run(config, "rlhf", given={**data, "rlhf.labeller": labeller})
+    if comparisons is not None:
+        path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
+        config = with_values(config, {"data.comparisons": path})
+    inputs = check_inputs(config, run, demonstrations=demonstrations, prompts=prompts, labeller=labeller)
+    try:
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations)
+        config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
+        newest, rounds = sft.model, list[Round]()
+        for number in range(1, config.rlhf.num_rounds + 1):
+            suffix = "" if number == 1 else f"-{number}"
+            if number > 1:
+                config = _label(config, run, inputs, newest, number)
+            reward = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations)
+            start = sft.model if config.rlhf.restart_policy else newest
+            ppo = run_ppo(ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model), prompts=prompts)
+            rounds.append(Round(reward, ppo))
+            newest = ppo.model
+    finally:
+        _publish(run.folder)
+    summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
+    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    _print(run.folder, summary)
+    return RlhfResult(run.folder, sft, rounds, summary)
+
+
+def _label(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: int) -> Config:
+    """The next round's configuration: with the labeller's rankings of the newest policy's responses."""
+    assert inputs.labeller is not None, "a further round has a labeller"
+    settings, rollout, seed = config.rlhf, config.rollout, config.runtime.seed
+    stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
+    rankings = collect_rankings(
+        load_policy(str(policy), config, run),
+        stream.next(min(settings.num_prompts, len(inputs.prompts))),
+        inputs.labeller,
+        # As in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
+        Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            batch_size=config.generate.batch_size,
+            seed=stream_seed(seed, "labelled responses", number),
+        ),
+        num_responses=settings.num_responses,
+        title=f"round {number}: sample to label",
+    )
+    path = _write_rows(run.folder / f"comparisons-{number}.jsonl", rankings)
+    earlier = config.data.comparisons if settings.keep_comparisons else []
+    return with_values(config, {"data.comparisons": [*earlier, path]})
+
+
+def _write_rows(path: Path, rows: Sequence[Any]) -> str:
+    """Rows as a file, so that every stage's `config.yaml` names all that it read."""
+    lines = (json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="backslashreplace")
+    return str(path)
+
+
+def _publish(folder: Path) -> None:
+    """Copy the newest policy to `model/`; it appears only once it is complete."""
+    numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
+    policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
+    if policies:
+        part = shutil.copytree(policies[-1], folder / "model.part")
+        part.rename(folder / "model")
+
+
+def _print(folder: Path, summary: dict[str, Any]) -> None:
+    rows: dict[str, list[Cell]] = {}
+    for number, each in enumerate(summary["rounds"], start=1):
+        accuracy, ppo = each["reward_model"].get("accuracy"), each["ppo"]
+        agreement = None if accuracy is None else Interval(**accuracy)
+        rows[f"round {number}"] = [agreement, ppo["score_first"], ppo["score_last"], ppo["kl"]]
+    columns = ["", "reward-model accuracy", "score, first update", "score, last update", "KL"]
+    print_table(f"The newest policy is in {folder / 'model'}", columns, rows)

@@ -1,0 +1,167 @@
+"""The whole chain on tiny models: folders, rounds, labels, and what an interrupted or mistaken run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kedge.config import Config, load_config
+from kedge.errors import KedgeError
+from kedge.pipelines import rlhf
+from kedge.pipelines.rlhf import run_rlhf
+from kedge.report.json_lines import read_json_lines
+from tests.pipelines.speakers import run_kedge
+from tests.tiny import save_tiny_policy
+
+PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]
+DEMONSTRATIONS = [{"prompt": row["prompt"], "completion": " the sea"} for row in PROMPTS]
+COMPARISONS = [{"prompt": row["prompt"], "chosen": " the sea", "rejected": " rope rope"} for row in PROMPTS]
+SETTINGS = [
+    "sft.batch_size=4",
+    "sft.learning_rate=0.01",
+    "reward_model.batch_size=4",
+    "data.eval_fraction=0.2",
+    "rollout.num_prompts=4",
+    "rollout.max_new_tokens=6",
+    "ppo.num_updates=2",
+    "ppo.num_epochs=1",
+    "ppo.num_minibatches=2",
+    "ppo.critic=separate",
+    "rlhf.num_prompts=4",
+    "rlhf.num_responses=3",
+    "runtime.plots=false",
+]
+ROWS: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "comparisons": COMPARISONS, "prompts": PROMPTS}
+
+
+def config_for(tmp_path: Path, *more: str) -> Config:
+    model = tmp_path / "base"
+    if not model.exists():
+        save_tiny_policy(model)
+    return load_config(None, [*SETTINGS, *more], {"model": str(model), "out": str(tmp_path / "run")})
+
+
+def like_vowels(completions: list[str], topic: list[int]) -> list[float]:
+    return [sum(text.count(vowel) for vowel in "aeiou") for text in completions]
+
+
+def stage(folder: Path) -> Config:
+    return load_config(folder / "config.yaml")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
+    result = run_rlhf(config_for(tmp_path), **ROWS)
+    run = tmp_path / "run"
+    assert stage(run / "reward").reward_model.base == str(run / "sft" / "model")
+    ppo = stage(run / "ppo")
+    assert (ppo.model, [term.source for term in ppo.reward]) == (
+        str(run / "sft" / "model"),
+        [str(run / "reward/model")],
+    )
+    assert ppo.critic_source == "reward"
+    assert len(result.rounds) == 1
+    assert [row["update"] for row in result.rounds[0].ppo.metrics] == [1, 2]
+
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary == result.summary
+    assert summary["sft"]["num_steps"] == 1
+    assert summary["rounds"][0]["reward_model"]["num_comparisons"] == 4
+    assert summary["rounds"][0]["ppo"]["score_last"] == result.rounds[0].ppo.metrics[-1]["reward/score_mean"]
+    assert "round 1" in capsys.readouterr().out
+
+    assert AutoTokenizer.from_pretrained(result.model).pad_token_id == 0
+    final, last, first = (weights(folder) for folder in (result.model, run / "ppo" / "model", tmp_path / "base"))
+    assert all(torch.equal(final[name], last[name]) for name in last)
+    assert any(not torch.equal(final[name], first[name]) for name in first)
+
+
+def test_a_second_round_learns_from_the_labellers_rankings(tmp_path):
+    result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeller=like_vowels)
+    run = tmp_path / "run"
+    rankings = read_json_lines(run / "comparisons-2.jsonl")
+    assert 1 <= len(rankings) <= 4
+    for row in rankings:
+        scores = like_vowels(row["responses"], [])
+        ordered = [score for _, score in sorted(zip(row["ranks"], scores, strict=True))]
+        assert ordered == sorted(scores, reverse=True)
+    assert stage(run / "reward-2").data.comparisons == [
+        str(run / "comparisons.jsonl"),
+        str(run / "comparisons-2.jsonl"),
+    ]
+    assert stage(run / "reward-2").reward_model.base == str(run / "sft" / "model")
+    assert stage(run / "ppo-2").model == str(run / "ppo" / "model")
+    assert [term.source for term in stage(run / "ppo-2").reward] == [str(run / "reward-2" / "model")]
+    counts = [each["reward_model"]["num_comparisons"] for each in result.summary["rounds"]]
+    assert counts[1] > counts[0] == 4
+    final, last = weights(result.model), weights(run / "ppo-2" / "model")
+    assert all(torch.equal(final[name], last[name]) for name in last)
+
+
+def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path):
+    more = ["rlhf.num_rounds=2", "rlhf.keep_comparisons=false", "rlhf.restart_policy=true", "data.eval_fraction=0"]
+    penalty = "reward={source: 'kedge.rewards.penalties:too_long', weight: 0.5}"
+    result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeller=like_vowels)
+    run = tmp_path / "run"
+    assert stage(run / "reward-2").data.comparisons == [str(run / "comparisons-2.jsonl")]
+    assert stage(run / "ppo-2").model == str(run / "sft" / "model")
+    assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, 0.5]
+    assert "reward/too_long" in result.rounds[1].ppo.metrics[0]
+
+
+def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
+    def interrupted(config, **rows):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rlhf, "run_ppo", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_rlhf(config_for(tmp_path), **ROWS)
+    saved, newest = weights(tmp_path / "run" / "model"), weights(tmp_path / "run" / "sft" / "model")
+    assert all(torch.equal(saved[name], newest[name]) for name in newest)
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "said"),
+    [
+        ({"prompts": [{"topic": 1}]}, [], "field 'prompt' is missing"),
+        ({"comparisons": [{"prompt": "a", "chosen": "b"}]}, [], "field 'rejected' is missing"),
+        ({"comparisons": ["a", "b"]}, [], "not a JSON object"),
+        ({"demonstrations": [{"prompt": "a"}]}, [], "field 'completion' is missing"),
+        ({"labeller": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
+        ({"labeller": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
+        ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeller"),
+        ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
+        ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
+        ({}, ["rollout.max_new_tokens=256"], "leave no room for a prompt"),
+    ],
+)
+def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
+    with pytest.raises(KedgeError, match=said) as caught:
+        run_rlhf(config_for(tmp_path, *more), **{**ROWS, **changed})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "sft").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_the_command_runs_and_says_what_is_wrong(tmp_path):
+    save_tiny_policy(tmp_path / "base")
+    command: list[str | Path] = ["rlhf", "--model", tmp_path / "base"]
+    for name, rows in ROWS.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        command += [f"--{name}", path]
+    done = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS, "ppo.num_updates=1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    wrong = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: ")
+    assert wrong.stderr.count("\n") == 1
