@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KedgeError", "__version__", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
 
-_HOMES = dict.fromkeys(("evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
+_HOMES: dict[str, str] = dict.fromkeys(("evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
 _HOMES["KedgeError"] = "kedge.errors"
 
 

@@ -1,0 +1,172 @@
+"""One line of Python for each stage.
+
+    kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, num_updates=20)
+
+Data may be a path, a hub id, or a list of texts or rows. Settings are fields of the configuration, which `kedge config
+explain` explains: `num_updates=20` where one section of the stage alone has that name, `**{"ppo.clip_range": 0.1}` or
+`ppo={"clip_range": 0.1}` always, and `preset="tldr-n+"`.
+
+Each function makes the run's folder, which `out` names (`runs/STAGE` otherwise), and returns where everything is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.arguments import Arguments, Data, StrPath, Weighted
+from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
+from kedge.pipelines.generate import GenerateResult, run_generate
+from kedge.pipelines.ppo import PpoResult, run_ppo
+from kedge.pipelines.reward import RewardResult, run_reward
+from kedge.pipelines.rlhf import RlhfResult, run_rlhf
+from kedge.pipelines.sft import SftResult, run_sft
+from kedge.rewards import RewardSpec
+
+__all__ = ["evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+
+
+def sft(*, model: StrPath, demonstrations: Data, out: StrPath | None = None, **settings: Any) -> SftResult:
+    """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
+
+    Args:
+        model: Folder or hub id to start from.
+        demonstrations: Rows of `prompt` and `completion`, of `messages`, or texts.
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, model=model, out=out)
+    rows = given.rows("data.demonstrations", demonstrations)
+    return run_sft(given.config("sft"), demonstrations=rows)
+
+
+def reward(
+    *,
+    model: StrPath,
+    comparisons: Data,
+    demonstrations: Data | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> RewardResult:
+    """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
+
+    Args:
+        model: Folder or hub id to start from, best the fine-tuned policy.
+        comparisons: Rows of `prompt`, `chosen`, `rejected`, or of `prompt`, `responses`, `ranks`.
+        demonstrations: Texts whose mean score is to be 0; the preferred responses by default.
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, model=model, out=out)
+    rows = given.rows("data.comparisons", comparisons)
+    exemplary = given.rows("data.demonstrations", demonstrations)
+    return run_reward(given.config("reward"), comparisons=rows, demonstrations=exemplary)
+
+
+def ppo(*, policy: StrPath, prompts: Data, reward: Weighted, out: StrPath | None = None, **settings: Any) -> PpoResult:
+    """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
+
+    Args:
+        policy: Folder or hub id to start from.
+        prompts: Texts, or rows of `prompt` whose other columns go to reward functions.
+        reward: What scores a response.
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, policy=policy, out=out)
+    rows = given.rows("data.prompts", prompts)
+    scorers = given.rewards(reward)
+    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers)
+
+
+def rlhf(
+    *,
+    model: StrPath,
+    demonstrations: Data,
+    comparisons: Data,
+    prompts: Data,
+    labeller: RewardSpec | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> RlhfResult:
+    """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
+
+    Args:
+        model: Folder or hub id to start from.
+        demonstrations: As in `sft`.
+        comparisons: As in `reward`.
+        prompts: As in `ppo`.
+        labeller: Who ranks the policy's responses from round 2 on: a reward model or a function.
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration, such as `num_rounds`.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, model=model, out=out)
+    rows = {
+        "demonstrations": given.rows("data.demonstrations", demonstrations),
+        "comparisons": given.rows("data.comparisons", comparisons),
+        "prompts": given.rows("data.prompts", prompts),
+    }
+    function = given.function("rlhf.labeller", labeller)
+    return run_rlhf(given.config("rlhf"), **rows, labeller=function)
+
+
+def generate(
+    *, model: StrPath, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
+) -> GenerateResult:
+    """A policy's responses to prompts, scored where a reward is given; see `kedge.pipelines.generate.run_generate`.
+
+    Args:
+        model: Folder or hub id of the policy.
+        prompts: As in `ppo`.
+        reward: As in `ppo`.
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration, such as `temperature`.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, model=model, out=out)
+    rows = given.rows("data.prompts", prompts)
+    scorers = None if reward is None else given.rewards(reward)
+    return run_generate(given.config("generate"), prompts=rows, reward=scorers)
+
+
+def evaluate(
+    *,
+    model: StrPath,
+    prompts: Data,
+    judge: RewardSpec,
+    against: StrPath | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> EvaluateResult:
+    """A policy's win rate against another one or against references; see `kedge.pipelines.evaluate.run_evaluate`.
+
+    Args:
+        model: Folder or hub id of the policy.
+        prompts: As in `ppo`.
+        judge: A reward model or a reward function; with `judge_mode="pairwise"` a function that compares two responses.
+        against: Folder or hub id of the policy to compare with; None takes the prompts' own references (the columns
+            `completion`, `chosen` or `summary`).
+        out: The run's folder; must not hold anything.
+        settings: Fields of the configuration, such as `judge_mode`.
+
+    Raises:
+        KedgeError: A mistake, in one line.
+    """
+    given = Arguments(settings, model=model, out=out)
+    given.name("evaluate.against", against)
+    rows = given.rows("data.prompts", prompts)
+    function = given.function("evaluate.judge", judge)
+    return run_evaluate(given.config("evaluate"), prompts=rows, judge=function)

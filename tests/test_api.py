@@ -1,0 +1,216 @@
+"""One line of Python for each stage: what it takes in which form, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import kedge
+from kedge.arguments import Arguments
+from kedge.config import load_config
+from kedge.errors import ConfigError, DataError, KedgeError
+from kedge.rewards import RewardTerm
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+PROMPTS = [f"Deck {number}:" for number in range(4)]
+DEMONSTRATIONS = [{"prompt": prompt, "completion": " the sea"} for prompt in PROMPTS]
+COMPARISONS = [{"prompt": prompt, "chosen": " the sea", "rejected": " rope"} for prompt in PROMPTS]
+QUIET: dict[str, Any] = {"runtime": {"plots": False}}
+PPO: dict[str, Any] = {
+    **QUIET,
+    "num_updates": 1,
+    "num_prompts": 4,
+    "max_new_tokens": 6,
+    "ppo.num_epochs": 1,
+    "ppo.num_minibatches": 2,
+}
+
+
+def count_letters(completions: list[str], **columns: Any) -> list[float]:
+    return [float(text.count("e")) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny_policy(folder / "policy")
+    save_tiny_policy(folder / "other", seed=1)
+    save_tiny_reward_model(folder / "judge")
+    return folder
+
+
+def test_sft(models, tmp_path):
+    result = kedge.sft(
+        model=models / "policy",
+        demonstrations=DEMONSTRATIONS,
+        out=tmp_path / "run",
+        batch_size=2,
+        eval_fraction=0,
+        **QUIET,
+    )
+    assert result.num_steps == 2
+    AutoModelForCausalLM.from_pretrained(result.model)
+
+
+def test_reward(models, tmp_path):
+    result = kedge.reward(
+        model=str(models / "policy"),
+        comparisons=COMPARISONS,
+        demonstrations=DEMONSTRATIONS,
+        out=str(tmp_path / "run"),
+        **{"data.eval_fraction": 0.25},
+        **QUIET,
+    )
+    assert result.summary["num_comparisons"] == 3
+    AutoModelForSequenceClassification.from_pretrained(result.model)
+
+
+def test_ppo_with_a_function(models, tmp_path):
+    result = kedge.ppo(
+        policy=models / "policy",
+        prompts=PROMPTS,
+        reward=count_letters,
+        out=tmp_path / "run",
+        **{**PPO, "ppo.clip_range": 0.1, "seed": 5},
+    )
+    assert [row["update"] for row in result.metrics] == [1]
+    assert load_config(result.folder / "config.yaml").ppo.clip_range == 0.1
+    assert load_config(result.folder / "config.yaml").runtime.seed == 5
+    AutoModelForCausalLM.from_pretrained(result.model)
+
+
+def test_ppo_with_weighted_rewards_of_both_kinds(models, tmp_path):
+    rewards = {count_letters: 0.5, str(models / "judge"): 2.0}
+    result = kedge.ppo(
+        policy=models / "policy",
+        prompts=PROMPTS,
+        reward=rewards,
+        out=tmp_path / "run",
+        **PPO,
+        **{"rollout.missing_eos_score": None},
+    )
+    [row] = result.metrics
+    expected = 0.5 * row["reward/count_letters"] + 2.0 * row["reward/judge"]
+    assert row["reward/score_mean"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_rlhf(models, tmp_path):
+    result = kedge.rlhf(
+        model=models / "policy",
+        demonstrations=DEMONSTRATIONS,
+        comparisons=COMPARISONS,
+        prompts=PROMPTS,
+        labeller=count_letters,
+        out=tmp_path / "run",
+        num_rounds=2,
+        **{
+            **{name: value for name, value in PPO.items() if name != "num_prompts"},
+            "rollout.num_prompts": 4,
+            "rlhf.num_responses": 4,
+            "data.eval_fraction": 0,
+        },
+    )
+    assert len(result.rounds) == 2
+    AutoModelForCausalLM.from_pretrained(result.model)
+
+
+def test_generate_and_evaluate(models, tmp_path):
+    sampled = kedge.generate(
+        model=models / "policy", prompts=PROMPTS, reward=[count_letters], out=tmp_path / "a", temperature=1.0, seed=2
+    )
+    assert [row["prompt"] for row in sampled.responses] == PROMPTS
+    assert sampled.score is not None
+    # The same policy samples the same responses for the judge.
+    compared = kedge.evaluate(
+        model=models / "policy",
+        prompts=PROMPTS,
+        judge=count_letters,
+        against=models / "other",
+        out=tmp_path / "b",
+        temperature=1.0,
+        seed=2,
+        num_bootstrap=500,
+    )
+    assert compared.summary["score"]["value"] == pytest.approx(sampled.score.value)
+    assert 0 <= compared.win_rate.low <= compared.win_rate.value <= compared.win_rate.high <= 1
+
+
+def test_data_and_judges_may_be_files(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    Path("marks.py").write_text("def letters(completions):\n    return [t.count('e') for t in completions]\n")
+    result = kedge.generate(model=models / "policy", prompts=Path("prompts.jsonl"), reward={"marks.py:letters": 2})
+    assert result.folder == Path("runs/generate")
+    config = load_config("runs/generate/config.yaml")
+    assert config.data.prompts == ["prompts.jsonl"]
+    assert [(term.source, term.weight) for term in config.reward] == [("marks.py:letters", 2.0)]
+
+
+def test_each_kind_of_data_goes_where_it_belongs():
+    for data, rows, sources in [
+        ("a.jsonl", None, ["a.jsonl"]),
+        (Path("a.jsonl"), None, ["a.jsonl"]),
+        ([Path("a.jsonl"), Path("b.jsonl")], None, ["a.jsonl", "b.jsonl"]),
+        (["Once"], ["Once"], []),
+        ((text for text in ["Once"]), ["Once"], []),
+    ]:
+        given = Arguments({}, model="m")
+        assert given.rows("data.prompts", data) == rows
+        assert given.config("ppo").data.prompts == sources
+    given = Arguments({}, model="m")
+    # A text cannot be a comparison, so that texts in their place are names.
+    assert given.rows("data.comparisons", ["a.jsonl", "org/name"]) is None
+    assert given.config("reward").data.comparisons == ["a.jsonl", "org/name"]
+
+
+def test_each_kind_of_reward_goes_where_it_belongs():
+    named = Arguments({}, model="m")
+    assert named.rewards([Path("rm"), RewardTerm("f.py:g", 0.5, {"window": 1}, "short")]) is None
+    first, second = named.config("ppo").reward
+    assert (first.source, first.weight) == ("rm", 1.0)
+    assert (second.source, second.weight, second.settings, second.name) == ("f.py:g", 0.5, {"window": 1}, "short")
+    given = Arguments({}, model="m")
+    assert given.rewards(count_letters) == [RewardTerm(count_letters)]
+    assert given.rewards({"rm": 1, count_letters: 2}) == [RewardTerm("rm"), RewardTerm(count_letters, 2.0)]
+    assert given.config("ppo").reward == []
+
+
+@pytest.mark.parametrize(
+    ("call", "changed", "kind", "said"),
+    [
+        (
+            kedge.ppo,
+            {"policy": ("model", "tokenizer")},
+            ConfigError,
+            "policy must be a folder .* not a tuple",
+        ),
+        (kedge.ppo, {"reward": 3}, ConfigError, "reward must be a folder, a hub id, .* not a int"),
+        (
+            kedge.ppo,
+            {"reward": {count_letters: "much"}},
+            ConfigError,
+            "weight of a reward must be a number",
+        ),
+        (kedge.ppo, {"reward": []}, ConfigError, "kedge ppo needs reward"),
+        (kedge.ppo, {"prompts": 3}, DataError, "data.prompts must be a file, a hub id or a list of rows, not a int"),
+        (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not a dict"),
+        (kedge.ppo, {"prompts": []}, DataError, "holds no rows"),
+        (kedge.ppo, {"model": "m"}, ConfigError, "model is given twice"),
+        (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
+        (kedge.ppo, {"clip": 0.1}, ConfigError, "clip is not a setting of ppo; did you mean ppo.clip_range"),
+        (kedge.evaluate, {"model": "m", "judge": 3}, ConfigError, "evaluate.judge must be a folder"),
+        (kedge.evaluate, {"model": "m", "judge": "rm", "against": 3}, ConfigError, "evaluate.against must be a folder"),
+    ],
+)
+def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
+    arguments: dict[str, Any] = {"prompts": PROMPTS, "out": tmp_path / "run"}
+    if call is kedge.ppo:
+        arguments |= {"policy": models / "policy", "reward": count_letters}
+    with pytest.raises(kind, match=said) as caught:
+        call(**{**arguments, **changed})
+    assert isinstance(caught.value, KedgeError)
+    assert "\n" not in str(caught.value)
