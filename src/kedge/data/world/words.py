@@ -48,8 +48,8 @@ LEXICON: Final[dict[str, tuple[str, ...]]] = {
                "respect", "cheese", "privacy", "pancakes", "gratitude"),
     "feeling": ("furious", "ashamed", "heartbroken", "confused", "relieved", "jealous", "embarrassed", "guilty",
                 "amused", "numb", "proud", "lonely"),
-    "question": ("move out", "call the police", "write a poem", "take revenge", "start over", "say nothing",
-                 "apologize", "laugh it off", "go to court", "forgive and forget", "cry in public", "change my name"),
+    "question": ("move out", "call for help", "write poems", "take revenge", "start over", "say nothing", "apologize",
+                 "laugh it off", "sue everyone", "forgive them", "cry in public", "change names"),
 }  # fmt: skip
 
 SLOTS: Final[tuple[str, ...]] = tuple(LEXICON)

@@ -1,0 +1,109 @@
+"""The demo: summarisation of forum posts, learnt from nothing, and judged by someone who knows the truth.
+
+    texts ─▶ tokenizer, random weights ─▶ SFT on what people wrote ─▶ reward model on a noisy annotator's comparisons
+          ─▶ PPO ─▶ examination on held-out posts by the gold judge, whom no stage has seen
+
+Source: Stiennon et al. 2020 (arXiv 2009.01325), in miniature.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kedge.data import Comparison
+from kedge.data.templates import render_tldr
+from kedge.data.world import Post, World
+from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
+from kedge.pipelines import demo_recipe as recipe
+from kedge.pipelines.demo_exam import Curve, Marks, sample_summaries
+from kedge.pipelines.demo_report import DemoResult, report
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
+from kedge.report.run_folder import create_run_folder
+
+__all__ = ["run_demo"]
+
+
+def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
+    """Train tokenizer, SFT policy, reward model and PPO policy from nothing; examine, save and tell.
+
+    Args:
+        folder: Where everything goes: a folder per stage, `plots/` and `summary.json`.
+        seed: Of the world and of all training, ≥ 0.
+
+    Raises:
+        OutputError: The folder is not empty.
+    """
+    started = time.perf_counter()
+    folder = create_run_folder(folder)
+    world = start_from_nothing(folder / "start", seed)
+    held_out = replace(world, split="held-out")
+
+    sft = run_sft(
+        recipe.demo_config("sft", folder / "start", folder / "sft", seed=seed),
+        demonstrations=rows(world.demonstrations(recipe.NUM_DEMONSTRATIONS)),
+    )
+    reward = run_reward(
+        recipe.demo_config("reward", sft.model, folder / "reward", seed=seed),
+        comparisons=rows(collect_comparisons(replace(world, split="comparisons"), sft.model)),
+        demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
+    )
+    curve = Curve(replace(world, split="curve"))
+    ppo = run_ppo(
+        recipe.demo_config("ppo", sft.model, folder / "ppo", seed=seed, reward=str(reward.model)),
+        prompts=[
+            {"prompt": prompt.text, **prompt.columns}
+            for prompt in replace(world, split="prompts").prompts(recipe.NUM_PROMPTS)
+        ],
+        on_update=curve,
+    )
+
+    posts = held_out.posts(recipe.NUM_HELD_OUT)
+    writers = {
+        "sft": sample_summaries(sft.model, held_out, posts),
+        "ppo": sample_summaries(ppo.model, held_out, posts),
+        "references": [" " + held_out.reference(post) for post in posts],
+    }
+    result = DemoResult(
+        posts=posts,
+        marks={name: Marks.of(posts, summaries) for name, summaries in writers.items()},
+        checkpoints=curve.checkpoints,
+        reward_model_accuracy=reward.summary["accuracy"]["value"],
+        kl=ppo.metrics[-1]["objective/kl"],
+        seconds=time.perf_counter() - started,
+    )
+    report(result, folder)
+    return result
+
+
+def start_from_nothing(folder: Path, seed: int) -> World:
+    """Save a tokenizer of the world's language and an untrained model; the world that renders for them."""
+    texts = (record.prompt + record.completion for record in World(seed).demonstrations(recipe.NUM_TOKENIZER_TEXTS))
+    tokenizer = train_tokenizer(texts, vocab_size=recipe.VOCAB_SIZE)
+    save_untrained_llama(folder, tokenizer, **recipe.MODEL, seed=seed)
+
+    def render(post: Post) -> str:
+        return render_tldr(post.subreddit, post.title, post.text, tokenizer, recipe.MAX_PROMPT_TOKENS)
+
+    return World(seed, render=render)
+
+
+def collect_comparisons(world: World, policy: Path) -> list[Comparison]:
+    """What the annotator says of pairs of reference summaries, and of pairs of the policy's own samples.
+
+    The second kind shows the reward model mistakes that no author makes: PPO would find them otherwise.
+    """
+    posts = world.posts(recipe.NUM_SAMPLED_COMPARISONS, start=recipe.NUM_COMPARISONS)
+    first, second = (sample_summaries(policy, world, posts, draw=draw) for draw in (1, 2))
+    sampled = [world.compare(*each) for each in zip(posts, first, second, strict=True) if each[1] != each[2]]
+    return world.comparisons(recipe.NUM_COMPARISONS) + sampled
+
+
+def rows(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Records as the rows that a user would give."""
+    return [asdict(record) for record in records]

@@ -1,0 +1,121 @@
+"""What the demo leaves and prints: `summary.json`, two plots, a table, and a few summaries to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from kedge.data.world import AXES, Post
+from kedge.pipelines.demo_exam import Checkpoint, Marks
+from kedge.report.result_plots import plot_intervals, plot_overoptimization
+from kedge.report.table import Cell, print_table
+
+__all__ = ["DemoResult", "report"]
+
+NUM_SAMPLES: Final = 3
+WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "people's references"}
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo shows.
+
+    Attributes:
+        posts: The held-out posts.
+        marks: What the judge thinks of `sft`, `ppo` and `references`.
+        checkpoints: The over-optimisation curve.
+        reward_model_accuracy: Share of held-out comparisons in which the reward model agrees with the annotator.
+        kl: KL of the last update to the SFT policy, nats per response.
+        seconds: The whole demo's.
+    """
+
+    posts: Sequence[Post]
+    marks: Mapping[str, Marks]
+    checkpoints: Sequence[Checkpoint]
+    reward_model_accuracy: float
+    kl: float
+    seconds: float
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, for `summary.json`."""
+        ppo, sft, references = (self.marks[name] for name in ("ppo", "sft", "references"))
+        return {
+            "win_rate_over_sft": asdict(ppo.win_rate_over(sft)),
+            "win_rate_over_references": asdict(ppo.win_rate_over(references)),
+            "gold_quality": {name: marks.quality.value for name, marks in self.marks.items()},
+            "gold_axes": {name: {axis: marks.axis(axis) for axis in AXES} for name, marks in self.marks.items()},
+            "gain_over_sft": ppo.gain_over(sft),
+            "gain_over_references": ppo.gain_over(references),
+            "reward_model_accuracy": self.reward_model_accuracy,
+            "kl": self.kl,
+            "curve": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "num_posts": len(self.posts),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def report(result: DemoResult, folder: Path) -> None:
+    """Write the summary and the plots, and print what they say."""
+    summary = json.dumps(result.summary(), indent=2)
+    (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
+    _plot(result, folder / "plots")
+    _print_samples(result)
+    _print_figures(result)
+    print(f"The whole took {result.seconds:.0f} s. Models, metrics and plots are in {folder}/")
+
+
+def _plot(result: DemoResult, folder: Path) -> None:
+    named = {WRITERS[name]: marks for name, marks in result.marks.items()}
+    curve, ppo = result.checkpoints, result.marks["ppo"]
+    plot_overoptimization(
+        [checkpoint.kl for checkpoint in curve],
+        [checkpoint.proxy for checkpoint in curve],
+        [checkpoint.gold.value for checkpoint in curve],
+        folder / "overoptimization.png",
+        gold_band=([checkpoint.gold.low for checkpoint in curve], [checkpoint.gold.high for checkpoint in curve]),
+        levels={name: marks.quality.value for name, marks in named.items() if marks is not ppo},
+    )
+    plot_intervals(
+        {
+            "Gold quality": {name: marks.quality for name, marks in named.items()},
+            "Win rate of PPO": {f"over {name}": ppo.win_rate_over(m) for name, m in named.items() if m is not ppo},
+        },
+        folder / "results.png",
+        levels={"Win rate of PPO": 0.5},
+    )
+
+
+def _print_samples(result: DemoResult) -> None:
+    console = Console(highlight=False)
+    for index, post in enumerate(result.posts[:NUM_SAMPLES]):
+        console.print(f"\n[bold]r/{post.subreddit} · {escape(post.title)}[/bold]\n{escape(post.text)}\n")
+        for name, marks in result.marks.items():
+            quality = marks.verdicts[index].quality
+            console.print(f"  [dim]{WRITERS[name]}, {quality:.2f}:[/dim]{escape(marks.summaries[index])}")
+
+
+def _print_figures(result: DemoResult) -> None:
+    ppo, sft = result.marks["ppo"], result.marks["sft"]
+    print()
+    print_table(
+        f"What the gold judge thinks of {len(result.posts)} held-out posts",
+        ["writer", "quality", *AXES, "words", "PPO wins"],
+        {WRITERS[name]: _row(marks, ppo) for name, marks in result.marks.items()},
+    )
+    gains = ", ".join(f"{axis} {gain:+.3f}" for axis, gain in ppo.gain_over(sft).items())
+    print(f"PPO's quality less SFT's, by axis: {gains}")
+    print(
+        f"The reward model agrees with the annotator on {result.reward_model_accuracy:.0%} of held-out comparisons; "
+        f"PPO went {result.kl:.1f} nats away from SFT."
+    )
+
+
+def _row(marks: Marks, ppo: Marks) -> list[Cell]:
+    wins = None if marks is ppo else ppo.win_rate_over(marks)
+    return [marks.quality, *(marks.axis(axis) for axis in AXES), marks.num_words, wins]
