@@ -1,0 +1,228 @@
+"""The documentation tells the truth: commands parse, examples are read and run, all that is named is there."""
+
+import json
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kedge.api
+from kedge.cli import main
+from kedge.config import STAGES, Config, config_from_settings, load_config
+from kedge.config.words import all_fields, section_type
+from kedge.data import read_comparisons, read_demonstrations, read_prompts
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
+from kedge.report.metrics import read_metrics
+from kedge.rewards import FunctionReward
+from kedge.rewards.pairwise import PairwiseJudge
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+}
+SECTIONS = [name for name in Config.model_fields if section_type(name)]
+OVERRIDE = re.compile(rf"(?:{'|'.join(SECTIONS)})\.[a-z_]+=[^\s=]+")
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """The fenced blocks of a language, with the page that each stands on."""
+    for page, text in PAGES.items():
+        for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            yield page, match[1]
+
+
+def spans(text: str) -> list[str]:
+    """Inline code; fenced blocks are none."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def commands() -> list[tuple[str, ...]]:
+    lines = [line for _, block in blocks("bash") for line in block.splitlines()]
+    lines += [span for text in PAGES.values() for span in spans(text)]
+    return sorted({tuple(shlex.split(line, comments=True)) for line in lines if line.startswith("kedge ")})
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pipelines that do nothing, and the files that the commands name, in an empty working directory."""
+    for stage in (*STAGES, "demo"):
+        module = types.ModuleType(f"kedge.pipelines.{stage}")
+        setattr(module, f"run_{stage}", lambda *_: None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
+    (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+@pytest.mark.usefixtures("stand_ins")
+def test_every_command_is_understood(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    mentioned = len(command) == 2 and command[1] in STAGES
+    monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+
+
+def test_every_target_of_make_is_there() -> None:
+    lines = [line for _, block in blocks("bash") for line in block.splitlines() if line.startswith("make ")]
+    named = {target for line in lines for target in shlex.split(line, comments=True)[1:]}
+    named |= {span.removeprefix("make ") for text in PAGES.values() for span in spans(text) if span.startswith("make ")}
+    assert named <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("example", [block for _, block in blocks("yaml")])
+def test_every_yaml_example_is_a_configuration(example: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(example, encoding="utf-8")
+    assert load_config(path) != Config()
+
+
+@pytest.mark.parametrize("example", [block for _, block in blocks("python")])
+def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in STAGES:
+        monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
+    names: dict[str, Any] = {}
+    exec(compile(example, "example", "exec"), names)  # our own words
+    for value in list(names.values()):
+        if isinstance(value, types.FunctionType) and value.__module__ not in sys.modules:
+            judge = PairwiseJudge(value) if "first" in value.__code__.co_varnames else FunctionReward(value)
+            judge.check_columns(["letter"])
+
+
+def examples(heading: str) -> list[dict[str, Any]]:
+    section = PAGES["docs/data.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    [block] = re.findall(r"```json[ a-z]*\n(.*?)```", section, re.DOTALL)
+    return [json.loads(line) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("heading", "reader"),
+    [("Demonstrations", read_demonstrations), ("Comparisons", read_comparisons), ("Prompts", read_prompts)],
+)
+def test_every_row_is_read(heading: str, reader: Any) -> None:
+    rows = examples(heading)
+    table = reader(rows, tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    assert (len(table.records), table.rejected) == (len(rows), [])
+
+
+def test_tldr_posts_are_read() -> None:
+    [demonstration, comparison] = examples("TL;DR posts")
+    rules: dict[str, Any] = {"tokenizer": tiny_tokenizer(), "template": "tldr"}
+    [prompt] = read_prompts([demonstration], **rules).records
+    assert prompt.text.startswith("SUBREDDIT: r/sailing\n\nTITLE: My rope broke\n\nPOST: It broke.")
+    assert read_demonstrations([demonstration], **rules).records[0].completion == " rope broke, send help"
+    assert len(read_comparisons([comparison], **rules).records) == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_field_exists_and_every_setting_is_possible(page: str) -> None:
+    for span in spans(PAGES[page]):
+        named = re.findall(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})\.[a-z_]+)(?![\w./]*\()", span)
+        named = [name for name in named if not name.endswith((".py", ".md", ".yaml", ".jsonl"))]
+        assert set(named) <= dict(all_fields()).keys(), span
+        if all(OVERRIDE.fullmatch(part) for part in span.split()):
+            load_config(overrides=span.split())
+
+
+def table_rows(page: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in PAGES[page].splitlines() if re.match(r"\| \d+ \|", line)]
+
+
+def test_the_list_of_details_tells_the_defaults() -> None:
+    options = [span for row in table_rows("docs/algorithm.md") for span in spans(row[2])]
+    assert [option for option in options if load_config(overrides=[option]) != Config()] == []
+    listed = {option.partition("=")[0] for option in options}
+    assert {name for name, _ in all_fields() if name.startswith("ppo.")} <= listed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_file_function_and_test_is_there(page: str) -> None:
+    text = PAGES[page]
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+    for span in spans(text):
+        if test := re.fullmatch(r"(?:tests/)?([\w/]*test_\w+\.py)::(\w+)", span):
+            assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(encoding="utf-8"), span
+        elif owner := re.fullmatch(r"(\w+/\w+\.py):(\w+)", span):
+            source = (ROOT / "src" / "kedge" / owner[1]).read_text(encoding="utf-8")
+            assert re.search(rf"^(def|class) {owner[2]}\b", source, re.MULTILINE), span
+        elif re.fullmatch(r"(src|tests|docs)/[\w./-]+", span):
+            assert (ROOT / span).exists(), span
+
+
+def test_no_page_knows_the_machine_it_was_written_on() -> None:
+    assert [page for page, text in PAGES.items() if re.search(r"(?<![\w.])/(home|root|tmp|work|Users)\b", text)] == []
+
+
+def numbered() -> dict[int, set[int]]:
+    """The sections of the list of details, with the numbers of their rows."""
+    parts = re.split(r"^## (\d+)\. .*$", PAGES["docs/algorithm.md"], flags=re.MULTILINE)[1:]
+    rows = [{int(number) for number in re.findall(r"^(?:\| (\d+) \||(\d+)\. )", part, re.MULTILINE)
+             for number in number if number} for part in parts[1::2]]  # fmt: skip
+    return dict(zip(map(int, parts[::2]), rows, strict=True))
+
+
+def test_every_citation_in_the_source_leads_to_a_row() -> None:
+    known = numbered()
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    cited = re.findall(r"spec (§[^;\n]*)", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    found = re.findall(r"(?:§|–)(\d+)(?:\.(\d+))?", " ".join(cited))
+    assert len(found) > 50
+    # A bare number behind a dash is a row of the section before it.
+    wrong = [(section, row) for section, row in found if row and int(row) not in known.get(int(section), set())]
+    assert wrong == []
+
+
+def documented(heading: str) -> set[str]:
+    section = PAGES["docs/metrics.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return {name for line in section.splitlines() if line.startswith("|") for name in spans(line.split("|")[1])}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_policy(tmp_path_factory.mktemp("models") / "policy"))
+
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": " the sea", "chosen": " sea", "rejected": " rope rope"}
+        for number in range(6)]  # fmt: skip
+
+
+def measured(folder: Path) -> set[str]:
+    return {name for row in read_metrics(folder) for name in row} - {"update"}
+
+
+def settings(stage: str, policy: str, folder: Path, **more: Any) -> Config:
+    return config_from_settings(stage, {"model": policy, "out": str(folder), "runtime.plots": False, **more})
+
+
+def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "The tide went out."}\n', encoding="utf-8")
+    small = {"num_updates": 1, "num_prompts": 4, "max_new_tokens": 4, "ptx_coef": 1.0, "pretraining": str(texts)}
+
+    def vowels(completions: list[str]) -> list[float]:
+        return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
+
+    run_ppo(settings("ppo", policy, tmp_path / "run", **small), prompts=["The boat"], reward=vowels)
+    found = measured(tmp_path / "run")
+    assert "reward/vowels" in found
+    assert (found - {"reward/vowels"}) | {"reward/NAME"} == documented("PPO")
+
+
+def test_the_metrics_of_the_supervised_stages_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:
+    half = {"data.eval_fraction": 0.5, "batch_size": 2}
+    run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
+    run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
+    assert measured(tmp_path / "sft") == documented("SFT")
+    assert measured(tmp_path / "reward") == documented("Reward model")
