@@ -30,6 +30,7 @@ def small_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(recipe, name, value)
     for name, value in {"rollout.num_prompts": 8, "ppo.num_updates": 4, "ppo.num_epochs": 1}.items():
         monkeypatch.setitem(recipe.SETTINGS, name, value)
+    monkeypatch.setitem(recipe.WITHOUT_LEASH, "ppo.num_epochs", 1)
 
 
 @pytest.mark.usefixtures("small_recipe")
@@ -41,7 +42,8 @@ def test_the_demo_runs_from_nothing_to_a_summary(tmp_path: Path, capsys: pytest.
         assert 0 <= summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"] <= 1
     assert set(summary["gold_quality"]) == {"sft", "ppo", "references"}
     assert 0 <= summary["reward_model_accuracy"] <= 1
-    assert [point["update"] for point in summary["curve"]] == [1, 2, 4]
+    for curve in (summary["curves"][name] for name in ("ppo", "ppo-without-leash")):
+        assert [point["update"] for point in curve] == [1, 2, 4]
     assert summary["kl"] >= 0 or summary["kl"] == pytest.approx(0, abs=0.5)
     assert summary["seconds"] > 0
     for name in ("overoptimization.png", "results.png"):

@@ -1,7 +1,8 @@
 """The demo: summarisation of forum posts, learnt from nothing, and judged by someone who knows the truth.
 
     texts ─▶ tokenizer, random weights ─▶ SFT on what people wrote ─▶ reward model on a noisy annotator's comparisons
-          ─▶ PPO ─▶ examination on held-out posts by the gold judge, whom no stage has seen
+          ─▶ PPO, and once more without the leash that the KL penalty is
+          ─▶ examination on held-out posts by the gold judge, whom no stage has seen
 
 Source: Stiennon et al. 2020 (arXiv 2009.01325), in miniature.
 """
@@ -20,7 +21,7 @@ from kedge.data.world import Post, World
 from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
 from kedge.pipelines import demo_recipe as recipe
 from kedge.pipelines.demo_exam import Curve, Marks, sample_summaries
-from kedge.pipelines.demo_report import DemoResult, report
+from kedge.pipelines.demo_report import LEASHED, UNLEASHED, DemoResult, report
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
@@ -53,14 +54,15 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         comparisons=rows(collect_comparisons(replace(world, split="comparisons"), sft.model)),
         demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
     )
-    curve = Curve(replace(world, split="curve"))
-    ppo = run_ppo(
-        recipe.demo_config("ppo", sft.model, folder / "ppo", seed=seed, reward=str(reward.model)),
-        prompts=[
-            {"prompt": prompt.text, **prompt.columns}
-            for prompt in replace(world, split="prompts").prompts(recipe.NUM_PROMPTS)
-        ],
-        on_update=curve,
+    curves = {name: Curve(replace(world, split="curve")) for name in (LEASHED, UNLEASHED)}
+    prompts = rows(replace(world, split="prompts").prompts(recipe.NUM_PROMPTS))
+    ppo, _ = (
+        run_ppo(
+            recipe.demo_config("ppo", sft.model, folder / name, seed=seed, reward=str(reward.model), **changes),
+            prompts=prompts,
+            on_update=curves[name],
+        )
+        for name, changes in ((LEASHED, {}), (UNLEASHED, recipe.WITHOUT_LEASH))
     )
 
     posts = held_out.posts(recipe.NUM_HELD_OUT)
@@ -72,7 +74,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     result = DemoResult(
         posts=posts,
         marks={name: Marks.of(posts, summaries) for name, summaries in writers.items()},
-        checkpoints=curve.checkpoints,
+        curves={name: curve.checkpoints for name, curve in curves.items()},
         reward_model_accuracy=reward.summary["accuracy"]["value"],
         kl=ppo.metrics[-1]["objective/kl"],
         seconds=time.perf_counter() - started,

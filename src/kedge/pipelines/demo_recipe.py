@@ -27,6 +27,7 @@ __all__ = [
     "SETTINGS",
     "TEMPERATURE",
     "VOCAB_SIZE",
+    "WITHOUT_LEASH",
     "demo_config",
 ]
 
@@ -55,11 +56,11 @@ NUM_HELD_OUT: Final = 256
 """Posts that the judge reads at the end."""
 NUM_NORMALIZATION: Final = 256
 """Demonstrations on which the reward model's mean score becomes 0."""
-NUM_PROMPTS: Final = 3072
+NUM_PROMPTS: Final = 2048
 """Posts that PPO practises on."""
 NUM_CURVE_POSTS: Final = 96
 """Posts of the over-optimisation curve, other ones."""
-CHECKPOINT_EVERY: Final = 3
+CHECKPOINT_EVERY: Final = 2
 """Updates."""
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -77,15 +78,24 @@ SETTINGS: Final[dict[str, Any]] = {
     "rollout.num_prompts": 128,
     "rollout.max_new_tokens": MAX_NEW_TOKENS,
     "rollout.temperature": TEMPERATURE,
-    "ppo.num_updates": 24,
-    "ppo.learning_rate": 4e-4,
+    "ppo.num_updates": 16,
+    "ppo.learning_rate": 3e-4,
     "ppo.num_epochs": 2,
     "ppo.num_minibatches": 4,
-    "ppo.kl_coef": 0.05,
-    "ppo.critic": "separate",
+    "ppo.kl_coef": 0.1,
     "ppo.value_coef": 0.1,
     "runtime.precision": "fp32",
 }
+
+WITHOUT_LEASH: Final[dict[str, Any]] = {
+    "ppo.kl_coef": 0.0,
+    "ppo.learning_rate": 8e-4,
+    "ppo.schedule": "constant",
+    "ppo.clip_range": 0.1,
+    "ppo.num_epochs": 3,
+    "runtime.plots": False,
+}
+"""What a second PPO run does otherwise: no KL penalty, and steps that lead it astray in as few updates."""
 
 
 def demo_config(stage: str, model: Path, out: Path, *, seed: int, **settings: Any) -> Config:

@@ -16,10 +16,12 @@ from kedge.pipelines.demo_exam import Checkpoint, Marks
 from kedge.report.result_plots import plot_intervals, plot_overoptimization
 from kedge.report.table import Cell, print_table
 
-__all__ = ["DemoResult", "report"]
+__all__ = ["LEASHED", "UNLEASHED", "DemoResult", "report"]
 
+LEASHED: Final = "ppo"
+UNLEASHED: Final = "ppo-without-leash"
 NUM_SAMPLES: Final = 3
-WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "people's references"}
+WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "references"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class DemoResult:
     Attributes:
         posts: The held-out posts.
         marks: What the judge thinks of `sft`, `ppo` and `references`.
-        checkpoints: The over-optimisation curve.
+        curves: Checkpoints of PPO (`LEASHED`) and of PPO without a KL penalty (`UNLEASHED`).
         reward_model_accuracy: Share of held-out comparisons in which the reward model agrees with the annotator.
         kl: KL of the last update to the SFT policy, nats per response.
         seconds: The whole demo's.
@@ -37,7 +39,7 @@ class DemoResult:
 
     posts: Sequence[Post]
     marks: Mapping[str, Marks]
-    checkpoints: Sequence[Checkpoint]
+    curves: Mapping[str, Sequence[Checkpoint]]
     reward_model_accuracy: float
     kl: float
     seconds: float
@@ -54,7 +56,7 @@ class DemoResult:
             "gain_over_references": ppo.gain_over(references),
             "reward_model_accuracy": self.reward_model_accuracy,
             "kl": self.kl,
-            "curve": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "curves": {name: [asdict(checkpoint) for checkpoint in curve] for name, curve in self.curves.items()},
             "num_posts": len(self.posts),
             "seconds": round(self.seconds, 1),
         }
@@ -72,14 +74,14 @@ def report(result: DemoResult, folder: Path) -> None:
 
 def _plot(result: DemoResult, folder: Path) -> None:
     named = {WRITERS[name]: marks for name, marks in result.marks.items()}
-    curve, ppo = result.checkpoints, result.marks["ppo"]
+    curve, ppo = result.curves[UNLEASHED], result.marks["ppo"]
     plot_overoptimization(
         [checkpoint.kl for checkpoint in curve],
         [checkpoint.proxy for checkpoint in curve],
         [checkpoint.gold.value for checkpoint in curve],
         folder / "overoptimization.png",
         gold_band=([checkpoint.gold.low for checkpoint in curve], [checkpoint.gold.high for checkpoint in curve]),
-        levels={name: marks.quality.value for name, marks in named.items() if marks is not ppo},
+        levels={name: marks.quality.value for name, marks in named.items()},
     )
     plot_intervals(
         {
@@ -110,6 +112,7 @@ def _print_figures(result: DemoResult) -> None:
     )
     gains = ", ".join(f"{axis} {gain:+.3f}" for axis, gain in ppo.gain_over(sft).items())
     print(f"PPO's quality less SFT's, by axis: {gains}")
+    print(_describe_overoptimization(result.curves[UNLEASHED]))
     print(
         f"The reward model agrees with the annotator on {result.reward_model_accuracy:.0%} of held-out comparisons; "
         f"PPO went {result.kl:.1f} nats away from SFT."
@@ -119,3 +122,11 @@ def _print_figures(result: DemoResult) -> None:
 def _row(marks: Marks, ppo: Marks) -> list[Cell]:
     wins = None if marks is ppo else ppo.win_rate_over(marks)
     return [marks.quality, *(marks.axis(axis) for axis in AXES), marks.num_words, wins]
+
+
+def _describe_overoptimization(curve: Sequence[Checkpoint]) -> str:
+    best, last = max(curve, key=lambda checkpoint: checkpoint.gold.value), curve[-1]
+    return (
+        f"Without the KL penalty the reward model's score rises from {best.proxy:.2f} to {last.proxy:.2f} "
+        f"and the judge's falls from {best.gold.value:.2f} to {last.gold.value:.2f} (plots/overoptimization.png)"
+    )
