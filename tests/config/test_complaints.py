@@ -23,7 +23,7 @@ def complaint(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0; it is -1"),
+        ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0 and < 1; it is -1"),
         ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1; it is true"),
         ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1; it is 4.5"),
         ("ppo.gae_lambda=1.5", "ppo.gae_lambda must be a number ≥ 0 and ≤ 1; it is 1.5"),
@@ -97,7 +97,7 @@ def test_a_files_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     path.write_text("model: m\nppo:\n  gamma: 1\n  clip_range: wide\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path)
-    assert str(caught.value) == f"{path}:4: ppo.clip_range must be a number > 0; it is wide"
+    assert str(caught.value) == f"{path}:4: ppo.clip_range must be a number > 0 and < 1; it is wide"
 
 
 def test_an_overrides_mistake_is_not_blamed_on_the_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_every_field_is_explained(name: str, field) -> None:
     ("name", "default", "too_high", "too_low"),
     [
         ("ppo.clip_range", 0.2, "instability", "slow"),
-        ("ppo.value_coef", 0.5, "prediction", "advantages are poor"),
+        ("ppo.value_coef", 0.1, "prediction", "advantages are poor"),
         ("ppo.entropy_coef", 0.0, "stays random", "deterministic too fast"),
         ("ppo.num_epochs", 4, "overfitted", "more of them are needed"),
         ("ppo.learning_rate", 1e-5, "unstable", "slow convergence"),

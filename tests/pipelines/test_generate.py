@@ -114,7 +114,7 @@ def test_rows_with_different_columns_share_a_reward(tmp_path):
         (["reward=nowhere.py:f"], None, "reward file 'nowhere.py' does not exist"),
         ([], lambda completions, mood: [], "takes 'mood', but no column"),
         (["rollout.stop_token=nothing"], None, "rollout.stop_token 'nothing'"),
-        (["generate.max_new_tokens=500"], None, "leave no room for a prompt"),
+        (["generate.max_new_tokens=500"], None, "no room for a prompt"),
         (["data.max_prompt_tokens=1"], None, "5 of 5 rows"),
     ],
 )

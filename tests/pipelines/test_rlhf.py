@@ -140,7 +140,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeller"),
         ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
         ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
-        ({}, ["rollout.max_new_tokens=256"], "leave no room for a prompt"),
+        ({}, ["rollout.max_new_tokens=256"], "no room for a prompt"),
     ],
 )
 def test_mistakes_show_before_any_training(tmp_path, changed, more, said):

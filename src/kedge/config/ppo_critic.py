@@ -26,10 +26,10 @@ class PpoCritic(Section):
         source="kedge: the first advantages are then the rewards; normal is N+'s scalar head",
     )
     value_coef: float = knob(
-        0.5,
+        0.1,
         ge=0,
         meaning="Weight of the value loss.",
-        source="S0, S2; N+ takes 0.1",
+        source="Ziegler, Stiennon, N+; S0 and S2 take 0.5, at which a shared trunk drifts for the critic's sake",
         too_high="a shared trunk serves prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
     )
@@ -38,10 +38,25 @@ class PpoCritic(Section):
         meaning="Whether the squared error is halved before value_coef multiplies it.",
         source="S4, N+: halved; S0 and S2 not",
     )
+    value_unit: Literal["returns_std", "score"] = knob(
+        "returns_std",
+        meaning="Unit of the value loss and of value_clip_range: the standard deviation of the batch's returns, or the "
+        "score's own.",
+        source="kedge: in the score's unit (all papers) large returns, such as a KL times a large β, let the value "
+        "gradient drown the policy's on a shared trunk",
+    )
+    value_head_rate: float = knob(
+        30.0,
+        gt=0,
+        meaning="Learning rate of a value head on the policy's trunk, as a multiple of ppo.learning_rate.",
+        source="kedge: at the trunk's own rate a head that starts at 0 needs hundreds of steps to reach the returns",
+        too_high="values jump, and the advantages with them",
+        too_low="explained variance stays at 0 for most of the run",
+    )
     value_clip_range: float | None = knob(
         0.2,
         gt=0,
-        meaning="How far a value may move from its old one before its gradient stops, in units of score; null never.",
+        meaning="How far a value may move from its old one before its gradient stops, in ppo.value_unit; null never.",
         source="N+, S2's option",
         too_high="no effect, since values never move that far",
         too_low="values cannot follow returns that are large against it",

@@ -39,10 +39,10 @@ class PpoLoop(Optimiser):
         too_low="responses, the dear part, are used little; more of them are needed",
     )
     num_minibatches: int = knob(
-        4,
+        1,
         ge=1,
         meaning="Optimiser steps per epoch; each takes an equal share of the update's responses.",
-        source="OpenAI Baselines (PPO2); N+ takes 1, InstructGPT 8",
+        source="Ziegler and N+; InstructGPT takes 8. The fewer and larger the steps, the less noise adds to the KL",
         too_high="small, noisy steps, and many of them away from the policy that sampled",
         too_low="few steps per update",
     )

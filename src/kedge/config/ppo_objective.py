@@ -18,6 +18,7 @@ class PpoObjective(Section):
     clip_range: float = knob(
         0.2,
         gt=0,
+        lt=1,
         meaning="ε: how far a token's probability ratio may move from 1 before its gradient stops.",
         source="PPO, S2, N+",
         too_high="more aggressive updates, at the risk of instability",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
+from kedge.algorithm.experience import Experience
 from kedge.algorithm.kl import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 from kedge.config import Config, Ppo
 from kedge.training.objective import Objective, Surrogate
@@ -18,11 +21,22 @@ SURROGATES: dict[str, Surrogate] = {
     "kl_penalty_adaptive": "kl_penalty",
 }
 ZIEGLER_HORIZON = 10_000
+MIN_SPREAD = 1e-3
+"""Returns that spread less are as good as constant; they are not blown up to look as if they differed."""
 
 
 def _automatic_horizon(config: Config) -> int:
-    """Ziegler's horizon, scaled down to the length of the run."""
-    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 40))
+    """Ziegler's horizon, but at most 1/30 of the run.
+
+    An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. At 10,000 a run of a few thousand
+    responses would end before β has moved; at 1/30 of the run β can change by e^6 in its course, one way or the other.
+    """
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 30))
+
+
+def _spread(returns: Tensor) -> float:
+    """Their standard deviation, away from 0."""
+    return max(float(returns.std(correction=0)), MIN_SPREAD)
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,12 @@ class Coefficients:
         """β of the KL in the reward; 0 where it is in the loss."""
         return self.kl_coef if self.ppo.kl_in == "reward" else 0.0
 
-    @property
-    def objective(self) -> Objective:
-        """The total loss with these weights."""
+    def objective(self, experience: Experience) -> Objective:
+        """The total loss of one update with these weights.
+
+        Args:
+            experience: Its returns may be the unit of the value loss.
+        """
         ppo = self.ppo
         return Objective(
             policy_loss=SURROGATES[ppo.policy_loss],
@@ -74,13 +91,13 @@ class Coefficients:
             dual_clip=ppo.dual_clip,
             surrogate_kl_coef=self.surrogate_kl_coef,
             value_clip_range=ppo.value_clip_range,
-            # The value loss has its own ½; S0 and S2 write it without.
-            value_coef=ppo.value_coef * (2.0 if ppo.value_loss == "mse" else 1.0),
+            value_coef=ppo.value_weight,
             entropy_coef=self.entropy_coef,
             kl_coef=self.kl_coef if ppo.kl_in == "loss" else 0.0,
             kl_estimator=ppo.kl_estimator,
             aggregation=ppo.aggregation,
             constant_length=self.constant_length,
+            value_unit=1.0 if ppo.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
             value_after_last=ppo.score_at == "after_last",
         )
 

@@ -19,8 +19,9 @@ from kedge.models import load_tokenizer
 from kedge.pipelines.evaluate_report import Evaluation, report
 from kedge.pipelines.examination import Examination
 from kedge.pipelines.judging import load_judge
+from kedge.pipelines.questions import read_questions, room_for_prompt
 from kedge.pipelines.run import open_run
-from kedge.pipelines.sampling import Sampling, load_policy, read_questions
+from kedge.pipelines.sampling import Sampling, load_policy
 from kedge.rewards import RewardSpec
 
 __all__ = ["EvaluateResult", "run_evaluate"]
@@ -66,9 +67,13 @@ def run_evaluate(
     for source in settings.frontier:
         load_tokenizer(source, trust_remote_code=trust)  # a misspelt one stops here, not after the first sampling
     longest = Sampling.of(config).max_new_tokens
-    questions = read_questions(config, run, policy, prompts, max_new_tokens=longest)[: settings.num_prompts]
+    questions = read_questions(
+        config, run, policy.tokenizer, room=room_for_prompt(policy.model, longest), prompts=prompts
+    )
+    questions = questions[: settings.num_prompts]
     examination = Examination(config, questions, policy, load_judge(judge, config, run, policy.tokenizer))
     examination.judge.check_columns(list(questions[0].columns))
+    run.start()
 
     opponent = examination.references() if against is None else examination.sit(against)
     first = examination.compete(policy, opponent, against)

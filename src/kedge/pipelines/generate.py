@@ -16,9 +16,10 @@ from typing import Any
 from kedge.algorithm.statistics import Interval, bootstrap_interval
 from kedge.config import Config
 from kedge.errors import RewardError
+from kedge.pipelines.questions import read_questions, room_for_prompt
 from kedge.pipelines.responses import join_responses
 from kedge.pipelines.run import open_run
-from kedge.pipelines.sampling import Answers, Sampling, load_policy, read_questions
+from kedge.pipelines.sampling import Answers, Sampling, load_policy
 from kedge.pipelines.scorers import Rewards, configured_rewards, load_scorer
 from kedge.report.json_lines import JsonLines, read_json_lines
 from kedge.report.progress import Progress
@@ -68,13 +69,15 @@ def run_generate(
     run = open_run(config, "generate", given={"data.prompts": prompts, "reward": reward})
     sampling = Sampling.of(config)
     policy = load_policy(str(config.model), config, run)
-    questions = read_questions(config, run, policy, prompts, max_new_tokens=sampling.max_new_tokens)
+    room = room_for_prompt(policy.model, sampling.max_new_tokens)
+    questions = read_questions(config, run, policy.tokenizer, room=room, prompts=prompts)
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
         scorer = load_scorer(rewards, config, run, policy.tokenizer, batch_size=sampling.batch_size)
         scorer.check_columns(list(questions[0].columns))
 
+    run.start()
     asked = [question for question in questions for _ in range(config.generate.num_responses)]
     responses, scores = _sample(policy.answer(asked, sampling), scorer, run.folder / RESPONSES_FILE, total=len(asked))
     score = None if scores is None else _mean_score(scores, config)

@@ -75,6 +75,7 @@ def run_ppo(
     """
     run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward})
     roles = load_roles(config, run, prompts=prompts, reward=reward)
+    run.start()
     try:
         train(config, run, roles, on_update)
     finally:
@@ -153,7 +154,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     policy_and_critic,
                     roles.optimizer,
                     experience,
-                    coefficients.objective,
+                    coefficients.objective(experience),
                     num_epochs=ppo.num_epochs,
                     num_minibatches=ppo.num_minibatches,
                     micro_batch_size=ppo.micro_batch_size,

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Prompt, encode_example
-from kedge.data.readers import read_demonstrations, read_prompts
-from kedge.data.sources import Source, Sources
+from kedge.data.readers import read_demonstrations
+from kedge.data.sources import Sources
 from kedge.errors import ConfigError
 from kedge.models import (
     ActorCritic,
@@ -25,7 +25,8 @@ from kedge.models import (
     load_tokenizer,
     stop_token_id,
 )
-from kedge.pipelines.run import Run
+from kedge.pipelines.questions import read_questions, room_for_prompt
+from kedge.pipelines.run import REJECTED_FILE, Run
 from kedge.pipelines.scorers import Rewards, configured_rewards, load_scorer
 from kedge.rewards import WeightedReward
 from kedge.rewards.model import ModelReward, share_tokens
@@ -104,7 +105,13 @@ def load_roles(
             initialise_head(policy.value_head, config.ppo.value_head_init)
     reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
     reference.requires_grad_(False)
-    records = _read_prompts(config, run, tokenizer, policy, prompts)
+    records = read_questions(
+        config,
+        run,
+        tokenizer,
+        room=room_for_prompt(policy, config.rollout.max_new_tokens),
+        prompts=prompts,
+    )
     rewards.check_columns(sorted({name for record in records for name in record.columns}))
     actor_critic = ActorCritic(policy, critic)
     return Roles(
@@ -128,6 +135,8 @@ def load_roles(
         ),
         optimizer=build_optimizer(
             actor_critic.parameters(),
+            head_parameters=actor_critic.critic_parameters() if shared else (),
+            head_rate=config.ppo.value_head_rate,
             learning_rate=config.ppo.learning_rate,
             adam_eps=config.ppo.adam_eps,
             adam_eps_mode=config.ppo.adam_eps_mode,
@@ -158,35 +167,6 @@ def _load_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -
     return load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
 
 
-def _read_prompts(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    policy: LanguageModel,
-    prompts: Sequence[Any] | None,
-) -> list[Prompt]:
-    data, longest = config.data, config.data.max_prompt_tokens
-    if policy.context_length is not None:
-        room = policy.context_length - config.rollout.max_new_tokens
-        if room < 1:
-            raise ConfigError(
-                f"rollout.max_new_tokens={config.rollout.max_new_tokens} leaves no room for a prompt in the model's "
-                f"context of {policy.context_length} tokens"
-            )
-        longest = min(longest, room)
-    source: Source = Sources(tuple(data.prompts)) if prompts is None else prompts
-    table = read_prompts(
-        source,
-        tokenizer=tokenizer,
-        max_prompt_tokens=longest,
-        template=data.template,
-        truncate=data.truncate,
-        max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / "rejected.jsonl",
-    )
-    return table.records
-
-
 def _load_pretraining(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
 ) -> PretrainingMix | None:
@@ -197,7 +177,7 @@ def _load_pretraining(
         tokenizer=tokenizer,
         max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
         max_rejected_fraction=config.data.max_rejected_fraction,
-        rejected_to=run.folder / "rejected.jsonl",
+        rejected_to=run.folder / REJECTED_FILE,
     )
     return PretrainingMix(
         CompletionLoss(policy, cast(int, tokenizer.pad_token_id), run.precision),

@@ -17,7 +17,7 @@ from typing import Any
 from kedge.config import Config
 from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
-from kedge.pipelines.run import logged_steps, open_run
+from kedge.pipelines.run import REJECTED_FILE, logged_steps, open_run
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
 from kedge.report.result_plots import plot_calibration
@@ -74,7 +74,7 @@ def run_reward(
         "max_prompt_tokens": data.max_prompt_tokens,
         "template": data.template,
         "max_rejected_fraction": data.max_rejected_fraction,
-        "rejected_to": run.folder / "rejected.jsonl",
+        "rejected_to": run.folder / REJECTED_FILE,
     }
     preferred = read_comparisons(Sources(tuple(data.comparisons)) if comparisons is None else comparisons, **rules)
     imitated = Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations
@@ -82,6 +82,7 @@ def run_reward(
     split = split_eval(preferred.records, data.eval_fraction, seed)
 
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+    run.start()
     shown = ("loss", "accuracy", "eval/accuracy")
     with logged_steps("reward", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
         report = train_reward_model(

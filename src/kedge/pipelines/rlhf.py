@@ -105,10 +105,13 @@ def run_rlhf(
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
     run = open_run(config, "rlhf", given={**data, "rlhf.labeller": labeller})
+    inputs = check_inputs(
+        config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeller=labeller
+    )
+    run.start()
     if comparisons is not None:
         path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
         config = with_values(config, {"data.comparisons": path})
-    inputs = check_inputs(config, run, demonstrations=demonstrations, prompts=prompts, labeller=labeller)
     try:
         sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})

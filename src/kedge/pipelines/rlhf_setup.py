@@ -9,8 +9,9 @@ from typing import Any
 
 from kedge.config import Config, with_values
 from kedge.data import Prompt, Sources, read_comparisons, read_demonstrations
+from kedge.pipelines.questions import read_questions, room_for_prompt
 from kedge.pipelines.run import Run
-from kedge.pipelines.sampling import load_policy, read_questions
+from kedge.pipelines.sampling import load_policy
 from kedge.pipelines.scorers import configured_rewards, load_scorer
 from kedge.rewards import RewardSpec, WeightedReward
 
@@ -35,6 +36,7 @@ def check_inputs(
     run: Run,
     *,
     demonstrations: Sequence[Any] | None = None,
+    comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
     labeller: RewardSpec | None = None,
 ) -> RlhfInputs:
@@ -44,6 +46,7 @@ def check_inputs(
         config: The resolved configuration.
         run: Where the run writes.
         demonstrations: Rows in place of `config.data.demonstrations`.
+        comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
         labeller: A function or model in place of `config.rlhf.labeller`.
 
@@ -60,8 +63,9 @@ def check_inputs(
         "max_rejected_fraction": data.max_rejected_fraction,
     }
     read_demonstrations(Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations, **rules)
-    read_comparisons(Sources(tuple(data.comparisons)), **rules)
-    questions = read_questions(config, run, policy, prompts, max_new_tokens=config.rollout.max_new_tokens)
+    read_comparisons(Sources(tuple(data.comparisons)) if comparisons is None else comparisons, **rules)
+    room = room_for_prompt(policy.model, config.rollout.max_new_tokens)
+    questions = read_questions(config, run, policy.tokenizer, room=room, prompts=prompts)
     columns = list(questions[0].columns)
     if config.reward:
         load_scorer(configured_rewards(config), config, run, policy.tokenizer).check_columns(columns)

@@ -19,6 +19,8 @@ from kedge.training.runtime import resolve_device, seed_everything, set_threads
 
 __all__ = ["Run", "logged_steps", "open_run"]
 
+REJECTED_FILE = "rejected.jsonl"
+"""Where the readers, which come before the start, write down the rows that cannot be used."""
 IN_MEMORY = "python:in_memory"
 """What stands in `config.yaml` for data or functions that no configuration can name."""
 
@@ -28,18 +30,36 @@ class Run:
     """Where a stage runs and writes.
 
     Attributes:
-        folder: The run's folder; it holds the resolved configuration already.
+        folder: The run's folder; `start` makes it.
         device: Where the models live.
         precision: Number format of the matrix products.
+        config_text: What `config.yaml` will hold.
+        facts: What stands above it: the stage, the device and the versions that ran.
     """
 
     folder: Path
     device: torch.device
     precision: Literal["fp32", "bf16"]
+    config_text: str
+    facts: Mapping[str, object]
+
+    def start(self) -> None:
+        """Make the folder, with `config.yaml` in it: everything is loaded and fits, the work begins.
+
+        A mistake that shows before this leaves nothing behind, so that its mended command can be run again as it is.
+
+        Raises:
+            OutputError: The folder cannot be made.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if {path.name for path in self.folder.iterdir()} <= {REJECTED_FILE}:
+            write_config(self.folder, self.config_text, self.facts)
+            return
+        create_run_folder(self.folder)
 
 
 def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None = None) -> Run:
-    """Check what the stage needs, set up the machine, seed it, and make the run's folder.
+    """Check what the stage needs and that its folder is free, set up the machine, and seed it.
 
     Args:
         config: The resolved configuration.
@@ -59,9 +79,8 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     precision = resolve_precision(config.runtime.precision, device, width=width)
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
-    folder = create_run_folder(choose_output(config.out, stage))
-    write_config(folder, resolved_yaml(config), {"stage": stage, "device": device, "precision": precision})
-    return Run(folder, device, precision)
+    facts = {"stage": stage, "device": device, "precision": precision}
+    return Run(choose_output(config.out, stage), device, precision, resolved_yaml(config), facts)
 
 
 @contextmanager

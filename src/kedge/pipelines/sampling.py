@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.kl import sequence_kl
 from kedge.config import Config
-from kedge.data import Prompt, Sources, encode_prompt, read_prompts
-from kedge.errors import ConfigError
+from kedge.data import Prompt, encode_prompt
 from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
 from kedge.pipelines.run import Run
 from kedge.pipelines.scoring import describe_responses
@@ -22,7 +21,7 @@ from kedge.rewards import Responses
 from kedge.rollout import Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Answers", "Policy", "Sampling", "load_policy", "policy_kl", "read_questions"]
+__all__ = ["Answers", "Policy", "Sampling", "load_policy", "policy_kl"]
 
 
 @dataclass(frozen=True)
@@ -106,22 +105,6 @@ class Policy:
                 progress.update(sum(len(done.responses) for done in batches))
         return batches
 
-    def room_for_prompt(self, max_new_tokens: int) -> int | None:
-        """Tokens that the model's context leaves for a prompt, or None where it has no limit.
-
-        Raises:
-            ConfigError: It leaves none.
-        """
-        if self.model.context_length is None:
-            return None
-        room = self.model.context_length - max_new_tokens
-        if room < 1:
-            raise ConfigError(
-                f"{max_new_tokens} new tokens leave no room for a prompt in the context of {self.source!r}, "
-                f"{self.model.context_length} tokens; lower generate.max_new_tokens"
-            )
-        return room
-
 
 def load_policy(source: str, config: Config, run: Run) -> Policy:
     """A policy's folder or id, to be sampled from.
@@ -134,35 +117,6 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     stop_token = stop_token_id(tokenizer, config.rollout.stop_token)
     model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
     return Policy(source, tokenizer, model.requires_grad_(False), stop_token, run.precision)
-
-
-def read_questions(
-    config: Config, run: Run, policy: Policy, prompts: Sequence[Any] | None, *, max_new_tokens: int
-) -> list[Prompt]:
-    """The prompts that a policy is to answer, each with all columns that any of them has.
-
-    Args:
-        config: Names the data and its limits.
-        run: Where unusable rows are written down.
-        policy: Who answers; its tokenizer renders and measures.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        max_new_tokens: What the context must leave room for.
-
-    Raises:
-        KedgeError: The data cannot be read or does not fit.
-    """
-    data, room = config.data, policy.room_for_prompt(max_new_tokens)
-    table = read_prompts(
-        Sources(tuple(data.prompts)) if prompts is None else prompts,
-        tokenizer=policy.tokenizer,
-        max_prompt_tokens=data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room),
-        template=data.template,
-        truncate=data.truncate,
-        max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / "rejected.jsonl",
-    )
-    names = dict.fromkeys(name for record in table.records for name in record.columns)
-    return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]
 
 
 @torch.no_grad()

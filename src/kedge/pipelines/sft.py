@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 from kedge.config import Config
 from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.pipelines.run import logged_steps, open_run
+from kedge.pipelines.run import REJECTED_FILE, logged_steps, open_run
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
 from kedge.training.supervised import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
@@ -72,11 +72,12 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> S
         max_prompt_tokens=data.max_prompt_tokens,
         template=data.template,
         max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / "rejected.jsonl",
+        rejected_to=run.folder / REJECTED_FILE,
     )
     split = split_eval(table.records, data.eval_fraction, config.runtime.seed)
 
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
+    run.start()
     with logged_steps("sft", num_steps=num_steps, folder=run.folder, shown=("loss", "eval/loss")) as on_step:
         outcome = train_sft(
             model,

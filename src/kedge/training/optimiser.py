@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -14,6 +14,9 @@ from kedge.errors import ConfigError
 
 AdamEpsMode = Literal["torch", "tf1"]
 Schedule = Literal["linear", "cosine", "constant"]
+
+RATE = "learning_rate_multiple"
+"""The key of a parameter group's own rate, as a multiple of the schedule's; it is saved with the optimizer's state."""
 
 # Where torch has a one-pass implementation; on a CPU it is two to four times as fast as its loop over the parameters.
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
@@ -27,6 +30,8 @@ def build_optimizer(
     adam_eps_mode: AdamEpsMode = "torch",
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
+    head_parameters: Iterable[nn.Parameter] = (),
+    head_rate: float = 1.0,
 ) -> AdamW:
     """Adam with an explicit ε, and no weight decay unless asked for.
 
@@ -43,22 +48,26 @@ def build_optimizer(
         adam_eps_mode: Whose meaning of ε: "torch" or "tf1".
         betas: Decay rates (β₁, β₂) of the two moments, each in [0, 1).
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; of matrices only, never of norms and biases.
+        head_parameters: Trained as well, at a rate of their own: a head that starts from nothing has far to go.
+        head_rate: Their learning rate as a multiple of everybody else's, throughout the schedule.
 
     Raises:
         ConfigError: No parameter is trainable, or the mode is unknown.
 
     Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form that TensorFlow took over.
     """
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trainable:
-        raise ConfigError("nothing to train: none of the parameters requires a gradient")
-    matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
-    others = [parameter for parameter in trainable if parameter.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": members, "weight_decay": decay}
-        for members, decay in ((matrices, weight_decay), (others, 0.0))
+    head_parameters = list(head_parameters)
+    head = {id(parameter) for parameter in head_parameters}
+    body = [parameter for parameter in parameters if id(parameter) not in head]
+    groups = [
+        {"params": members, "weight_decay": decay, RATE: rate}
+        for several, rate in ((body, 1.0), (head_parameters, head_rate))
+        for members, decay in ((_trainable(several, matrices=True), weight_decay), (_trainable(several), 0.0))
         if members
     ]
+    trainable = [parameter for group in groups for parameter in group["params"]]
+    if not trainable:
+        raise ConfigError("nothing to train: none of the parameters requires a gradient")
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
     if adam_eps_mode == "torch":
         return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused)
@@ -71,6 +80,10 @@ def build_optimizer(
         optimizer.register_step_pre_hook(_convert_tf1_eps)
         return optimizer
     raise ConfigError(f"adam_eps_mode: {adam_eps_mode!r} is unknown; expected 'torch' or 'tf1'")
+
+
+def _trainable(parameters: Iterable[nn.Parameter], *, matrices: bool = False) -> list[nn.Parameter]:
+    return [each for each in parameters if each.requires_grad and (each.ndim >= 2) == matrices]
 
 
 def _convert_tf1_eps(optimizer: Optimizer, *_: object) -> None:
@@ -120,9 +133,9 @@ def learning_rate_at(
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Use this learning rate from the next step on, in every parameter group."""
+    """Use this learning rate from the next step on: each parameter group takes its own multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group[RATE]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:

@@ -33,5 +33,6 @@ INSTRUCTGPT = Preset(
         "ppo.gamma": Cited(1.0, f"{_PPO}: no discount"),
         "ppo.critic": Cited("separate", "InstructGPT §3.5: value function of its own"),
         "ppo.critic_init": Cited("reward", "InstructGPT §3.5: the critic starts as the reward model"),
+        "ppo.value_unit": Cited("score", _PPO),
     },
 )

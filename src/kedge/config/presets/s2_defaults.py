@@ -17,5 +17,7 @@ S2_DEFAULTS = Preset(
         "ppo.entropy_coef": Cited(0.01, _TABLE),
         "ppo.value_clip_range": Cited(None, "S2, listing of the total loss: values are not clipped"),
         "ppo.value_loss": Cited("mse", "S2, listing of the total loss: the squared error is not halved"),
+        "ppo.value_unit": Cited("score", "S2, listing of the total loss"),
+        "ppo.value_head_rate": Cited(1.0, "S2: one optimiser for both"),
     },
 )

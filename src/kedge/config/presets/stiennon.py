@@ -28,5 +28,6 @@ STIENNON = Preset(
         "ppo.entropy_coef": Cited(0.0, f"{_PPO}: none"),
         "ppo.critic": Cited("separate", "Stiennon: separate parameters, so that the value loss cannot harm the policy"),
         "ppo.critic_init": Cited("reward", "Stiennon: the critic starts as the reward model"),
+        "ppo.value_unit": Cited("score", _PPO),
     },
 )

@@ -47,5 +47,6 @@ TLDR_N_PLUS = Preset(
         "ppo.critic": Cited("separate", "N+: the critic is a model of its own"),
         "ppo.critic_init": Cited("reward", "N+: the critic starts as the reward model"),
         "ppo.score_at": Cited("after_last", "N+'s code (ee77a9a): one position after the last token"),
+        "ppo.value_unit": Cited("score", _PPO),
     },
 )

@@ -34,5 +34,7 @@ ZIEGLER = Preset(
         "ppo.gae_lambda": Cited(0.95, _PPO),
         "ppo.whiten_rewards": Cited(True, _PPO),
         "ppo.critic": Cited("shared", f"{_PPO}: a value head on the policy"),
+        "ppo.value_unit": Cited("score", _PPO),
+        "ppo.value_head_rate": Cited(1.0, "Ziegler: one learning rate for all"),
     },
 )
