@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import kedge
 from kedge.data.world import Post, Verdict, World
 from kedge.errors import OutputError
 from kedge.pipelines import demo_recipe as recipe
@@ -70,6 +71,17 @@ def test_summaries_are_drawn_by_seed_and_draw(tmp_path: Path) -> None:
     again = sample_summaries(tmp_path, world, posts)
     assert sample_summaries(tmp_path, world, posts) == again
     assert sample_summaries(tmp_path, world, posts, draw=1) != again
+
+
+def test_nobody_but_the_annotator_and_the_examination_knows_the_judge() -> None:
+    source = Path(kedge.__file__).parent
+    knowing = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if _names_the_judge(path)}
+    world = {f"data/world/{name}.py" for name in ("__init__", "judge", "world")}
+    assert knowing == world | {"pipelines/demo_exam.py"}
+
+
+def _names_the_judge(path: Path) -> bool:
+    return "judge_summary" in path.read_text(encoding="utf-8")
 
 
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:

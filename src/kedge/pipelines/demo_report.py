@@ -74,7 +74,7 @@ def report(result: DemoResult, folder: Path) -> None:
 
 def _plot(result: DemoResult, folder: Path) -> None:
     named = {WRITERS[name]: marks for name, marks in result.marks.items()}
-    curve, ppo = result.curves[UNLEASHED], result.marks["ppo"]
+    curve, ppo = sorted(result.curves[UNLEASHED], key=lambda checkpoint: checkpoint.kl), result.marks["ppo"]
     plot_overoptimization(
         [checkpoint.kl for checkpoint in curve],
         [checkpoint.proxy for checkpoint in curve],
