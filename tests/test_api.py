@@ -94,7 +94,7 @@ def test_ppo_with_weighted_rewards_of_both_kinds(models, tmp_path):
         **{"rollout.missing_eos_score": None},
     )
     [row] = result.metrics
-    expected = 0.5 * row["reward/count_letters"] + 2.0 * row["reward/judge"]
+    expected = 0.5 * row["score/count_letters"] + 2.0 * row["score/judge"]
     assert row["reward/score_mean"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -216,8 +216,8 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
 
     run_ppo(settings("ppo", policy, tmp_path / "run", **small), prompts=["The boat"], reward=vowels)
     found = measured(tmp_path / "run")
-    assert "reward/vowels" in found
-    assert (found - {"reward/vowels"}) | {"reward/NAME"} == documented("PPO")
+    assert "score/vowels" in found
+    assert (found - {"score/vowels"}) | {"score/NAME"} == documented("PPO")
 
 
 def test_the_metrics_of_the_supervised_stages_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:

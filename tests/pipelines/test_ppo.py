@@ -161,7 +161,7 @@ def test_several_rewards_with_weights_and_columns(tmp_path, policy):
     reward = {f"{tmp_path}/rewards.py:wanted": 2.0, f"{tmp_path}/rewards.py:vowels": -1.0}
     result = run_ppo(configure(policy, tmp_path / "run", reward=reward, num_updates=1), prompts=rows)
     row = result.metrics[0]
-    assert row["reward/score_mean"] == pytest.approx(2 * row["reward/wanted"] - row["reward/vowels"], abs=1e-5)
+    assert row["reward/score_mean"] == pytest.approx(2 * row["score/wanted"] - row["score/vowels"], abs=1e-5)
 
 
 def test_responses_without_a_score_are_left_out(tmp_path, policy):

@@ -21,19 +21,19 @@ def test_the_weighted_sum_leaves_missing_scores_out():
     scored = reward.score_terms(BATCH)
     assert scored.scores == [2 * 1 + 0.5 * 10, 0.5 * 20, None]
     assert scored.terms == {"a": [1, None, None], "b": [10, 20, None]}
-    assert scored.term_means() == {"reward/a": 1.0, "reward/b": 15.0}
+    assert scored.term_means() == {"score/a": 1.0, "score/b": 15.0}
     assert reward.scores(BATCH) == scored.scores
 
 
 def test_a_term_without_any_score_has_no_mean():
     means = WeightedReward([(fixed("a", None, None, None), 1.0)]).score_terms(BATCH).term_means()
-    assert math.isnan(means["reward/a"])
+    assert math.isnan(means["score/a"])
 
 
 def test_a_weight_of_zero_still_reports_its_term():
     scored = WeightedReward([(fixed("main", 1, 2, 3), 1.0), (fixed("watched", 7, 7, 7), 0.0)]).score_terms(BATCH)
     assert scored.scores == [1, 2, 3]
-    assert scored.term_means()["reward/watched"] == 7
+    assert scored.term_means()["score/watched"] == 7
 
 
 def test_terms_of_the_same_name_are_told_apart():

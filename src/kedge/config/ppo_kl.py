@@ -46,6 +46,16 @@ class PpoKl(Section):
         too_high="β falls to almost nothing, and the policy drifts off",
         too_low="β grows until the policy cannot learn",
     )
+    kl_wait_fraction: float = knob(
+        0.1,
+        ge=0,
+        lt=1,
+        meaning="Share of the updates before the controller first acts.",
+        source="kedge: at first the KL is small because the policy has just left, not because β is large. The papers' "
+        "controllers act at once, over runs so long that it makes no difference",
+        too_high="the KL is far beyond its target when the controller wakes up",
+        too_low="β falls at first, and the KL overshoots its target",
+    )
     kl_horizon: int | None = knob(
         None,
         gt=0,

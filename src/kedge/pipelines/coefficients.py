@@ -45,6 +45,7 @@ class Coefficients:
 
     Attributes:
         ppo: The settings that say who moves what.
+        update: Which update they are for, from 1.
         horizon: Responses over which Ziegler's controller acts.
         kl_coef: β of the KL to the reference.
         entropy_coef: c_e of the entropy bonus.
@@ -53,6 +54,7 @@ class Coefficients:
     """
 
     ppo: Ppo
+    update: int
     horizon: int
     kl_coef: float
     entropy_coef: float
@@ -65,6 +67,7 @@ class Coefficients:
         ppo = config.ppo
         return cls(
             ppo=ppo,
+            update=1,
             horizon=ppo.kl_horizon or _automatic_horizon(config),
             kl_coef=ppo.kl_coef,
             entropy_coef=ppo.entropy_coef,
@@ -110,15 +113,16 @@ class Coefficients:
 
         Source: spec §5.21, §6.27, §6.29.
         """
-        ppo, adapted = self.ppo, self
+        ppo, adapted = self.ppo, replace(self, update=self.update + 1)
+        awake = self.update > ppo.kl_wait_fraction * ppo.num_updates
         # A sampled KL can come out below 0; the divergence it estimates cannot be.
         kl = max(metrics["objective/kl"], 0.0)
-        if ppo.kl_controller == "ziegler":
+        if awake and ppo.kl_controller == "ziegler":
             beta = adapt_kl_coef_ziegler(
                 self.kl_coef, kl, kl_target=ppo.kl_target, num_episodes=num_responses, horizon=self.horizon
             )
             adapted = replace(adapted, kl_coef=beta)
-        elif ppo.kl_controller == "schulman":
+        elif awake and ppo.kl_controller == "schulman":
             adapted = replace(adapted, kl_coef=adapt_kl_coef_schulman(self.kl_coef, kl, kl_target=ppo.kl_target))
         if ppo.entropy_target is not None:
             coef = adapt_entropy_coef(self.entropy_coef, metrics["policy/entropy"], entropy_target=ppo.entropy_target)

@@ -82,8 +82,8 @@ def run_ppo(
         metrics = read_metrics(run.folder)
         if metrics or not config.ppo.num_updates:
             _save(config, run, roles, metrics)
-    if config.runtime.plots and metrics:
-        plot_training(metrics, run.folder)
+        if config.runtime.plots and metrics:
+            plot_training(metrics, run.folder)
     return PpoResult(run.folder, metrics)
 
 
@@ -172,7 +172,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                 **result.mean(),
                 **coefficients.metrics(),
                 "policy/learning_rate": learning_rate,
-                "policy/optimiser_steps": len(result.steps),
+                "policy/optimiser_steps": result.num_steps,
             }
             log.write(
                 update, {**metrics, **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens)}

@@ -27,7 +27,7 @@ class ScoredTerms:
 
     def term_means(self) -> dict[str, float]:
         """The mean of each term over the responses that it scored, for the metrics; NaN where it scored none."""
-        return {f"reward/{name}": _mean(scores) for name, scores in self.terms.items()}
+        return {f"score/{name}": _mean(scores) for name, scores in self.terms.items()}
 
 
 class WeightedReward:

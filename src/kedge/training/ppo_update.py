@@ -31,13 +31,14 @@ class UpdateResult:
     """What one update did.
 
     Attributes:
-        steps: The figures of every optimiser step, in order, by metric name.
+        steps: The figures of every optimiser step, in order, by metric name; where the very first one went too far,
+            those of that step, which was not taken.
+        num_steps: Optimiser steps taken.
         stopped_early: The approximate KL went over its limit, and the rest of the epochs was left out.
-        epoch_of_step: The epoch, from 0, that each entry of `steps` belongs to.
     """
 
     steps: list[dict[str, float]]
-    epoch_of_step: list[int]
+    num_steps: int
     stopped_early: bool
 
     def mean(self) -> dict[str, float]:
@@ -91,10 +92,9 @@ def ppo_update(
     Source: PPO algorithm 1; spec §6.31–33.
     """
     steps: list[dict[str, float]] = []
-    epochs: list[int] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with _frozen(() if train_policy else actor_critic.policy_parameters()):
-        for epoch in range(num_epochs):
+        for _ in range(num_epochs):
             for rows in _minibatches(experience.rollout.num_responses, num_minibatches, generator):
                 optimizer.zero_grad(set_to_none=True)
                 figures = _accumulate(
@@ -108,12 +108,11 @@ def ppo_update(
                     extra_loss=extra_loss,
                 )
                 if early_stop_kl is not None and figures["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-                    return UpdateResult(steps or [figures], epochs or [epoch], stopped_early=True)
+                    return UpdateResult(steps or [figures], len(steps), stopped_early=True)
                 figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
                 optimizer.step()
                 steps.append(figures)
-                epochs.append(epoch)
-    return UpdateResult(steps, epochs, stopped_early=False)
+    return UpdateResult(steps, len(steps), stopped_early=False)
 
 
 def _accumulate(

@@ -29,6 +29,7 @@ ZIEGLER = Preset(
         "ppo.kl_coef": Cited(0.15, _PPO),
         "ppo.kl_controller": Cited("ziegler", _PPO),
         "ppo.kl_target": Cited(6.0, _PPO),
+        "ppo.kl_wait_fraction": Cited(0.0, _PPO),
         "ppo.kl_horizon": Cited(10_000, _PPO),
         "ppo.gamma": Cited(1.0, _PPO),
         "ppo.gae_lambda": Cited(0.95, _PPO),
