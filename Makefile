@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-# Idle threads sleep instead of spinning: two processes on two cores otherwise slow each other down manifold.
-export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: demo test lint types format clean
@@ -12,8 +10,9 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
 
+# One thread per process, and idle threads sleep instead of spinning: the test processes share the cores.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -1,6 +1,5 @@
 """The `kedge` command: parse, call a pipeline, print. Pipelines are imported when they run, so that help is instant."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,9 +23,6 @@ from kedge.version import __version__
 
 __all__ = ["app", "main"]
 
-# Before torch loads: its idle threads then sleep instead of spinning. Two runs that share a machine's cores otherwise
-# slow each other down by an order of magnitude.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True, help="Show, check and explain the configuration.")
