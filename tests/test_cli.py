@@ -43,8 +43,8 @@ COMMANDS = {
     "sft": ["--model", "m", "--data", "d.jsonl"],
     "reward": ["--model", "m", "--data", "c.jsonl"],
     "ppo": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm", "--reward", "f.py:g"],
-    "rlhf": ["--model", "m", "--demonstrations", "d", "--comparisons", "c", "--prompts", "p"],
-    "generate": ["--model", "m", "--prompts", "p"],
+    "rlhf": ["--model", "m", "--demonstrations", "d", "--comparisons", "c", "--prompts", "p", "--reward", "f.py:g"],
+    "generate": ["--model", "m", "--prompts", "p", "--reward", "f.py:g"],
     "evaluate": ["--model", "m", "--prompts", "p", "--against", "other", "--judge", "rm"],
 }
 
@@ -67,6 +67,12 @@ def test_data_means_what_the_stage_learns_from(calls: list[Any], monkeypatch: py
     assert reward.data.comparisons == ["c.jsonl"]
     assert [term.source for term in ppo.reward] == ["rm", "f.py:g"]
     assert (evaluate.evaluate.against, evaluate.evaluate.judge) == ("other", "rm")
+
+
+@pytest.mark.parametrize("stage", ["ppo", "rlhf", "generate"])
+def test_every_stage_that_scores_takes_rewards(stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kedge(monkeypatch, stage, *COMMANDS[stage], "--reward", "g.py:h") == 0
+    assert [term.source for term in calls[0][1].reward][-2:] == ["f.py:g", "g.py:h"]
 
 
 def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +108,15 @@ def test_a_folder_that_holds_something_is_refused(
     Path("run/kept").touch()
     assert kedge(monkeypatch, stage, *COMMANDS.get(stage, []), "--out", "run") == 2
     assert capsys.readouterr().err == "error: run already holds something; give another --out, or empty it\n"
+    assert calls == []
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "demo"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
+    stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge(monkeypatch, stage, *COMMANDS.get(stage, []), "--out", "/dev/null/run") == 2
+    assert capsys.readouterr().err == "error: /dev/null/run cannot be made: /dev/null is not a folder\n"
     assert calls == []
 
 
@@ -214,4 +229,4 @@ def test_the_real_command() -> None:
         [*command, "config", "show", "ppo.clip_range=-1"], capture_output=True, text=True, check=False
     )
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr == "error: ppo.clip_range must be a number > 0; it is -1\n"
+    assert failed.stderr == "error: ppo.clip_range must be a number > 0 and < 1; it is -1\n"

@@ -97,7 +97,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
     for value in list(names.values()):
         if isinstance(value, types.FunctionType) and value.__module__ not in sys.modules:
             judge = PairwiseJudge(value) if "first" in value.__code__.co_varnames else FunctionReward(value)
-            judge.check_columns(["letter"])
+            judge.check_columns(["letter", "messages"])
 
 
 def examples(heading: str) -> list[dict[str, Any]]:
@@ -218,6 +218,12 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
     found = measured(tmp_path / "run")
     assert "score/vowels" in found
     assert (found - {"score/vowels"}) | {"score/NAME"} == documented("PPO")
+
+
+def test_the_value_loss_is_told_in_its_configured_unit() -> None:
+    [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", PAGES["docs/metrics.md"], re.MULTILINE)
+    assert Config().ppo.value_unit == "returns_std"
+    assert unit == "variance of the update's returns; score² with `ppo.value_unit=score`"
 
 
 def test_the_metrics_of_the_supervised_stages_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""PPO for language models, from a laptop's CPU to a cluster.
+"""PPO for language models, on a laptop's CPU or one GPU.
 
     import kedge
 

@@ -130,15 +130,17 @@ def rlhf(
     demonstrations: Demonstrations = None,
     comparisons: Comparisons = None,
     prompts: Prompts = None,
+    reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Run SFT, reward model and PPO in a chain, once or in rounds."""
+    """Run SFT, reward model and PPO in a chain, once or in rounds; rewards are added to the reward model's."""
     flags = {
         "model": model,
         "data.demonstrations": demonstrations,
         "data.comparisons": comparisons,
         "data.prompts": prompts,
+        "reward": reward,
         "out": out,
         "runtime.seed": seed,
     }
@@ -155,11 +157,12 @@ def generate(
     preset: PresetName = None,
     model: Model = None,
     prompts: Prompts = None,
+    reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Write a model's responses to prompts."""
-    flags = {"model": model, "data.prompts": prompts, "out": out, "runtime.seed": seed}
+    """Write a model's responses to prompts, with their scores where a reward is given."""
+    flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
     resolved = _resolve("generate", config, overrides, flags, preset)
     from kedge.pipelines.generate import run_generate
 

@@ -4,7 +4,16 @@ A `KedgeError` is a user's mistake or the outside world's: the command line prin
 Anything else that escapes is a defect of kedge and keeps its traceback.
 """
 
-__all__ = ["ConfigError", "DataError", "KedgeError", "ModelError", "OutputError", "RewardError", "ShapeError"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "KedgeError",
+    "ModelError",
+    "NumericsError",
+    "OutputError",
+    "RewardError",
+    "ShapeError",
+]
 
 
 class KedgeError(Exception):
@@ -27,9 +36,13 @@ class ModelError(KedgeError, ValueError):
     """A model or tokenizer that cannot be used."""
 
 
+class NumericsError(KedgeError, ArithmeticError):
+    """A loss or gradient that is not a finite number; the weights are those before it."""
+
+
 class RewardError(KedgeError, RuntimeError):
     """A reward function that could not be loaded or broke its contract."""
 
 
 class OutputError(KedgeError, FileExistsError):
-    """An output folder that already holds something."""
+    """An output folder that already holds something, or cannot be written."""

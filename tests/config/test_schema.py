@@ -100,24 +100,21 @@ def test_missing_eos_score(score, with_model: float | None, with_function: float
     assert rollout.eos_score(reward_model=False) == with_function
 
 
-@pytest.mark.parametrize(
-    ("reward", "critic_init", "source"),
-    [
-        (["rm"], "auto", "reward"),
-        (["rm", "f.py:g"], "auto", "reward"),
-        (["f.py:g"], "auto", "policy"),
-        (["rm", "rm2"], "auto", "policy"),
-        (["rm"], "policy", "policy"),
-    ],
-)
-def test_what_a_separate_critic_starts_from(reward: list[str], critic_init: str, source: str) -> None:
-    ppo = {"critic": "separate", "critic_init": critic_init}
-    assert Config.model_validate({"reward": reward, "ppo": ppo}).critic_source == source
-
-
 def test_an_unhalved_value_loss_weighs_twice() -> None:
     assert Ppo(value_coef=0.5).value_weight == 0.5
     assert Ppo(value_coef=0.5, value_loss="mse").value_weight == 1.0
+
+
+def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
+    assert (Ppo().resolved_kl_estimator, Ppo(kl_in="loss").resolved_kl_estimator) == ("k1", "k2")
+    assert Ppo(kl_in="loss", kl_estimator="k3").resolved_kl_estimator == "k3"
+    assert Ppo(kl_estimator="k2").resolved_kl_estimator == "k2"
+
+
+@pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0])
+def test_a_stop_token_is_a_text_or_an_id(token: str | int | None) -> None:
+    stop_token = Rollout(stop_token=token).stop_token
+    assert (stop_token, type(stop_token)) == (token, type(token))
 
 
 def test_sections_are_all_sections() -> None:

@@ -19,7 +19,7 @@ from kedge.data import (
     read_prompts,
     write_rejections,
 )
-from kedge.errors import DataError
+from kedge.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)
@@ -310,6 +310,12 @@ def test_rejections_are_appended_and_survive_anything(tmp_path):
     for text in ("\ud800", "\x00", "line\nbreak"):
         write_rejections(path, [Rejection("file", 1, text, text)])
     assert [json.loads(line)["reason"] for line in path.read_text().splitlines()] == ["\ud800", "\x00", "line\nbreak"]
+
+
+def test_rejections_that_cannot_be_written_are_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/rejected\.jsonl cannot be written: "):
+        write_rejections(tmp_path / "file" / "rejected.jsonl", [Rejection("file", 1, "no prompt")])
 
 
 def test_a_line_of_ten_megabytes(tmp_path):

@@ -1,11 +1,21 @@
 """Padding, positions, output layer and forbidden tokens of a language model, against plain transformers calls."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from kedge.errors import ModelError
-from kedge.models import LanguageModel, load_language_model, load_tokenizer, stop_token_id
+from kedge.models import (
+    LanguageModel,
+    ModelCard,
+    load_language_model,
+    load_tokenizer,
+    load_value_head,
+    save_policy,
+    stop_token_id,
+)
 from kedge.models.language import FORBIDDEN_LOGIT
 from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
@@ -135,9 +145,32 @@ def test_the_stop_token_is_eos_unless_another_token_is_named():
     assert stop_token_id(tokenizer) == tokenizer.eos_token_id
     assert stop_token_id(tokenizer, "<bos>") == tokenizer.bos_token_id
     assert stop_token_id(tokenizer, 7) == 7
+    assert stop_token_id(tokenizer, "\n") == tokenizer.encode("\n")[0]  # stands in the vocabulary as "Ċ"
     for wrong in ("<pad>", "not a token", 10_000):
         with pytest.raises(ModelError, match=r"rollout\.stop_token"):
             stop_token_id(tokenizer, wrong)
     tokenizer.eos_token = None
     with pytest.raises(ModelError, match="no EOS"):
         stop_token_id(tokenizer)
+
+
+def test_an_id_that_the_tokenizer_leaves_out_is_forbidden_and_the_last_one_is_not():
+    tokenizer = tiny_tokenizer()
+    model = LanguageModel(tiny_causal_lm("llama", len(tokenizer) + 2), tokenizer)
+    known = set(tokenizer.get_vocab().values())
+    expected = [token not in known or token == tokenizer.pad_token_id for token in range(len(tokenizer) + 2)]
+    assert model.forbidden.tolist() == expected
+
+
+def test_a_value_head_comes_back_with_its_policy(tmp_path):
+    tokenizer = tiny_tokenizer()
+    model = LanguageModel(tiny_causal_lm(), tokenizer, value_head=True)
+    torch.nn.init.normal_(model.value_head.weight)
+    folder = save_policy(model, tokenizer, tmp_path / "policy", card=ModelCard("ppo", "tiny"), temperature=0.7)
+    head = torch.nn.Linear(16, 1)
+    assert load_value_head(head, folder)
+    assert torch.equal(head.weight, model.value_head.weight)
+    assert not load_value_head(head, tmp_path)
+    with pytest.raises(ModelError, match="not the value head"):
+        load_value_head(torch.nn.Linear(17, 1), folder)
+    assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7

@@ -51,9 +51,9 @@ def test_the_controller_sleeps_through_the_first_part_of_the_run():
 
 def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
     coefficients = start(policy_loss="kl_penalty_adaptive", surrogate_kl_target=0.01)
-    assert adapt(coefficients, 0.0, **{"policy/approx_kl": 0.02}).surrogate_kl_coef == 2.0
-    assert adapt(coefficients, 0.0, **{"policy/approx_kl": 0.005}).surrogate_kl_coef == 0.5
-    assert adapt(coefficients, 0.0, **{"policy/approx_kl": 0.012}).surrogate_kl_coef == 1.0
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.02}).surrogate_kl_coef == 2.0
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.005}).surrogate_kl_coef == 0.5
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.012}).surrogate_kl_coef == 1.0
 
 
 def test_the_kl_coefficient_is_paid_in_one_place_only():

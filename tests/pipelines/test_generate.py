@@ -125,6 +125,25 @@ def test_mistakes_are_one_line_before_anything_is_sampled(tmp_path, more, reward
     assert not (tmp_path / "run" / "responses.jsonl").exists()
 
 
+def test_a_reward_that_fails_on_its_first_call_leaves_no_folder(tmp_path):
+    def broken(completions):
+        raise KeyError("letter")
+
+    with pytest.raises(RewardError, match="broken raised KeyError"):
+        run_generate(config_for(tmp_path), prompts=ROWS, reward=broken)
+    assert not (tmp_path / "run").exists()
+    assert len(run_generate(config_for(tmp_path), prompts=ROWS, reward=count_letters).responses) == 5
+
+
+def test_a_reward_that_fails_later_leaves_what_was_sampled(tmp_path):
+    def fragile(completions, topic):
+        return [1 / (2 - each) for each in topic]
+
+    with pytest.raises(RewardError, match="fragile raised ZeroDivisionError"):
+        run_generate(config_for(tmp_path, "generate.batch_size=1"), prompts=ROWS, reward=fragile)
+    assert [row["score"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")] == [0.5, 1.0]
+
+
 def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")

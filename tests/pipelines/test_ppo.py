@@ -272,7 +272,7 @@ def test_the_command_trains_and_its_mistakes_are_one_line(tmp_path, policy):
     done = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(metrics_without_times(tmp_path / "run")) == 2
-    assert "16 optimiser steps per update" in done.stderr
+    assert "4 optimiser steps per update" in done.stderr
     again = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")
@@ -305,3 +305,34 @@ def wait_for(condition, seconds=90):
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.1)
+
+
+def test_a_reward_function_that_fails_at_once_leaves_no_folder_so_that_the_mended_run_starts(tmp_path, policy):
+    def broken(completions, **_):
+        raise ValueError("a typo")
+
+    with pytest.raises(RewardError, match="a typo"):
+        run_ppo(configure(policy, tmp_path / "run"), prompts=PROMPTS, reward=broken)
+    assert not (tmp_path / "run").exists()
+    assert len(run_ppo(configure(policy, tmp_path / "run"), prompts=PROMPTS, reward=vowels).metrics) == 2
+
+
+def test_ctrl_c_in_the_first_update_still_leaves_a_model(tmp_path, policy):
+    def interrupted(completions, **_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configure(policy, tmp_path / "run"), prompts=PROMPTS, reward=interrupted)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
+
+
+def test_a_reward_model_handed_over_from_python_becomes_the_critic_too(tmp_path, policy, reward_model):
+    critics = []
+    run_ppo(
+        configure(policy, tmp_path / "run", critic="separate", learning_rate=0.0, num_updates=1),
+        prompts=PROMPTS,
+        reward=[vowels, str(reward_model)],
+        on_update=lambda update, roles: critics.append(roles.actor_critic.critic),
+    )
+    head = load_file(reward_model / "model.safetensors")["score.weight"]
+    assert torch.equal(critics[0].head.weight.cpu(), head)

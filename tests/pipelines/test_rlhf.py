@@ -67,7 +67,6 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
         str(run / "sft" / "model"),
         [str(run / "reward/model")],
     )
-    assert ppo.critic_source == "reward"
     assert len(result.rounds) == 1
     assert [row["update"] for row in result.rounds[0].ppo.metrics] == [1, 2]
 
@@ -149,6 +148,19 @@ def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "sft").exists()
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_rejected_rows_of_every_source_are_written_down_before_the_start(tmp_path):
+    bad: dict[str, Any] = {name: [*rows, {"unusable": name}] for name, rows in ROWS.items()}
+    with pytest.raises(KedgeError, match="1 of 7 rows"):
+        run_rlhf(config_for(tmp_path), **{**bad, "prompts": PROMPTS, "demonstrations": DEMONSTRATIONS})
+    [row] = read_json_lines(tmp_path / "run" / "rejected.jsonl")
+    assert "comparisons" in row["preview"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["rejected.jsonl"]
+    with pytest.raises(KedgeError, match="reward file"):
+        run_rlhf(config_for(tmp_path, "data.max_rejected_fraction=0.2", "reward=nowhere.py:f"), **bad)
+    previews = [row["preview"] for row in read_json_lines(tmp_path / "run" / "rejected.jsonl")]
+    assert [next(name for name in ROWS if name in preview) for preview in previews] == list(ROWS)
 
 
 def test_the_command_runs_and_says_what_is_wrong(tmp_path):

@@ -108,10 +108,36 @@ def test_bad_rows_are_written_down_and_too_many_stop_the_run(tmp_path):
     rows = [*ROWS, {"prompt": "No answer"}]
     with pytest.raises(KedgeError, match="1 of 11 rows"):
         run_sft(config_for(tmp_path, "strict"), demonstrations=rows)
-    assert not (tmp_path / "strict" / "model").exists()
+    assert [path.name for path in (tmp_path / "strict").iterdir()] == ["rejected.jsonl"]
     result = run_sft(config_for(tmp_path, "lenient", "data.max_rejected_fraction=0.2"), demonstrations=rows)
     rejected = [json.loads(line) for line in (result.folder / "rejected.jsonl").read_text().splitlines()]
     assert [row["line"] for row in rejected] == [11]
+
+
+def test_the_mended_command_runs_where_rows_were_rejected_before(tmp_path):
+    with pytest.raises(KedgeError, match="1 of 11 rows"):
+        run_sft(config_for(tmp_path), demonstrations=[*ROWS, {"prompt": "No answer"}])
+    result = run_sft(config_for(tmp_path), demonstrations=ROWS)
+    assert result.folder == tmp_path / "run"
+    assert not (result.folder / "rejected.jsonl").exists()
+
+
+def test_a_mistake_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise DataError("too long")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sft, "train_sft", fail)
+        with pytest.raises(DataError, match="too long"):
+            run_sft(config_for(tmp_path), demonstrations=ROWS)
+    assert not (tmp_path / "run").exists()
+    run_sft(config_for(tmp_path), demonstrations=ROWS)
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_the_model_is_looked_for(tmp_path):
+    config = load_config(None, SETTINGS, {"model": str(tmp_path / "none"), "out": "/dev/null/run"})
+    with pytest.raises(OutputError, match="/dev/null is not a folder"):
+        run_sft(config, demonstrations=ROWS)
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

@@ -82,6 +82,20 @@ def test_a_catch_all_gets_everything_once():
     assert set(seen) == {"completions", "prompt_ids", "completion_ids", "stopped", "answer", "max_new_tokens"}
 
 
+def test_a_conversation_is_text_and_its_messages_are_a_column():
+    question = [{"role": "user", "content": "Why?"}]
+
+    def for_messages(prompts, completions):
+        asked, said = ([messages[-1]["content"] for messages in batch] for batch in (prompts, completions))
+        return [len(question + answer) for question, answer in zip(asked, said, strict=True)]
+
+    def here(prompts, completions, messages, **columns):
+        assert all(isinstance(text, str) for text in (*prompts, *completions))
+        return for_messages(messages, [[{"role": "assistant", "content": text}] for text in completions])
+
+    assert FunctionReward(here).scores(responses(messages=[question] * 3)) == [5, 6, 7]
+
+
 def test_a_function_that_empties_its_lists_changes_nothing():
     batch = responses(answer=[1, 2, 3])
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Rollout
+from kedge.errors import NumericsError
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.rollout import Sampler, collect_experience
 from kedge.training.objective import Objective
 from kedge.training.optimiser import build_optimizer
-from kedge.training.ppo_update import ppo_update
+from kedge.training.ppo_update import distance_moved, ppo_update
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7], [20], [30, 31], [40, 41, 42, 43], [50], [60, 61], [70], [80, 81]]
@@ -232,3 +233,23 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
         ppo_update(models, optimizer, experience, Objective(), **settings)
     assert sum(shares[-3:]) / 3 > shares[0] + 0.2
     assert not math.isnan(shares[-1])
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay():
+    models = make_models()
+    experience = make_experience(models)
+    broken = replace(experience, advantages=torch.full_like(experience.advantages, torch.nan))
+    before = [p.detach().clone() for p in models.parameters()]
+    with pytest.raises(NumericsError, match=r"is nan: the step was not taken"):
+        run_update(models, broken)
+    assert all(torch.equal(old, new) for old, new in zip(before, models.parameters(), strict=True))
+
+
+def test_the_distance_moved_is_zero_before_and_positive_after_the_epochs():
+    models = make_models()
+    experience = make_experience(models)
+    assert distance_moved(models, experience, temperature=1.0) == pytest.approx(0.0, abs=1e-8)
+    run_update(models, experience, num_minibatches=1, num_epochs=1)
+    whole = distance_moved(models, experience, temperature=1.0)
+    assert whole > 1e-6
+    assert distance_moved(models, experience, temperature=1.0, micro_batch_size=3) == pytest.approx(whole, rel=1e-4)

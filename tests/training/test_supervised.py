@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, NumericsError
 from kedge.training.supervised import accumulate_gradients, count_steps, evaluate, train_supervised
 
 Pull = tuple[float, float]
@@ -133,7 +133,7 @@ def test_an_interruption_leaves_what_was_learnt():
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weights():
     objective = WeightedPull(start=2.0)
-    with pytest.raises(ConfigError, match=r"gradient is inf.*learning_rate"):
+    with pytest.raises(NumericsError, match=r"gradient is inf.*learning_rate"):
         run(objective, [(math.inf, 1.0)])
     assert objective.point.item() == 2.0
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kedge.algorithm.checks import check_choice, check_counted, check_positive, check_same_shape
+from kedge.algorithm.checks import check_choice, check_counted, check_positive, check_same_shape, check_share
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ShapeError
 
@@ -56,9 +56,11 @@ def generalized_advantages(
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
+        ConfigError: when γ or λ lies outside [0, 1].
 
     Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
     """
+    check_share(gamma=gamma, gae_lambda=gae_lambda)
     check_counted(mask, rewards=rewards, values=values)
     check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
     next_values = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = ["check_choice", "check_counted", "check_finite", "check_positive", "check_same_shape"]
+__all__ = ["check_choice", "check_counted", "check_finite", "check_positive", "check_same_shape", "check_share"]
 
 
 def check_same_shape(**tensors: Tensor | None) -> None:
@@ -42,6 +42,13 @@ def check_finite(**numbers: float) -> None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise ConfigError(f"{name} must be a finite number, got {number}")
+
+
+def check_share(**numbers: float) -> None:
+    """Refuse numbers outside [0, 1], and NaN."""
+    for name, number in numbers.items():
+        if not 0 <= number <= 1:
+            raise ConfigError(f"{name} must lie in [0, 1], got {number}")
 
 
 def check_positive(**numbers: float) -> None:

@@ -1,5 +1,7 @@
 """`ppo`: one flat section, declared in four files by subject, and the combinations that it refuses."""
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from kedge.config.ppo_critic import PpoCritic
@@ -17,6 +19,13 @@ class Ppo(PpoCritic, PpoKl, PpoObjective, PpoLoop):
     def value_weight(self) -> float:
         """What multiplies half the squared error: value_coef, twice that where value_loss does not halve."""
         return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
+
+    @property
+    def resolved_kl_estimator(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL, `auto` resolved: without bias in the reward, with the right gradient in the loss."""
+        if self.kl_estimator != "auto":
+            return self.kl_estimator
+        return "k1" if self.kl_in == "reward" else "k2"
 
     @model_validator(mode="after")
     def _check_kl(self) -> "Ppo":

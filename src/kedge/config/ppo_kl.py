@@ -28,9 +28,10 @@ class PpoKl(Section):
         meaning="In the reward: each token pays its own KL where it arises, or the response pays the sum at its end.",
         source="Ziegler and N+; S1 for sequence",
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = knob(
-        "k1",
-        meaning="Estimate of a token's KL: k1 is unbiased, k2 has low variance, k3 has both and is never negative.",
+    kl_estimator: Literal["auto", "k1", "k2", "k3"] = knob(
+        "auto",
+        meaning="Estimate of a token's KL: k1 is unbiased, k2 has low variance, k3 has both and is never negative; "
+        "auto is k1 in the reward and k2 in the loss.",
         source="k1 in the reward: Ziegler, N+. In the loss k2 has the right gradient and k1 none",
     )
     kl_controller: Literal["fixed", "ziegler", "schulman"] = knob(

@@ -54,9 +54,9 @@ class Rollout(Section):
         meaning="Always null. A filter that is not mirrored when responses are re-scored makes the KL negative.",
         source="Ziegler, Stiennon, InstructGPT, N+: pure sampling",
     )
-    stop_token: str | None = knob(
+    stop_token: str | int | None = knob(
         None,
-        meaning="Token that ends a response; null is the tokenizer's EOS.",
+        meaning="Token that ends a response, as text or as its id; null is the tokenizer's EOS.",
         source="N+; Ziegler stopped at a newline",
     )
     missing_eos_score: float | Literal["auto"] | None = knob(

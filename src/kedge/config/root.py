@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, model_validator
 
@@ -97,13 +97,6 @@ class Config(Section):
     def responses_per_update(self) -> int:
         """Responses sampled per PPO update."""
         return self.rollout.num_prompts * self.rollout.num_responses
-
-    @property
-    def critic_source(self) -> Literal["reward", "policy"]:
-        """What a separate critic starts from, `auto` resolved."""
-        if self.ppo.critic_init != "auto":
-            return self.ppo.critic_init
-        return "reward" if len(self._reward_models()) == 1 else "policy"
 
     def _reward_models(self) -> list[RewardTerm]:
         return [term for term in self.reward if not term.is_function]

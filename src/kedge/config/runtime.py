@@ -25,7 +25,7 @@ class Runtime(Section):
     precision: Literal["auto", "fp32", "bf16"] = knob(
         "auto",
         meaning="Number format of the matrix products: auto is bf16 where the hardware multiplies it natively (on a "
-        "CPU, if the hidden size is at least 256), else fp32. Weights, losses and logprobs are fp32 always.",
+        "CPU, if the hidden size is at least 256), else fp32. Weights are fp32, and all that follows the logits.",
         source="kedge: in bf16 the sampler's and the trainer's logprobs differ (ratios of 0.89 to 1.09 are published)",
     )
     num_threads: int | None = knob(

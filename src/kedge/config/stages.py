@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.config.root import Config
-from kedge.errors import ConfigError, OutputError
+from kedge.errors import ConfigError
+from kedge.output import check_output, first_free_folder
 
 __all__ = ["STAGES", "Stage", "check_stage", "choose_output", "find_stage"]
 
@@ -75,22 +76,9 @@ def choose_output(out: str | Path | None, stage: str) -> Path:
     """The run's folder: the one that was asked for, or the first of runs/STAGE, runs/STAGE-2, … that is free.
 
     Raises:
-        OutputError: the one that was asked for holds something.
+        OutputError: the one that was asked for holds something, or the folder cannot be made.
     """
-    if out is not None:
-        if not _is_free(Path(out)):
-            raise OutputError(f"{out} already holds something; give another --out, or empty it")
-        return Path(out)
-    number = 1
-    while not _is_free(folder := Path("runs") / (stage if number == 1 else f"{stage}-{number}")):
-        number += 1
-    return folder
-
-
-def _is_free(folder: Path) -> bool:
-    if folder.is_dir():
-        return next(folder.iterdir(), None) is None
-    return not folder.exists()
+    return check_output(first_free_folder(Path("runs") / stage) if out is None else out)
 
 
 def _value(config: Config, dotted: str) -> object:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from kedge.data.rows import Row
 from kedge.errors import DataError
+from kedge.output import writing
 
 __all__ = ["MAX_REJECTED_FRACTION", "Rejection", "RowError", "Table", "check_rejections", "write_rejections"]
 
@@ -60,14 +61,19 @@ class Table(Generic[RecordT]):
 
 
 def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
-    """Append rejections to a JSON-lines file: `file`, `line`, `reason`, `preview`. Without any, nothing is written."""
+    """Append rejections to a JSON-lines file: `file`, `line`, `reason`, `preview`. Without any, nothing is written.
+
+    Raises:
+        OutputError: The file, or its folder, cannot be written.
+    """
     if not rejections:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as stream:
-        for entry in rejections:
-            row = {"file": entry.source, "line": entry.line, "reason": entry.reason, "preview": entry.preview}
-            stream.write(json.dumps(row) + "\n")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            for entry in rejections:
+                row = {"file": entry.source, "line": entry.line, "reason": entry.reason, "preview": entry.preview}
+                stream.write(json.dumps(row) + "\n")
 
 
 def check_rejections(

@@ -5,7 +5,7 @@ from kedge.models.heads import HeadInit, initialise_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
-from kedge.models.saving import ModelCard, save_policy, save_scalar_model
+from kedge.models.saving import ModelCard, load_value_head, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, load_scalar_model
 from kedge.models.tokenizers import load_tokenizer, stop_token_id
 
@@ -22,6 +22,7 @@ __all__ = [
     "load_language_model",
     "load_scalar_model",
     "load_tokenizer",
+    "load_value_head",
     "model_width",
     "resolve_precision",
     "response_logprobs",

@@ -12,7 +12,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialise_head
-from kedge.models.pretrained import disable_dropout, fit_embedding, load_pretrained, quiet_transformers, run_trunk
+from kedge.models.pretrained import (
+    context_length,
+    disable_dropout,
+    fit_embedding,
+    load_pretrained,
+    quiet_transformers,
+    run_trunk,
+)
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 
@@ -23,9 +30,9 @@ FORBIDDEN_LOGIT = -1e9
 class LanguageModel(nn.Module):
     """Policy or reference: a transformers causal LM, split so that nothing is computed for positions nobody reads.
 
-    Padding and ids beyond the tokenizer (an output matrix can be wider) can never be sampled. Their logits are
-    replaced here, in the one place that policy, reference, sampler and trainer share, so that all of them speak of the
-    same distribution.
+    Padding and ids that are no token (an output matrix can be wider than its tokenizer) can never be sampled. Their
+    logits are replaced here, in the one place that policy, reference, sampler and trainer share, so that all of them
+    speak of the same distribution.
 
     Args:
         causal: Any `AutoModelForCausalLM`; its dropout is switched off.
@@ -47,7 +54,8 @@ class LanguageModel(nn.Module):
         fit_embedding(causal, tokenizer)
         disable_dropout(causal)
         ids = torch.arange(_output_layer(causal).out_features, device=causal.device)
-        forbidden = (ids >= len(tokenizer)) | (ids == tokenizer.pad_token_id)
+        known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=causal.device)
+        forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.value_head = None
         if value_head:
@@ -63,8 +71,7 @@ class LanguageModel(nn.Module):
     @property
     def context_length(self) -> int | None:
         """The most tokens that one row may hold, or None where the architecture sets no limit."""
-        limit = getattr(self.causal.config.get_text_config(), "max_position_embeddings", None)
-        return int(limit) if limit else None
+        return context_length(self.causal)
 
     def hidden(
         self, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor, *, cache: Any = None

@@ -1,4 +1,4 @@
-"""Which number format the matrix products run in. Weights, losses, logprobs and ratios are float32 always."""
+"""Which number format the matrix products run in. Weights are float32, and so is all that follows the logits."""
 
 from __future__ import annotations
 

@@ -17,7 +17,15 @@ from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
 
-__all__ = ["disable_dropout", "fit_embedding", "load_pretrained", "model_width", "position_ids", "run_trunk"]
+__all__ = [
+    "context_length",
+    "disable_dropout",
+    "fit_embedding",
+    "load_pretrained",
+    "model_width",
+    "position_ids",
+    "run_trunk",
+]
 
 # What transformers, the hub client and safetensors raise for a folder or id that cannot be loaded.
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
@@ -108,13 +116,20 @@ def load_pretrained(
     return model, set(report["missing_keys"])
 
 
+def context_length(model: PreTrainedModel) -> int | None:
+    """The most tokens that one row may hold, or None where the architecture sets no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other gap.
 
     Raises:
         ModelError: The tokenizer has tokens that the model has no embedding for.
     """
-    rows, needed = int(cast(Tensor, model.get_input_embeddings().weight).shape[0]), len(tokenizer)
+    rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    needed = max(tokenizer.get_vocab().values()) + 1
     if needed > rows + 1 or (needed == rows + 1 and tokenizer.pad_token_id != rows):
         raise ModelError(
             f"the tokenizer has {needed} tokens but the model embeds only {rows}; they do not belong together"

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from kedge.errors import ModelError
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 
-__all__ = ["ModelCard", "save_policy", "save_scalar_model"]
+__all__ = ["ModelCard", "load_value_head", "save_policy", "save_scalar_model"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class ModelCard:
         )
 
 
+VALUE_HEAD_FILE = "value_head.safetensors"
 _STAGES = {"sft": "fine-tuned on demonstrations", "reward": "as a reward model", "ppo": "trained with PPO"}
 
 _POLICY_USAGE = """from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -68,6 +72,7 @@ def save_policy(
     *,
     card: ModelCard,
     stop_token: int | None = None,
+    temperature: float = 1.0,
 ) -> Path:
     """Write the policy as a Hugging Face folder; a value head lies beside the weights as `value_head.safetensors`.
 
@@ -77,20 +82,37 @@ def save_policy(
         folder: Where to; appears only once it is complete.
         card: What the model card says.
         stop_token: A token that ends a response besides EOS; `generate` is told to stop there, too.
+        temperature: That of the sampling that the policy was trained by; `generate` takes it as its default.
     """
 
     def write(part: Path) -> None:
-        model.causal.generation_config = _generation_config(model, tokenizer, stop_token)
+        model.causal.generation_config = _generation_config(model, tokenizer, stop_token, temperature)
         model.causal.save_pretrained(part)
         if model.value_head is not None:
             weights = {
                 name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()
             }
-            save_file(weights, part / "value_head.safetensors")
+            save_file(weights, part / VALUE_HEAD_FILE)
         tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card.render(_POLICY_USAGE), encoding="utf-8")
 
     return _write_whole(Path(folder), write)
+
+
+def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
+    """Take over the value head that lies beside a policy's weights, if one does; say whether.
+
+    Raises:
+        ModelError: It is of another width.
+    """
+    path = Path(folder) / VALUE_HEAD_FILE
+    if not path.is_file():
+        return False
+    try:
+        head.load_state_dict(load_file(path))
+    except (RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{path}: this is not the value head of the model beside it") from error
+    return True
 
 
 def save_scalar_model(
@@ -99,7 +121,6 @@ def save_scalar_model(
     """Write a reward model as a Hugging Face folder; its normalisation is kept in `config.json`."""
 
     def write(part: Path) -> None:
-        setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
         model.classifier.save_pretrained(part)
         tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card.render(_REWARD_USAGE.format(key=NORMALIZATION_KEY)), encoding="utf-8")
@@ -121,9 +142,9 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def _generation_config(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_token: int | None
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_token: int | None, temperature: float
 ) -> GenerationConfig:
-    """Tell `generate` what the training sampler did: where to stop, and what is never sampled."""
+    """Tell `generate` what the training sampler did: at which temperature, where to stop, what never to sample."""
     stops = [token for token in dict.fromkeys((tokenizer.eos_token_id, stop_token)) if token is not None]
     forbidden = torch.nonzero(model.forbidden).flatten().tolist()
     return GenerationConfig(
@@ -132,4 +153,6 @@ def _generation_config(
         pad_token_id=tokenizer.pad_token_id,
         suppress_tokens=forbidden,
         do_sample=True,
+        temperature=temperature,
+        top_k=0,
     )

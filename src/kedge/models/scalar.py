@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialise_head
-from kedge.models.pretrained import disable_dropout, fit_embedding, load_pretrained, run_trunk
+from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained, run_trunk
 
 __all__ = ["ScalarModel", "last_real_index", "load_scalar_model"]
 
@@ -55,6 +55,11 @@ class ScalarModel(nn.Module):
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.shift.device
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that one row may hold, or None where the architecture sets no limit."""
+        return context_length(self.classifier)
 
     @property
     def head(self) -> nn.Linear | None:
@@ -139,4 +144,5 @@ def load_scalar_model(
                 f"{type(classifier).__name__} has no linear score head; start from a causal language model"
             )
         initialise_head(model.head, "normal")
+        model.normalize(mean=-float(model.shift))  # a reward model that is started anew forgets its old shift
     return model

@@ -56,8 +56,10 @@ def stop_token_id(tokenizer: PreTrainedTokenizerBase, stop_token: str | int | No
     if isinstance(stop_token, int):
         token_id, known = stop_token, 0 <= stop_token < len(tokenizer)
     else:
-        vocabulary = tokenizer.get_vocab()
-        token_id, known = vocabulary.get(stop_token, -1), stop_token in vocabulary
+        # A token as it stands in the vocabulary, or a text such as a newline that is written by exactly one token.
+        ids = tokenizer.encode(stop_token, add_special_tokens=False)
+        token_id = tokenizer.get_vocab().get(stop_token, ids[0] if len(ids) == 1 else -1)
+        known = token_id >= 0
     if not known or token_id == tokenizer.pad_token_id:
         raise ModelError(f"rollout.stop_token {stop_token!r} is not a token of the vocabulary that can end a response")
     return token_id

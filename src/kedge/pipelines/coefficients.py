@@ -97,7 +97,7 @@ class Coefficients:
             value_coef=ppo.value_weight,
             entropy_coef=self.entropy_coef,
             kl_coef=self.kl_coef if ppo.kl_in == "loss" else 0.0,
-            kl_estimator=ppo.kl_estimator,
+            kl_estimator=ppo.resolved_kl_estimator,
             aggregation=ppo.aggregation,
             constant_length=self.constant_length,
             value_unit=1.0 if ppo.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
@@ -129,7 +129,7 @@ class Coefficients:
             adapted = replace(adapted, entropy_coef=coef)
         if ppo.policy_loss == "kl_penalty_adaptive":
             coef = adapt_kl_coef_schulman(
-                self.surrogate_kl_coef, metrics["policy/approx_kl"], kl_target=ppo.surrogate_kl_target
+                self.surrogate_kl_coef, metrics["policy/distance_moved"], kl_target=ppo.surrogate_kl_target
             )
             adapted = replace(adapted, surrogate_kl_coef=coef)
         return adapted

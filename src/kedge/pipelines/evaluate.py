@@ -68,16 +68,17 @@ def run_evaluate(
         load_tokenizer(source, trust_remote_code=trust)  # a misspelt one stops here, not after the first sampling
     longest = Sampling.of(config).max_new_tokens
     questions = read_questions(
-        config, run, policy.tokenizer, room=room_for_prompt(policy.model, longest), prompts=prompts
+        config, run, policy.tokenizer, room=room_for_prompt([policy.model.context_length], longest), prompts=prompts
     )
     questions = questions[: settings.num_prompts]
     examination = Examination(config, questions, policy, load_judge(judge, config, run, policy.tokenizer))
     examination.judge.check_columns(list(questions[0].columns))
-    run.start()
 
-    opponent = examination.references() if against is None else examination.sit(against)
-    first = examination.compete(policy, opponent, against)
-    others = [examination.compete(load_policy(source, config, run), opponent, against) for source in settings.frontier]
+    with run.started():
+        opponent = examination.references() if against is None else examination.sit(against)
+        first = examination.compete(policy, opponent, against)
+        frontier = (load_policy(source, config, run) for source in settings.frontier)
+        others = [examination.compete(further, opponent, against) for further in frontier]
     evaluation = Evaluation(examination, first, opponent, others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
     return EvaluateResult(run.folder, evaluation.win_rate(first), summary)

@@ -69,7 +69,7 @@ def run_generate(
     run = open_run(config, "generate", given={"data.prompts": prompts, "reward": reward})
     sampling = Sampling.of(config)
     policy = load_policy(str(config.model), config, run)
-    room = room_for_prompt(policy.model, sampling.max_new_tokens)
+    room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
     questions = read_questions(config, run, policy.tokenizer, room=room, prompts=prompts)
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
@@ -77,9 +77,10 @@ def run_generate(
         scorer = load_scorer(rewards, config, run, policy.tokenizer, batch_size=sampling.batch_size)
         scorer.check_columns(list(questions[0].columns))
 
-    run.start()
     asked = [question for question in questions for _ in range(config.generate.num_responses)]
-    responses, scores = _sample(policy.answer(asked, sampling), scorer, run.folder / RESPONSES_FILE, total=len(asked))
+    with run.started():
+        answers = policy.answer(asked, sampling)
+        responses, scores = _sample(answers, scorer, run.folder / RESPONSES_FILE, total=len(asked))
     score = None if scores is None else _mean_score(scores, config)
     summary = {
         "model": policy.source,

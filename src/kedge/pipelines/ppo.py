@@ -8,48 +8,28 @@ Source: PPO algorithm 1; spec §§4–6.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, schedule_in_words
 from kedge.data import PromptStream, encode_prompt
-from kedge.models import ModelCard, save_policy
+from kedge.errors import KedgeError
 from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.ppo_result import PpoResult, keep_what_was_learnt
 from kedge.pipelines.ppo_setup import Roles, load_roles
 from kedge.pipelines.run import Run, open_run
 from kedge.pipelines.scorers import Rewards
 from kedge.pipelines.scoring import score_rollout
 from kedge.report.experience_metrics import describe_experience, describe_samples
-from kedge.report.metrics import MetricsLog, read_metrics
-from kedge.report.plots import plot_training
+from kedge.report.metrics import MetricsLog
 from kedge.report.progress import Progress
 from kedge.report.samples import SamplesLog
 from kedge.report.stopwatch import Stopwatch
 from kedge.rollout import collect_experience
 from kedge.training.optimiser import learning_rate_at, set_learning_rate
-from kedge.training.ppo_update import ppo_update
+from kedge.training.ppo_update import distance_moved, ppo_update
 from kedge.training.runtime import stream, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
-
-
-@dataclass(frozen=True)
-class PpoResult:
-    """What a PPO run leaves.
-
-    Attributes:
-        folder: The run's folder.
-        metrics: The rows of `metrics.jsonl`.
-    """
-
-    folder: Path
-    metrics: list[dict[str, Any]]
-
-    @property
-    def model(self) -> Path:
-        """The policy's folder, which plain transformers loads."""
-        return self.folder / "model"
 
 
 def run_ppo(
@@ -61,7 +41,8 @@ def run_ppo(
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
-    Ctrl-C, or an error after the first update, saves the policy as far as it has learnt and is raised again.
+    Ctrl-C, or an error after the first update, saves the policy as far as it has learnt and is raised again. A mistake
+    that shows in the first update, such as a reward function that fails, leaves no folder behind.
 
     Args:
         config: The resolved configuration.
@@ -78,12 +59,11 @@ def run_ppo(
     run.start()
     try:
         train(config, run, roles, on_update)
+    except KedgeError:
+        run.abandon()
+        raise
     finally:
-        metrics = read_metrics(run.folder)
-        if metrics or not config.ppo.num_updates:
-            _save(config, run, roles, metrics)
-        if config.runtime.plots and metrics:
-            plot_training(metrics, run.folder)
+        metrics = keep_what_was_learnt(config, run, roles)
     return PpoResult(run.folder, metrics)
 
 
@@ -128,7 +108,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     policy_and_critic,
                     reference,
                     kl_coef=coefficients.reward_kl_coef,
-                    kl_estimator=ppo.kl_estimator,
+                    kl_estimator=ppo.resolved_kl_estimator,
                     kl_scope=ppo.kl_scope,
                     score_at=ppo.score_at,
                     gamma=ppo.gamma,
@@ -165,11 +145,14 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
                     **numerics,
                 )
+                figures = result.mean()
+                if ppo.policy_loss == "kl_penalty_adaptive":
+                    figures["policy/distance_moved"] = distance_moved(policy_and_critic, experience, **numerics)
 
             metrics = {
                 **describe_experience(experience),
                 **scored.metrics(),
-                **result.mean(),
+                **figures,
                 **coefficients.metrics(),
                 "policy/learning_rate": learning_rate,
                 "policy/optimiser_steps": result.num_steps,
@@ -193,24 +176,3 @@ SHOWN = {
     "explained": "value/explained_variance",
 }
 """What the progress display calls the metrics that it shows."""
-
-
-def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
-    facts: dict[str, object] = {
-        "PPO updates": len(metrics),
-        "responses": len(metrics) * config.responses_per_update,
-        "reward": roles.reward.name,
-    }
-    if metrics:
-        first, last = metrics[0], metrics[-1]
-        facts["mean score, first and last update"] = (
-            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
-        )
-        facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
-    save_policy(
-        roles.actor_critic.policy,
-        roles.tokenizer,
-        run.folder / "model",
-        card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
-        stop_token=roles.stop_token,
-    )

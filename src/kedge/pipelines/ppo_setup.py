@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,13 +24,14 @@ from kedge.models import (
     load_language_model,
     load_scalar_model,
     load_tokenizer,
+    load_value_head,
     stop_token_id,
 )
 from kedge.pipelines.questions import read_questions, room_for_prompt
 from kedge.pipelines.run import REJECTED_FILE, Run
 from kedge.pipelines.scorers import Rewards, configured_rewards, load_scorer
 from kedge.rewards import WeightedReward
-from kedge.rewards.model import ModelReward, share_tokens
+from kedge.rewards.model import ModelReward
 from kedge.rollout import Engine, Sampler
 from kedge.training.optimiser import build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -94,14 +96,15 @@ def load_roles(
         batch_size=config.rollout.micro_batch_size,
     )
 
+    models = [source for source in rewards.sources if isinstance(source, ModelReward)]
     shared = config.ppo.critic == "shared"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
             source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
         )
-        critic = None if shared else _load_critic(config, run, tokenizer)
-        if policy.value_head is not None:
+        critic = None if shared else _load_critic(config, run, tokenizer, models)
+        if policy.value_head is not None and not load_value_head(policy.value_head, source):
             initialise_head(policy.value_head, config.ppo.value_head_init)
     reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
     reference.requires_grad_(False)
@@ -109,7 +112,7 @@ def load_roles(
         config,
         run,
         tokenizer,
-        room=room_for_prompt(policy, config.rollout.max_new_tokens),
+        room=_longest_prompt(config, policy, critic, models),
         prompts=prompts,
     )
     rewards.check_columns(sorted({name for record in records for name in record.columns}))
@@ -130,9 +133,7 @@ def load_roles(
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
-        missing_eos_score=config.rollout.eos_score(
-            reward_model=any(isinstance(source, ModelReward) for source in rewards.sources)
-        ),
+        missing_eos_score=config.rollout.eos_score(reward_model=bool(models)),
         optimizer=build_optimizer(
             actor_critic.parameters(),
             head_parameters=actor_critic.critic_parameters() if shared else (),
@@ -146,25 +147,42 @@ def load_roles(
     )
 
 
-def _load_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> ScalarModel:
-    """A separate critic: the reward model's copy, or a fresh head on the policy's trunk (spec §7.34)."""
-    trust = config.runtime.trust_remote_code
-    if config.critic_source == "policy":
-        critic = load_scalar_model(
-            str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust, init="fresh"
-        )
-        if critic.head is not None:
-            initialise_head(critic.head, config.ppo.value_head_init)
-        return critic
-    source = next((term.source for term in config.reward if not term.is_function), None)
-    if source is None:
-        raise ConfigError("ppo.critic_init=reward needs a reward model, not functions; use ppo.critic_init=policy")
-    if not share_tokens(load_tokenizer(source, trust_remote_code=trust), tokenizer):
+def _load_critic(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ModelReward]
+) -> ScalarModel:
+    """A separate critic: a copy of the reward model, or a fresh head on the policy's trunk (spec §7.34).
+
+    `auto` copies the reward model where there is exactly one and it reads the policy's tokens.
+    """
+    wanted = config.ppo.critic_init
+    fits = len(models) == 1 and models[0].reads_policy_ids
+    if wanted == "reward" and not fits:
         raise ConfigError(
-            f"ppo.critic_init=reward: the reward model {source!r} reads other tokens than the policy, so it cannot "
-            "become its critic; use ppo.critic_init=policy"
+            "ppo.critic_init=reward needs exactly one reward model, one that reads the policy's own tokens; "
+            f"there {'is' if len(models) == 1 else 'are'} {len(models)}"
+            f"{', and it reads other tokens' if len(models) == 1 else ''}: use ppo.critic_init=policy"
         )
-    return load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
+    if wanted != "policy" and fits:
+        return copy.deepcopy(models[0].model).requires_grad_(True)
+    critic = load_scalar_model(
+        str(config.model),
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        init="fresh",
+    )
+    if critic.head is not None:
+        initialise_head(critic.head, config.ppo.value_head_init)
+    return critic
+
+
+def _longest_prompt(
+    config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ModelReward]
+) -> int | None:
+    """Tokens that a prompt may have for everybody who reads it together with its response."""
+    limits = [policy.context_length, None if critic is None else critic.context_length]
+    limits += [model.max_tokens for model in models if model.reads_policy_ids]
+    return room_for_prompt(limits, config.rollout.max_new_tokens)
 
 
 def _load_pretraining(

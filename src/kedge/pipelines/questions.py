@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,25 +11,25 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Prompt, Sources, read_prompts
 from kedge.errors import ConfigError
-from kedge.models import LanguageModel
 from kedge.pipelines.run import REJECTED_FILE, Run
 
 __all__ = ["read_questions", "room_for_prompt"]
 
 
-def room_for_prompt(model: LanguageModel, max_new_tokens: int) -> int | None:
-    """Tokens that the model's context leaves for a prompt, or None where it has no limit.
+def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
+    """Tokens that the shortest context leaves for a prompt, or None where there is no limit.
 
     Raises:
         ConfigError: It leaves none.
     """
-    if model.context_length is None:
+    limits = [length for length in context_lengths if length is not None]
+    if not limits:
         return None
-    room = model.context_length - max_new_tokens
+    room = min(limits) - max_new_tokens
     if room < 1:
         raise ConfigError(
             f"max_new_tokens={max_new_tokens} leaves no room for a prompt in the model's context of "
-            f"{model.context_length} tokens"
+            f"{min(limits)} tokens"
         )
     return room
 

@@ -21,7 +21,7 @@ from kedge.pipelines.run import REJECTED_FILE, logged_steps, open_run
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
 from kedge.report.result_plots import plot_calibration
-from kedge.training.reward_model import RewardModelReport, context_length, train_reward_model
+from kedge.training.reward_model import RewardModelReport, train_reward_model
 from kedge.training.supervised import count_steps
 
 __all__ = ["RewardModelReport", "RewardResult", "run_reward", "train_reward_model"]
@@ -70,7 +70,7 @@ def run_reward(
 
     rules: dict[str, Any] = {
         "tokenizer": tokenizer,
-        "max_length": min(data.max_length, context_length(model) or data.max_length),
+        "max_length": min(data.max_length, model.context_length or data.max_length),
         "max_prompt_tokens": data.max_prompt_tokens,
         "template": data.template,
         "max_rejected_fraction": data.max_rejected_fraction,
@@ -82,9 +82,8 @@ def run_reward(
     split = split_eval(preferred.records, data.eval_fraction, seed)
 
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-    run.start()
     shown = ("loss", "accuracy", "eval/accuracy")
-    with logged_steps("reward", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
+    with run.started(), logged_steps("reward", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
         report = train_reward_model(
             model,
             tokenizer,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,10 @@ def run_rlhf(
     inputs = check_inputs(
         config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeller=labeller
     )
-    run.start()
-    if comparisons is not None:
-        path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
-        config = with_values(config, {"data.comparisons": path})
-    try:
+    with run.started(), _published(run.folder):
+        if comparisons is not None:
+            path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
+            config = with_values(config, {"data.comparisons": path})
         sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
         newest, rounds = sft.model, list[Round]()
@@ -125,8 +125,6 @@ def run_rlhf(
             ppo = run_ppo(ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model), prompts=prompts)
             rounds.append(Round(reward, ppo))
             newest = ppo.model
-    finally:
-        _publish(run.folder)
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     _print(run.folder, summary)
@@ -164,13 +162,17 @@ def _write_rows(path: Path, rows: Sequence[Any]) -> str:
     return str(path)
 
 
-def _publish(folder: Path) -> None:
-    """Copy the newest policy to `model/`; it appears only once it is complete."""
-    numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
-    policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
-    if policies:
-        part = shutil.copytree(policies[-1], folder / "model.part")
-        part.rename(folder / "model")
+@contextmanager
+def _published(folder: Path) -> Iterator[None]:
+    """Copy the newest policy to `model/`, however the block ends; it appears only once it is complete."""
+    try:
+        yield
+    finally:
+        numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
+        policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
+        if policies:
+            part = shutil.copytree(policies[-1], folder / "model.part")
+            part.rename(folder / "model")
 
 
 def _print(folder: Path, summary: dict[str, Any]) -> None:

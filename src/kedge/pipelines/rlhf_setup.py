@@ -10,7 +10,7 @@ from typing import Any
 from kedge.config import Config, with_values
 from kedge.data import Prompt, Sources, read_comparisons, read_demonstrations
 from kedge.pipelines.questions import read_questions, room_for_prompt
-from kedge.pipelines.run import Run
+from kedge.pipelines.run import REJECTED_FILE, Run
 from kedge.pipelines.sampling import load_policy
 from kedge.pipelines.scorers import configured_rewards, load_scorer
 from kedge.rewards import RewardSpec, WeightedReward
@@ -61,10 +61,11 @@ def check_inputs(
         "max_prompt_tokens": data.max_prompt_tokens,
         "template": data.template,
         "max_rejected_fraction": data.max_rejected_fraction,
+        "rejected_to": run.folder / REJECTED_FILE,
     }
     read_demonstrations(Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations, **rules)
     read_comparisons(Sources(tuple(data.comparisons)) if comparisons is None else comparisons, **rules)
-    room = room_for_prompt(policy.model, config.rollout.max_new_tokens)
+    room = room_for_prompt([policy.model.context_length], config.rollout.max_new_tokens)
     questions = read_questions(config, run, policy.tokenizer, room=room, prompts=prompts)
     columns = list(questions[0].columns)
     if config.reward:

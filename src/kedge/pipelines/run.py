@@ -12,15 +12,14 @@ import torch
 
 from kedge.config import Config, check_stage, choose_output, resolved_yaml, with_values
 from kedge.models import model_width, resolve_precision
+from kedge.output import REJECTED_FILE, writing
 from kedge.report.metrics import MetricsLog
 from kedge.report.progress import Progress
-from kedge.report.run_folder import create_run_folder, write_config
+from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
 from kedge.training.runtime import resolve_device, seed_everything, set_threads
 
-__all__ = ["Run", "logged_steps", "open_run"]
+__all__ = ["REJECTED_FILE", "Run", "logged_steps", "open_run"]
 
-REJECTED_FILE = "rejected.jsonl"
-"""Where the readers, which come before the start, write down the rows that cannot be used."""
 IN_MEMORY = "python:in_memory"
 """What stands in `config.yaml` for data or functions that no configuration can name."""
 
@@ -49,13 +48,31 @@ class Run:
         A mistake that shows before this leaves nothing behind, so that its mended command can be run again as it is.
 
         Raises:
-            OutputError: The folder cannot be made.
+            OutputError: The folder cannot be made, or something was put into it since the run was opened.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if {path.name for path in self.folder.iterdir()} <= {REJECTED_FILE}:
-            write_config(self.folder, self.config_text, self.facts)
-            return
         create_run_folder(self.folder)
+        write_config(self.folder, self.config_text, self.facts)
+
+    def abandon(self) -> None:
+        """Take back what `start` made, if the work has left nothing: no row of a log, and no file beside them.
+
+        The same command, mended, can then be run again as it is. Rejected rows stay.
+        """
+        take_back_folder(self.folder)
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """`start` for a block of work; `abandon` where it ends by an error.
+
+        Raises:
+            OutputError: As `start`.
+        """
+        self.start()
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
 
 def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None = None) -> Run:
@@ -68,11 +85,12 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
 
     Raises:
         ConfigError: A field that the stage needs is missing, or the device is not there.
-        OutputError: The folder holds something already.
+        OutputError: The folder holds something already, or cannot be made.
     """
     handed_over = [name for name, value in (given or {}).items() if value is not None]
     config = with_values(config, dict.fromkeys(handed_over, IN_MEMORY)) if handed_over else config
     check_stage(config, stage)
+    folder = choose_output(config.out, stage)
     device = resolve_device(config.runtime.device)
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
@@ -80,7 +98,11 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
     facts = {"stage": stage, "device": device, "precision": precision}
-    return Run(choose_output(config.out, stage), device, precision, resolved_yaml(config), facts)
+    # The rows that an earlier run rejected, and ended at; this run's readers begin anew.
+    rejected = folder / REJECTED_FILE
+    with writing(rejected):
+        rejected.unlink(missing_ok=True)
+    return Run(folder, device, precision, resolved_yaml(config), facts)
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> S
     split = split_eval(table.records, data.eval_fraction, config.runtime.seed)
 
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
-    run.start()
-    with logged_steps("sft", num_steps=num_steps, folder=run.folder, shown=("loss", "eval/loss")) as on_step:
+    shown = ("loss", "eval/loss")
+    with run.started(), logged_steps("sft", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
         outcome = train_sft(
             model,
             tokenizer,

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from kedge.errors import OutputError
+from kedge.output import REJECTED_FILE, check_output, writing
 
-__all__ = ["create_run_folder", "installed_versions", "next_free_folder", "write_config"]
+__all__ = ["create_run_folder", "installed_versions", "take_back_folder", "write_config"]
 
 CONFIG_FILE = "config.yaml"
 
 
 def create_run_folder(path: str | Path) -> Path:
-    """Make a run's folder; an empty one may exist already.
+    """Make a run's folder; one that exists already may hold rejected rows and nothing else.
 
     Raises:
         OutputError: Something is in it, it is a file, or it cannot be made. Nothing is ever overwritten.
     """
-    folder = Path(path).expanduser()
-    try:
+    folder = check_output(path)
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise OutputError(f"folder {str(folder)!r} is not empty; try {str(next_free_folder(folder))!r}")
-    except FileExistsError as error:
-        if isinstance(error, OutputError):
-            raise
-        raise OutputError(f"{str(folder)!r} is a file; expected a folder to write the run to") from error
-    except (NotADirectoryError, PermissionError) as error:
-        raise OutputError(f"folder {str(folder)!r} cannot be made: {error.strerror}; choose another") from error
     return folder
 
 
-def next_free_folder(path: str | Path) -> Path:
-    """The path itself if nothing is there or only an empty folder, else the first free one of `path-2`, `path-3`, …"""
-    folder = Path(path).expanduser()
-    names = itertools.chain([folder.name], (f"{folder.name}-{number}" for number in itertools.count(2)))
-    return next(free for name in names if _is_free(free := folder.with_name(name)))
+def take_back_folder(folder: Path) -> None:
+    """Make the folder of a run that came to nothing free again; rejected rows stay.
+
+    Only the configuration and logs without a row are removed. Where anything else is there, nothing is.
+    """
+    paths = [path for path in folder.iterdir() if path.name != REJECTED_FILE]
+    if not all(path.name == CONFIG_FILE or _is_empty_log(path) for path in paths):
+        return
+    for path in paths:
+        path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def installed_versions() -> dict[str, str]:
@@ -52,12 +50,16 @@ def write_config(folder: Path, yaml_text: str, versions: Mapping[str, object]) -
     """Write `config.yaml`: the versions (and the seed) as comments above, then the configuration itself.
 
     The file is a configuration again: comments are all that is added.
+
+    Raises:
+        OutputError: It cannot be written.
     """
     header = "".join(f"# {name}: {value}\n" for name, value in versions.items())
     path = folder / CONFIG_FILE
-    path.write_text(f"{header}\n{yaml_text.rstrip()}\n", encoding="utf-8")
+    with writing(path):
+        path.write_text(f"{header}\n{yaml_text.rstrip()}\n", encoding="utf-8")
     return path
 
 
-def _is_free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+def _is_empty_log(path: Path) -> bool:
+    return path.suffix == ".jsonl" and path.is_file() and path.stat().st_size == 0

@@ -1,4 +1,4 @@
-"""Scores from a Python function with TRL's signature: `f(prompts, completions, **columns) -> list[float | None]`."""
+"""Scores from a Python function of texts: `f(prompts, completions, **columns) -> list[float | None]`, as in TRL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["FunctionReward", "gathered_scores"]
 RESPONSE_WORDS = ("completions", "completion_ids", "stopped")
 OFFERED = (*RESPONSE_WORDS, "prompts", "prompt_ids", "max_new_tokens")
 """The keyword arguments that any reward function may take, beside the prompts' columns. Texts and ids have TRL's names,
-so that functions written for it run unchanged."""
+so that functions written for it run unchanged on plain prompts. Conversational prompts and their responses are texts
+here, too, rendered by the chat template; a prompt's messages are in the column `messages`."""
 
 
 class FunctionReward:

@@ -63,8 +63,7 @@ class ModelReward:
     @property
     def max_tokens(self) -> int | None:
         """The longest prompt with its response that the model has positions for, or None where it does not say."""
-        config = self.model.classifier.config.get_text_config()
-        return getattr(config, "max_position_embeddings", None)
+        return self.model.context_length
 
     @torch.no_grad()
     def scores(self, responses: Responses) -> Scores:

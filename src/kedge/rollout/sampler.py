@@ -51,7 +51,7 @@ class Sampler:
         assert len(prompts) == len(seeds), "one seed per prompt"
         ids, mask = pad_left(prompts, self.pad_id)
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        draws = _uniform_draws(seeds, self.max_new_tokens).to(self.model.device)
+        draws = _uniform_draws(seeds, self.max_new_tokens).to(self.model.device, _draw_dtype(self.model.device))
         size = self.batch_size or len(prompts)
         with autocast(self.precision, self.model.device):
             parts = [
@@ -101,8 +101,13 @@ def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows 
     return torch.stack([torch.rand(num_steps, generator=stream, dtype=torch.float64) for stream in streams])
 
 
+def _draw_dtype(device: torch.device) -> torch.dtype:
+    """Double precision, in which even a large vocabulary's sum is exact enough; Apple's GPUs have single alone."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The token at which the cumulative distribution first exceeds the draw; never one of probability 0."""
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    cumulative = logits.to(draws.dtype).softmax(dim=-1).cumsum(dim=-1)
     thresholds = (draws * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)

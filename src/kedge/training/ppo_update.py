@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.algorithm.experience import Experience
+from kedge.errors import NumericsError
 from kedge.models import ActorCritic
 from kedge.training.objective import Objective
 from kedge.training.optimiser import clip_gradients
 
-__all__ = ["ExtraLoss", "UpdateResult", "ppo_update"]
+__all__ = ["ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """One more loss for a step (ptx mixing), in parts that add up to it, so that each is freed before the next."""
@@ -89,6 +91,9 @@ def ppo_update(
         train_policy: False while the critic warms up on a frozen policy.
         extra_loss: One more loss that joins every step.
 
+    Raises:
+        NumericsError: A loss or gradient is not finite; the step was not taken.
+
     Source: PPO algorithm 1; spec §6.31–33.
     """
     steps: list[dict[str, float]] = []
@@ -110,9 +115,45 @@ def ppo_update(
                 if early_stop_kl is not None and figures["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
                     return UpdateResult(steps or [figures], len(steps), stopped_early=True)
                 figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
+                _check_finite(figures)
                 optimizer.step()
                 steps.append(figures)
     return UpdateResult(steps, len(steps), stopped_early=False)
+
+
+def _check_finite(figures: dict[str, float]) -> None:
+    """Refuse a step that would turn the weights into NaN."""
+    wrong = {name: figure for name, figure in figures.items() if not math.isfinite(figure)}
+    if wrong:
+        name, figure = next(iter(wrong.items()))
+        raise NumericsError(
+            f"{name} is {figure}: the step was not taken, and the weights are those before it; "
+            "a lower ppo.learning_rate may help"
+        )
+
+
+@torch.no_grad()
+def distance_moved(
+    actor_critic: ActorCritic,
+    experience: Experience,
+    *,
+    temperature: float,
+    micro_batch_size: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> float:
+    """KL of the sampling policy to the current one, mean of ρ − 1 − log ρ over the counted tokens, nats.
+
+    After the epochs it is the d that the PPO paper's adaptive penalty is steered by.
+
+    Source: PPO §4.
+    """
+    total, rollout = 0.0, experience.rollout
+    for rows in _micro_batches(rollout.num_responses, micro_batch_size):
+        part = experience.select(rows)
+        outputs = actor_critic(part.rollout, temperature=temperature, precision=precision)
+        log_ratio = torch.where(part.rollout.response_mask, outputs.logprobs - part.old_logprobs, 0.0)
+        total += float((log_ratio.expm1() - log_ratio).sum())
+    return total / rollout.num_tokens
 
 
 def _accumulate(

@@ -16,7 +16,7 @@ from kedge.training.agreement import Agreement, measure_agreement, score_rows
 from kedge.training.supervised import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised_losses import RankedResponses, RankingLoss
 
-__all__ = ["RewardModelReport", "context_length", "train_reward_model"]
+__all__ = ["RewardModelReport", "train_reward_model"]
 
 Reference = Literal["demonstrations", "comparisons", "none"]
 
@@ -76,7 +76,7 @@ def train_reward_model(
     )
     reference = _reference_rows(normalize, [_row(tokenizer, record) for record in demonstrations], train)
     every_row = [row for example in [*train, *evaluation] for row in example.rows]
-    check_lengths((len(row) for row in [*every_row, *reference]), context_length(model))
+    check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
     outcome = train_supervised(
         RankingLoss(model, **forward), model.parameters(), train, held_out=evaluation, **training
@@ -91,12 +91,6 @@ def train_reward_model(
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0
         model.normalize(mean=mean, std=std)
     return RewardModelReport(outcome, agreement, mean, std)
-
-
-def context_length(model: ScalarModel) -> int | None:
-    """The most tokens that one row may hold, or None where the architecture sets no limit."""
-    limit = getattr(model.classifier.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
 
 
 def _reference_rows(

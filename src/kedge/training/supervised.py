@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Required, TypedDict
 
-from kedge.errors import ConfigError, DataError
+from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.training.optimiser import (
     AdamEpsMode,
     Schedule,
@@ -137,7 +137,7 @@ def train_supervised(
         on_step: Receives the number of each step, from 1, and its metrics.
 
     Raises:
-        ConfigError: A gradient was not finite; the weights are those before it.
+        NumericsError: A gradient was not finite; the weights are those before it.
     """
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
     warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_size or batch_size
@@ -240,7 +240,7 @@ def _take_step(
     metrics = accumulate_gradients(objective, batch, micro_batch_size=micro_batch_size)
     norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
     if not math.isfinite(norm):
-        raise ConfigError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")
+        raise NumericsError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")
     optimizer.step()
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)

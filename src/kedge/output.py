@@ -1,0 +1,60 @@
+"""Where a run may write: a folder that nobody has written to, on a disk that takes it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kedge.errors import OutputError
+
+__all__ = ["REJECTED_FILE", "check_output", "first_free_folder", "writing"]
+
+REJECTED_FILE = "rejected.jsonl"
+"""The rows that cannot be used. Readers write it before a run starts, so a folder that holds nothing else is free."""
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """The folder, once it is shown to be free and, as far as can be told without making it, possible to make.
+
+    Raises:
+        OutputError: Something is in it, or the nearest folder above it that exists is none or is write-protected.
+    """
+    folder = Path(path).expanduser()
+    nearest = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
+    if not os.path.isdir(nearest):
+        raise OutputError(f"{folder} cannot be made: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder} cannot be made: {nearest} may not be written to")
+    with writing(folder):
+        free = _is_free(folder)
+    if not free:
+        raise OutputError(f"{path} already holds something; give another --out, or empty it")
+    return folder
+
+
+def first_free_folder(path: Path) -> Path:
+    """The first of `path`, `path-2`, `path-3`, … that is free."""
+    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
+    return next(folder for name in names if _is_free(folder := path.with_name(name)))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell what the system refuses (a full disk, missing rights, a file in the way) in one line that names the path.
+
+    Raises:
+        OutputError: The block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _is_free(folder: Path) -> bool:
+    if os.path.isdir(folder):
+        return all(path.name == REJECTED_FILE for path in folder.iterdir())
+    return not os.path.exists(folder)

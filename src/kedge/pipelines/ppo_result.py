@@ -1,0 +1,71 @@
+"""What a PPO run leaves behind, however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config
+from kedge.models import ModelCard, save_policy
+from kedge.pipelines.ppo_setup import Roles
+from kedge.pipelines.run import Run
+from kedge.report.metrics import METRICS_FILE, read_metrics
+from kedge.report.plots import plot_training
+
+__all__ = ["PpoResult", "keep_what_was_learnt"]
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """What a PPO run leaves.
+
+    Attributes:
+        folder: The run's folder.
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+
+    @property
+    def model(self) -> Path:
+        """The policy's folder, which plain transformers loads."""
+        return self.folder / "model"
+
+
+def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
+    """Save the policy and draw the plots, also of a run that was interrupted; return its metrics.
+
+    Nothing is kept of a run that was abandoned.
+    """
+    if not run.folder.exists():
+        return []
+    metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
+    _save(config, run, roles, metrics)
+    if config.runtime.plots and metrics:
+        plot_training(metrics, run.folder)
+    return metrics
+
+
+def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
+    facts: dict[str, object] = {
+        "PPO updates": len(metrics),
+        "responses": len(metrics) * config.responses_per_update,
+        "reward": roles.reward.name,
+    }
+    if metrics:
+        first, last = metrics[0], metrics[-1]
+        facts["mean score, first and last update"] = (
+            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
+        )
+        facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
+    save_policy(
+        roles.actor_critic.policy,
+        roles.tokenizer,
+        run.folder / "model",
+        card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
+        stop_token=roles.stop_token,
+        temperature=config.rollout.temperature,
+    )

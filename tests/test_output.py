@@ -1,0 +1,69 @@
+"""Where a run may write: free folders are told from others, and what the system refuses is one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kedge.errors import OutputError
+from kedge.output import REJECTED_FILE, check_output, first_free_folder, writing
+
+
+def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "ppo"
+    assert check_output(folder) == folder
+    assert not folder.parent.exists()
+    folder.mkdir(parents=True)
+    assert check_output(str(folder)) == folder
+    (folder / REJECTED_FILE).touch()
+    assert check_output(folder) == folder
+    (folder / "notes.txt").touch()
+    with pytest.raises(OutputError, match="ppo already holds something; give another --out, or empty it"):
+        check_output(folder)
+
+
+def test_home_is_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_output("~/run") == tmp_path / "run"
+
+
+def test_what_cannot_be_made_is_found_without_making_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
+        with pytest.raises(OutputError, match=r"cannot be made: .*file is not a folder$"):
+            check_output(folder)
+    with pytest.raises(OutputError, match=r"^/dev/null/run cannot be made: /dev/null is not a folder$"):
+        check_output("/dev/null/run")
+
+
+def test_a_write_protected_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The rights themselves would not do: whoever runs the tests as root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
+    with pytest.raises(OutputError, match=f"cannot be made: {tmp_path} may not be written to"):
+        check_output(tmp_path / "runs" / "ppo")
+    (tmp_path / "open").mkdir()
+    assert check_output(tmp_path / "open" / "ppo") == tmp_path / "open" / "ppo"
+
+
+def test_the_first_free_folder(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    assert first_free_folder(demo) == demo
+    for name in ("demo", "demo-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / REJECTED_FILE).touch()
+    assert first_free_folder(demo) == demo
+    (demo / "metrics.jsonl").touch()
+    assert first_free_folder(demo) == tmp_path / "demo-2"
+    (tmp_path / "demo-2" / "metrics.jsonl").touch()
+    assert first_free_folder(demo) == tmp_path / "demo-3"
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "file"
+    with (
+        pytest.raises(OutputError, match=r"^\S+/none/file cannot be written: No such file or directory$"),
+        writing(path),
+    ):
+        path.write_text("text")

@@ -1,0 +1,35 @@
+"""The package declares what it imports: no module may come by way of another package's dependencies."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_import_is_declared() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py"))
+    foreign = {name for tree in trees for name in imported(tree)} - sys.stdlib_module_names - {"kedge"}
+    assert len(foreign) > 10
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [block] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    declared = {normalised(name) for name in re.findall(r'^  "([\w.-]+)', block, re.MULTILINE)}
+    homes = packages_distributions()
+    assert {name for name in foreign if not declared & {normalised(home) for home in homes[name]}} == set()
