@@ -113,7 +113,7 @@ def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path):
     assert stage(run / "reward-2").data.comparisons == [str(run / "comparisons-2.jsonl")]
     assert stage(run / "ppo-2").model == str(run / "sft" / "model")
     assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, 0.5]
-    assert "reward/too_long" in result.rounds[1].ppo.metrics[0]
+    assert "score/too_long" in result.rounds[1].ppo.metrics[0]
 
 
 def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
     [
         ({"prompts": [{"topic": 1}]}, [], "field 'prompt' is missing"),
         ({"comparisons": [{"prompt": "a", "chosen": "b"}]}, [], "field 'rejected' is missing"),
-        ({"comparisons": ["a", "b"]}, [], "not a JSON object"),
+        ({"comparisons": ["a", "b"]}, [], "the row is text"),
         ({"demonstrations": [{"prompt": "a"}]}, [], "field 'completion' is missing"),
         ({"labeller": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
         ({"labeller": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
