@@ -13,6 +13,7 @@ from kedge.pipelines.ppo_setup import Roles
 from kedge.pipelines.run import Run
 from kedge.report.metrics import METRICS_FILE, read_metrics
 from kedge.report.plots import plot_training
+from kedge.report.run_folder import CONFIG_FILE
 
 __all__ = ["PpoResult", "keep_what_was_learnt"]
 
@@ -40,7 +41,7 @@ def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[st
 
     Nothing is kept of a run that was abandoned.
     """
-    if not run.folder.exists():
+    if not (run.folder / CONFIG_FILE).exists():
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
