@@ -287,7 +287,11 @@ def test_ctrl_c_leaves_a_loadable_model(tmp_path, policy):
         "--reward", "reward.py:vowels", "--out", "run", "ppo.num_updates=100000", "rollout.num_prompts=4",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, **listen
+    ) as process:
         wait_for(lambda: rows_of(tmp_path / "run/metrics.jsonl") >= 2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
