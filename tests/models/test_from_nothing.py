@@ -30,5 +30,6 @@ def test_the_folder_loads_and_the_seed_alone_decides_the_weights(tmp_path: Path,
     one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("one", "two"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert one.config.eos_token_id == tokenizer.eos_token_id
-    assert one.get_input_embeddings().weight.std().item() == pytest.approx(0.1, rel=0.1)
+    # 16 × the vocabulary, thousands of draws: the spread of their spread is under 2 %; 0.02, the default, is far off.
+    assert one.get_input_embeddings().weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert AutoTokenizer.from_pretrained(tmp_path / "one").encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])

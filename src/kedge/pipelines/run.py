@@ -70,7 +70,7 @@ class Run:
         self.start()
         try:
             yield
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: whatever ends the work, it is raised again
             self.abandon()
             raise
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from kedge.output import REJECTED_FILE, check_output, writing
 
-__all__ = ["create_run_folder", "installed_versions", "take_back_folder", "write_config"]
+__all__ = ["create_run_folder", "take_back_folder", "write_config"]
 
 CONFIG_FILE = "config.yaml"
 
@@ -40,21 +38,15 @@ def take_back_folder(folder: Path) -> None:
         folder.rmdir()
 
 
-def installed_versions() -> dict[str, str]:
-    """What a run's figures depend on beside its configuration."""
-    versions = {package: version(package) for package in ("kedge", "torch", "transformers")}
-    return {**versions, "python": platform.python_version()}
-
-
-def write_config(folder: Path, yaml_text: str, versions: Mapping[str, object]) -> Path:
-    """Write `config.yaml`: the versions (and the seed) as comments above, then the configuration itself.
+def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> Path:
+    """Write `config.yaml`: facts about the run as comments above, then the configuration itself.
 
     The file is a configuration again: comments are all that is added.
 
     Raises:
         OutputError: It cannot be written.
     """
-    header = "".join(f"# {name}: {value}\n" for name, value in versions.items())
+    header = "".join(f"# {name}: {value}\n" for name, value in facts.items())
     path = folder / CONFIG_FILE
     with writing(path):
         path.write_text(f"{header}\n{yaml_text.rstrip()}\n", encoding="utf-8")
