@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import OutputError
-from kedge.output import REJECTED_FILE, check_output, first_free_folder, writing
+from kedge.output import REJECTED_FILE, check_output, first_free_folder, replace_file, writing
 
 
 def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> None:
@@ -67,3 +67,18 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
         writing(path),
     ):
         path.write_text("text")
+
+
+def test_a_file_is_replaced_as_a_whole_or_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    replace_file(path, [b"a", b"b"])
+    assert path.read_bytes() == b"ab"
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match=r"log cannot be written: No space left on device"):
+        replace_file(path, [b"c"])
+    assert path.read_bytes() == b"ab"
+    assert list(tmp_path.iterdir()) == [path]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kedge.errors import OutputError
 
-__all__ = ["REJECTED_FILE", "check_output", "first_free_folder", "writing"]
+__all__ = ["REJECTED_FILE", "check_output", "first_free_folder", "replace_file", "sync_folder", "writing"]
 
 REJECTED_FILE = "rejected.jsonl"
 """The rows that cannot be used. Readers write it before a run starts, so a folder that holds nothing else is free."""
@@ -52,6 +53,36 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file anew so that a kill or a power cut leaves it as it was or as it shall be, never between.
+
+    Raises:
+        OutputError: The system refuses; the file is as it was.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with writing(path):
+        try:
+            with part.open("wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk take a folder's names now: a new or renamed file is safe only from then on."""
+    if sys.platform == "win32":  # which opens no folders, and takes names at once
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_free(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import DataError, ShapeError
-from kedge.report.json_lines import plain_json
+from kedge.report.json_lines import plain_json, truncate_rows
 from kedge.report.metrics import METRICS_FILE, MetricsLog, read_metrics
 from kedge.report.samples import SAMPLES_FILE, Sample, SamplesLog, read_samples
 
@@ -121,3 +121,46 @@ def test_samples_keep_six_digits_and_every_character(tmp_path):
 def test_a_sample_has_a_figure_per_token():
     with pytest.raises(ShapeError, match="values has 1 entries; expected 2, one per token"):
         dataclasses.replace(SAMPLE, values=[1.0])
+
+
+def write_updates(folder, updates) -> bytes:
+    with MetricsLog(folder) as log:
+        for update in updates:
+            log.write(update, {"loss": 1 / update})
+        log.sync()
+    return (folder / METRICS_FILE).read_bytes()
+
+
+def test_a_resumed_log_is_the_log_of_a_run_that_was_not_cut(tmp_path):
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole, path = write_updates(tmp_path / "whole", range(1, 8)), tmp_path / "cut" / METRICS_FILE
+    for kept in range(8):
+        for torn in (b"", b"{", b'{"update": 6, "lo', b'{"update": 6}', b"\0\0"):
+            path.write_bytes(b"".join(whole.splitlines(keepends=True)[: kept + 2]) + torn)
+            assert truncate_rows(path, kept) == min(kept, 7)
+            assert write_updates(tmp_path / "cut", range(kept + 1, 8)) == whole
+    assert [entry.name for entry in path.parent.iterdir()] == [METRICS_FILE]
+
+
+def test_all_samples_of_an_update_stay_or_go(tmp_path):
+    with SamplesLog(tmp_path) as log:
+        for update in (1, 2, 3):
+            log.write(update, [SAMPLE, SAMPLE])
+        log.sync()
+    assert truncate_rows(tmp_path / SAMPLES_FILE, 2) == 4
+    assert [row["update"] for row in read_samples(tmp_path)] == [1, 1, 2, 2]
+
+
+def test_a_log_that_is_not_there_has_no_rows_and_is_not_made(tmp_path):
+    assert truncate_rows(tmp_path / METRICS_FILE, 5) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("row", ['{"upd', "[]", "{}", '{"update": null}', "7", ""])
+def test_a_log_with_a_line_that_is_no_row_is_left_as_it_is(tmp_path, row):
+    text = f'{{"update": 1}}\n{row}\n{{"update": 3}}\n'
+    (tmp_path / METRICS_FILE).write_text(text)
+    with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not a row with its update"):
+        truncate_rows(tmp_path / METRICS_FILE, 1)
+    assert (tmp_path / METRICS_FILE).read_text() == text

@@ -1,5 +1,7 @@
 """The typed configuration: what a run reads, where each default comes from, and what a wrong value does."""
 
+from kedge.config.changes import changed_settings
+from kedge.config.checkpoint import Checkpointing
 from kedge.config.data import Data
 from kedge.config.explain import describe_presets, explain
 from kedge.config.inference import Evaluate, Generate
@@ -18,6 +20,7 @@ from kedge.config.supervised import RewardModel, Sft
 __all__ = [
     "PRESETS",
     "STAGES",
+    "Checkpointing",
     "Config",
     "Data",
     "Evaluate",
@@ -30,6 +33,7 @@ __all__ = [
     "Rollout",
     "Runtime",
     "Sft",
+    "changed_settings",
     "check_stage",
     "choose_output",
     "config_from_settings",

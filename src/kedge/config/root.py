@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, model_validator
 
+from kedge.config.checkpoint import Checkpointing
 from kedge.config.data import Data
 from kedge.config.inference import Evaluate, Generate
 from kedge.config.knob import Section, knob
@@ -91,6 +92,9 @@ class Config(Section):
     rlhf: Rlhf = knob(Rlhf(), meaning="The three stages in a chain.", source="InstructGPT")
     generate: Generate = knob(Generate(), meaning="Sampling from a finished policy.", source="kedge")
     evaluate: Evaluate = knob(Evaluate(), meaning="Comparing policies.", source="kedge")
+    checkpoint: Checkpointing = knob(
+        Checkpointing(), meaning="How often a run saves itself, to be resumed.", source="kedge"
+    )
     runtime: Runtime = knob(Runtime(), meaning="Machine, seed, what is written down.", source="kedge")
 
     @property

@@ -36,6 +36,8 @@ _ELSEWHERE = {
     "num_ppo_epochs": "ppo.num_epochs",
     "ppo_epochs": "ppo.num_epochs",
     "response_length": "rollout.max_new_tokens",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
     "target_kl": "ppo.early_stop_kl",
     "vf_coef": "ppo.value_coef",
     "whiten": "ppo.whiten_advantages",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from kedge.errors import DataError
+from kedge.output import replace_file
 
-__all__ = ["JsonLines", "plain_json", "read_json_lines"]
+__all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
 
 
 class JsonLines:
@@ -33,6 +35,10 @@ class JsonLines:
         """Add a row, its keys in the order given."""
         self._file.write(json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Have the disk take all rows now, so that a power cut leaves none of them out."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -57,6 +63,34 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
     return rows
+
+
+def truncate_rows(path: Path, last_update: int) -> int:
+    """Take the rows of later updates out of a log, and a last line that was cut short; return how many rows stay.
+
+    A run that is resumed after `last_update` makes those rows again. The rows that stay keep their bytes, and the file
+    is replaced as a whole: a log that is open goes on writing to the old one. Where there is no file there are no rows.
+
+    Args:
+        path: A log whose rows have an `update`.
+        last_update: The last update whose rows stay.
+
+    Raises:
+        DataError: A line before the last is no row of a log.
+        OutputError: The file cannot be written.
+    """
+    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last break is no whole row
+    kept = [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
+    if path.is_file():
+        replace_file(path, kept)
+    return len(kept)
+
+
+def _update_of(line: bytes, path: Path, number: int) -> int:
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{str(path)!r}, line {number}: not a row with its update") from error
 
 
 def plain_json(value: Any) -> Any:

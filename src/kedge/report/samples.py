@@ -73,6 +73,10 @@ class SamplesLog:
             row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
             self._lines.write({"update": update, **_rounded(plain_json(row))})
 
+    def sync(self) -> None:
+        """Have the disk take all rows now, before a checkpoint that counts on them."""
+        self._lines.sync()
+
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
