@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+# The environment of TRL, which the benchmark compares with; an existing one can be named instead.
+PEER ?= bench/.peer
+PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format bench bench-gpu clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -26,6 +29,16 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: $(VENV)/installed $(PEER)/bin/trl
+	$(BIN)/python -m bench --peer $(PEER)/bin/python
+
+bench-gpu: $(VENV)/installed $(PEER)/bin/trl
+	$(BIN)/python -m bench --peer $(PEER)/bin/python --gpu
+
+$(PEER)/bin/trl:
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/pip install --quiet --disable-pip-version-check $(PEER_PACKAGES)
+
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
@@ -37,4 +50,4 @@ $(VENV)/installed-dev: pyproject.toml
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,154 @@
+"""What is measured: jobs that take turns, so that whatever slows the machine down slows all of them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from bench.recipe import Workload
+from bench.systems import Job, Measurement, Workshop
+
+__all__ = [
+    "ALIKE",
+    "DEFAULT",
+    "PADDING_SHARES",
+    "PEER",
+    "SFT",
+    "SFT_BF16",
+    "SHARED",
+    "Case",
+    "Results",
+    "cpu_cases",
+    "gpu_cases",
+    "measure_case",
+]
+
+Results = dict[str, dict[str, list[Measurement]]]
+"""Of each case and each of its jobs, by their names, a measurement per round."""
+
+PEER, ALIKE, DEFAULT = "TRL 1.12.0", "kedge, like for like", "kedge, default"
+SHARED, SFT, SFT_BF16 = "kedge, shared trunk, fp32", "SFT step, fp32", "SFT step, bf16"
+LIKE_FOR_LIKE = ("ppo.critic=separate", "runtime.precision=fp32")
+PADDING_SHARES = {"0 %": (0.0, 0.0), "25 %": (0.25, 102.0), "50 %": (0.5, 40.0), "75 %": (0.75, 16.0)}
+"""Of each share of padding that is aimed at, the share itself and the hazard whose capped mean is 64·(1 − share)."""
+PADDED_WIDTH = 64
+"""Longest prompt and cap of the padding case, tokens each."""
+PADDED_BATCH = 32
+"""Its batch without padding; with padding it is larger by as much, so that the real tokens are as many."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Jobs that are compared with each other.
+
+    Attributes:
+        name: What `--only` calls it.
+        jobs: By their names, in the order of every round.
+        num_rounds: How many times each is run.
+    """
+
+    name: str
+    jobs: dict[str, Job]
+    num_rounds: int = 1
+
+
+def cpu_cases(*, num_rounds: int) -> list[Case]:
+    """The comparisons, then the growths.
+
+    Args:
+        num_rounds: Of what has a limit to meet; the rest runs once.
+    """
+    compared = [
+        Case("variable", _comparison(Workload()), num_rounds),
+        Case("full", _comparison(FULL) | {SHARED: _shared(FULL), SFT: _sft(FULL)}, num_rounds),
+        Case("size-m", _comparison(Workload(size="M")), 1),
+    ]
+    return [*compared, *growth_cases(num_rounds=num_rounds)]
+
+
+def gpu_cases(*, num_rounds: int) -> list[Case]:
+    """A Llama of half a billion parameters, in bf16."""
+    load = Workload(size="0.5B", hazard=0, min_prompt=128, max_prompt=128, max_response=128, context_length=1024)
+    bf16 = ("runtime.precision=bf16",)
+    jobs = {
+        PEER: Job("trl", load, bf16=True),
+        ALIKE: Job("ppo", load, ("ppo.critic=separate", *bf16)),
+        DEFAULT: Job("ppo", load),
+        SFT_BF16: Job("sft", load, bf16),
+    }
+    return [Case("gpu", jobs, num_rounds)]
+
+
+FULL = Workload(hazard=0, min_prompt=64)
+"""Prompts of 64 tokens and responses of 64: nothing is padding, for nobody."""
+
+
+def _comparison(load: Workload) -> dict[str, Job]:
+    return {PEER: Job("trl", load), ALIKE: Job("ppo", load, LIKE_FOR_LIKE), DEFAULT: Job("ppo", load)}
+
+
+def _shared(load: Workload) -> Job:
+    return Job("ppo", load, ("ppo.critic=shared", "runtime.precision=fp32"))
+
+
+def _sft(load: Workload) -> Job:
+    return Job("sft", load, ("runtime.precision=fp32",))
+
+
+def growth_cases(*, num_rounds: int) -> list[Case]:
+    """Kedge alone, as it is by default, with one thing growing."""
+    base = Job("ppo", Workload(), num_updates=4)
+    return [
+        Case("batch", {str(batch): replace(base, batch=batch) for batch in (16, 32, 64, 128)}),
+        Case("response", {str(length): _full_responses(base, length) for length in (32, 64, 128, 256)}),
+        Case("padding", {name: _padded(base, *share) for name, share in PADDING_SHARES.items()}, num_rounds),
+        Case("vocabulary", {f"{size} × {batch}": _worded(base, size, batch) for size, batch in VOCABULARIES}),
+        Case("epochs", {str(epochs): replace(base, num_epochs=epochs) for epochs in (1, 2, 4, 8)}),
+    ]
+
+
+VOCABULARIES = [(size, batch) for size in (2048, 32768, 131072) for batch in (16, 64)]
+
+
+def _full_responses(base: Job, length: int) -> Job:
+    return replace(base, workload=Workload(hazard=0, max_response=length))
+
+
+def _padded(base: Job, share: float, hazard: float) -> Job:
+    """As many real tokens whatever the padding: prompts and responses grow shorter alike, and more in number."""
+    load = Workload(
+        hazard=hazard,
+        max_response=PADDED_WIDTH,
+        min_prompt=1,
+        max_prompt=PADDED_WIDTH,
+        prompt_skew=share / (1 - share),
+    )
+    return replace(base, workload=load, batch=round(PADDED_BATCH / (1 - share)))
+
+
+def _worded(base: Job, vocab_size: int, batch: int) -> Job:
+    """Memory alone is of interest: one epoch, and Adam's averages are there from the first step."""
+    load = Workload(vocab_size=vocab_size)
+    return replace(base, workload=load, batch=batch, num_epochs=1, num_updates=2, num_dropped=1)
+
+
+def measure_case(case: Case, workshop: Workshop, say: Callable[[str], None]) -> dict[str, list[Measurement]]:
+    """Run the jobs of a case in turn, round after round: A B C A B C …
+
+    Args:
+        case: What is run.
+        workshop: Where.
+        say: Is told of each run.
+    """
+    measured: dict[str, list[Measurement]] = {name: [] for name in case.jobs}
+    for job in case.jobs.values():
+        workshop.workload(job.workload)
+    for number in range(1, case.num_rounds + 1):
+        for name, job in case.jobs.items():
+            result = workshop.measure(job, seed=number)
+            measured[name].append(result)
+            say(
+                f"{case.name}, round {number} of {case.num_rounds}, {name}: "
+                f"{result.seconds:.2f} s per update, {result.peak_memory:.2f} GiB"
+            )
+    return measured

@@ -1,0 +1,58 @@
+"""What the figures were measured on and with, and nothing that tells one such machine from another."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+__all__ = ["available_cores", "describe_machine", "describe_versions"]
+
+PACKAGES = ("kedge", "torch", "transformers")
+PEER_PACKAGES = ("trl", "torch", "transformers", "accelerate")
+CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+def available_cores() -> int:
+    """Cores that this process may keep busy."""
+    return len(os.sched_getaffinity(0))
+
+
+def describe_machine(num_threads: int) -> dict[str, str]:
+    """Processor, memory, threads, system."""
+    cpu, memory = (_fields(path) for path in (CPU_INFO, MEMORY_INFO))
+    native = BF16_FLAGS & set(cpu["flags"].split()) if "flags" in cpu else set()
+    return {
+        "processor": cpu.get("model name", platform.machine()),
+        "bf16 in hardware": ", ".join(sorted(native)) or "no",
+        "threads": str(num_threads),
+        "memory": f"{int(memory['MemTotal'].split()[0]) / 2**20:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def describe_versions(peer: Path) -> dict[str, str]:
+    """The packages of both environments."""
+    code = f"from importlib.metadata import version\nfor name in {PEER_PACKAGES}: print(name, version(name))"
+    printed = subprocess.run([str(peer), "-c", code], capture_output=True, text=True, check=True).stdout
+    return {
+        "kedge's": _listed([f"{name} {version(name)}" for name in PACKAGES]),
+        "TRL's": _listed(printed.splitlines()),
+    }
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """The first `name: value` of each name in a file of /proc."""
+    fields: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields

@@ -1,0 +1,45 @@
+"""What a workload is made from: plain numbers, so that the measuring process need not load torch."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+__all__ = ["DEMONSTRATIONS_FILE", "FACTS_FILE", "PROMPTS_FILE", "Workload"]
+
+PROMPTS_FILE, DEMONSTRATIONS_FILE, FACTS_FILE = "prompts.jsonl", "demonstrations.jsonl", "facts.json"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Models, prompts and the lengths of both.
+
+    Attributes:
+        size: `S` (5.8 million parameters), `M` (14 million) or `0.5B` (a Llama, for a GPU).
+        hazard: Mean length of a response before the cap, tokens; each token ends it with probability 1/hazard. 0: none
+            ever ends.
+        max_response: The cap, tokens.
+        min_prompt: Shortest prompt, tokens.
+        max_prompt: Longest prompt, tokens.
+        prompt_skew: How the lengths lie between the two: min + (max − min)·u^skew for a uniform u. 0 is always the
+            longest, 1 is uniform, 3 has its mean at a quarter of the way.
+        vocab_size: Tokens of the vocabulary; 0 takes the size's own.
+        context_length: Positions of the models.
+        num_prompts: Prompts, and demonstrations.
+        seed: Of weights and prompts.
+    """
+
+    size: str = "S"
+    hazard: float = 24.0
+    max_response: int = 64
+    min_prompt: int = 16
+    max_prompt: int = 64
+    prompt_skew: float = 1.0
+    vocab_size: int = 0
+    context_length: int = 512
+    num_prompts: int = 256
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """A folder's name that no other workload has."""
+        return "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in astuple(self))

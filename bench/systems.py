@@ -1,0 +1,174 @@
+"""The systems that are measured: the command of each, and what is read from what it leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from bench.processes import BenchError, Finished, run_alone
+from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
+
+__all__ = ["PHASES", "Job", "Machine", "Measurement", "Workshop"]
+
+PHASES = ("rollout", "reward", "experience", "train")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One system on one workload.
+
+    Attributes:
+        system: `trl`, kedge's PPO (`ppo`), or kedge's fine-tuning (`sft`), an update of which is one optimiser step.
+        workload: What it works on.
+        settings: kedge's fields beyond those that the workload fixes, `name=value`.
+        batch: Responses per update; sequences per step.
+        num_epochs: Passes over an update's responses.
+        num_updates: Updates to run; fine-tuning passes once over the demonstrations instead.
+        num_dropped: First updates that are not counted.
+        bf16: Whether TRL runs in bf16; kedge has a setting for that.
+    """
+
+    system: Literal["trl", "ppo", "sft"]
+    workload: Workload = field(default_factory=Workload)
+    settings: tuple[str, ...] = ()
+    batch: int = 32
+    num_epochs: int = 4
+    num_updates: int = 5
+    num_dropped: int = 2
+    bf16: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of a job.
+
+    Attributes:
+        seconds: Per update, median of those counted: from row to row, seen from outside the process.
+        phases: Seconds by phase, medians of what the system itself says.
+        num_tokens: Real tokens of prompts and responses per update, mean of those counted.
+        peak_memory: GiB.
+        first_update: Seconds from the process's start until its first row lay on disk.
+    """
+
+    seconds: float
+    phases: dict[str, float]
+    num_tokens: float
+    peak_memory: float
+    first_update: float
+
+    @classmethod
+    def of(cls, finished: Finished, rows: list[dict[str, Any]], *, num_dropped: int) -> Measurement:
+        """Medians of the updates after the first `num_dropped`.
+
+        Raises:
+            BenchError: None are left.
+        """
+        ends, counted = finished.arrivals, rows[num_dropped:]
+        if num_dropped < 1 or not counted or len(ends) != len(rows):
+            raise BenchError(f"{len(rows)} updates were logged; expected more than the {num_dropped} that are dropped")
+        gaps = [end - start for start, end in pairwise(ends)][num_dropped - 1 :]
+        phases = {name: median(row.get(f"time/{name}", 0.0) for row in counted) for name in PHASES}
+        tokens = [row["tokens_per_second"] * row["time/update"] for row in counted]
+        return cls(median(gaps), phases, sum(tokens) / len(tokens), finished.peak_memory, ends[0])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What jobs run on: `cpu` or `cuda`, and CPU threads."""
+
+    device: str
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where jobs are run.
+
+    Attributes:
+        folder: Workloads are made here once and kept; what a run leaves is deleted after it was read.
+        peer: Python of the environment that has TRL.
+        machine: Device and threads.
+    """
+
+    folder: Path
+    peer: Path
+    machine: Machine
+
+    def workload(self, recipe: Workload) -> Path:
+        """The folder of a workload, made where it is not there yet."""
+        folder = self.folder / recipe.name
+        if not (folder / FACTS_FILE).is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "bench.workload", str(folder), json.dumps(asdict(recipe))]
+            run_alone(command, log=self.folder / "workload.log", num_threads=self.machine.num_threads)
+        return folder
+
+    def facts(self, recipe: Workload) -> dict[str, Any]:
+        """Parameters, vocabulary and longest prompt of a workload."""
+        return json.loads((self.workload(recipe) / FACTS_FILE).read_text(encoding="utf-8"))
+
+    def measure(self, job: Job, *, seed: int) -> Measurement:
+        """Run a job once, alone.
+
+        Args:
+            job: What is run.
+            seed: Of the prompts' order and the sampling, so that rounds differ in their lengths.
+        """
+        workload, out = self.workload(job.workload), self.folder / "run"
+        shutil.rmtree(out, ignore_errors=True)
+        command = (self._trl if job.system == "trl" else self._kedge)(job, workload, out)
+        command += ["--seed", str(seed)]
+        rows = out / "metrics.jsonl"
+        finished = run_alone(
+            command,
+            log=self.folder / f"{job.system}.log",
+            rows=rows,
+            num_threads=self.machine.num_threads,
+            gpu=self.machine.device != "cpu",
+        )
+        logged = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+        shutil.rmtree(out)
+        return Measurement.of(finished, logged, num_dropped=job.num_dropped)
+
+    def _trl(self, job: Job, workload: Path, out: Path) -> list[str]:
+        program = str(Path(__file__).with_name("peer.py"))
+        sizes = {
+            "--updates": job.num_updates,
+            "--batch": job.batch,
+            "--max-response": job.workload.max_response,
+            "--epochs": job.num_epochs,
+        }
+        flags = [str(part) for pair in sizes.items() for part in pair]
+        return [str(self.peer), program, str(workload), str(out), *flags, *(["--bf16"] if job.bf16 else [])]
+
+    def _kedge(self, job: Job, workload: Path, out: Path) -> list[str]:
+        command = [sys.executable, "-m", "kedge", job.system, "--model", str(workload / "policy"), "--out", str(out)]
+        return [*command, *_data(job, workload), *settings(job), f"runtime.device={self.machine.device}"]
+
+
+def _data(job: Job, workload: Path) -> list[str]:
+    if job.system == "sft":
+        return ["--data", str(workload / DEMONSTRATIONS_FILE)]
+    return ["--prompts", str(workload / PROMPTS_FILE), "--reward", str(workload / "reward")]
+
+
+def settings(job: Job) -> list[str]:
+    """Kedge's fields as the workload fixes them, then the job's own."""
+    if job.system == "sft":
+        fixed = [f"sft.batch_size={job.batch}", "data.eval_fraction=0"]
+    else:
+        fixed = [
+            f"ppo.num_updates={job.num_updates}",
+            f"ppo.num_epochs={job.num_epochs}",
+            "ppo.num_minibatches=1",
+            f"rollout.num_prompts={job.batch}",
+            f"rollout.max_new_tokens={job.workload.max_response}",
+            "rollout.missing_eos_score=null",
+        ]
+    return [*fixed, "runtime.plots=false", *job.settings]

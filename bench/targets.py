@@ -1,0 +1,91 @@
+"""What the benchmark has to show, and whether it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from bench.cases import ALIKE, DEFAULT, PEER, SFT, SHARED, Results
+from bench.figures import growths, ratios
+from bench.systems import Measurement
+from bench.tables import MISSING, Table, in_unit, with_spread
+
+__all__ = ["TARGETS", "Target", "target_table"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that has to be reached.
+
+    Attributes:
+        figure: What it is.
+        peer: What it is measured against.
+        better: Whether more or less of it is better.
+        required: What it has to be at least, or at most.
+        aim: What is hoped for.
+        unit: Of all three.
+        case: The case that it is from.
+        rounds: Its value in each round, from the measurements of the case.
+    """
+
+    figure: str
+    peer: str
+    better: Literal["more", "less"]
+    required: float
+    aim: float
+    unit: str
+    case: str
+    rounds: Callable[[dict[str, list[Measurement]]], list[float]]
+
+    def row(self, results: Results) -> list[str]:
+        """Its line of the table, with a dash for what was not measured."""
+        sign = "≥" if self.better == "more" else "≤"
+        told = [self.figure, self.peer, f"{sign} {in_unit(self.required, self.unit)}", in_unit(self.aim, self.unit)]
+        if self.case not in results:
+            return [*told, MISSING, MISSING]
+        values = self.rounds(results[self.case])
+        return [*told, with_spread(values, self.unit), self._verdict(median(values))]
+
+    def _verdict(self, value: float) -> str:
+        reached = [value >= goal if self.better == "more" else value <= goal for goal in (self.aim, self.required)]
+        return "aim" if reached[0] else "required" if reached[1] else "missed"
+
+
+TARGETS = [
+    Target(
+        "variable lengths, like for like: times faster", PEER, "more", 2.0, 2.3, "×", "variable",
+        lambda of: ratios(of[PEER], of[ALIKE], "seconds"),
+    ),
+    Target(
+        "variable lengths, default: times faster", PEER, "more", 5.0, 7.0, "×", "variable",
+        lambda of: ratios(of[PEER], of[DEFAULT], "seconds"),
+    ),
+    Target(
+        "full lengths, like for like: times faster", PEER, "more", 1.1, 1.2, "×", "full",
+        lambda of: ratios(of[PEER], of[ALIKE], "seconds"),
+    ),
+    Target(
+        "variable lengths, default: peak memory", PEER, "less", 0.5, 0.35, "×", "variable",
+        lambda of: ratios(of[DEFAULT], of[PEER], "peak_memory"),
+    ),
+    Target(
+        "full lengths, shared trunk, fp32: an update", "FLOP limit 5.0", "less", 5.6, 5.2, " SFT steps", "full",
+        lambda of: ratios(of[SHARED], of[SFT], "seconds"),
+    ),
+    Target(
+        "cost of a real token, padding 0 → 75 %", "flat", "less", 0.15, 0.05, "%", "padding",
+        lambda of: growths(of["0 %"], of["75 %"]),
+    ),
+    Target(
+        "start of `kedge ppo` to its first update", MISSING, "less", 10.0, 6.0, " s", "variable",
+        lambda of: [run.first_update for run in of[DEFAULT]],
+    ),
+]  # fmt: skip
+
+
+def target_table(results: Results) -> Table:
+    """What is required, what is aimed at, what was measured."""
+    header = ["figure", "against", "required", "aim", "measured", "reached"]
+    return Table("Targets", header, [target.row(results) for target in TARGETS])

@@ -1,0 +1,178 @@
+"""Make a workload: policy, reward model and tokenizer as model folders, prompts and demonstrations as JSON lines.
+
+    python -m bench.workload FOLDER RECIPE     (the recipe as a JSON object)
+
+The weights are random. So that lengths vary as in real use, and every system meets the same distribution without a
+hook in its sampler, the policy is a Phi, whose output layer has a bias: EOS gets the one that makes its probability
+1/hazard.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PhiConfig,
+    PhiForCausalLM,
+    PhiForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
+from kedge.data import encode_completion, encode_prompt
+
+__all__ = ["build_models", "build_tokenizer", "draw_rows", "make_workload", "source_texts"]
+
+SHAPES: dict[str, dict[str, int]] = {
+    "S": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4},
+    "M": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 6},
+    "0.5B": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+}
+VOCAB_SIZES = {"S": 2048, "M": 8192, "0.5B": 32000}
+PAD, EOS, BOS = 0, 1, 2
+NEVER = -30.0
+"""A logit that is not sampled in the life of a benchmark."""
+MOST_MERGES = 8192
+"""Beyond this many tokens a vocabulary is filled up with tokens that no text has: merges are slow to learn."""
+
+
+def make_workload(recipe: Workload, folder: Path) -> None:
+    """Write everything into `folder`, `facts.json` last: where that lies, the workload is whole."""
+    texts = source_texts()
+    tokenizer = build_tokenizer(texts, recipe.vocab_size or VOCAB_SIZES[recipe.size])
+    policy, reward = build_models(recipe, len(tokenizer))
+    for name, model in (("policy", policy), ("reward", reward)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = list(draw_rows(recipe, tokenizer, texts))
+    _write_lines(folder / PROMPTS_FILE, rows, ("prompt", "input_ids"))
+    _write_lines(folder / DEMONSTRATIONS_FILE, rows, ("prompt", "completion"))
+    lengths = [len(row["input_ids"]) for row in rows]
+    facts = {"parameters": policy.num_parameters(), "vocab_size": len(tokenizer), "longest_prompt": max(lengths)}
+    (folder / FACTS_FILE).write_text(json.dumps({**facts, "recipe": asdict(recipe)}), encoding="utf-8")
+
+
+def source_texts(count: int = 40) -> list[str]:
+    """The first modules of the standard library: text that lies on every machine that can run the benchmark."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:count]
+    return [path.read_text(encoding="utf-8", errors="ignore") for path in paths]
+
+
+def build_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of exactly `vocab_size` tokens, learnt from the texts as far as `MOST_MERGES`."""
+    learner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocab_size, MOST_MERGES),
+        special_tokens=["<pad>", "<eos>", "<bos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    vocab = learnt["vocab"]
+    vocab |= {f"unused{index}": index for index in range(len(vocab), vocab_size)}
+    backend = _byte_level(models.BPE(vocab=vocab, merges=[tuple(pair) for pair in learnt["merges"]]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", padding_side="left"
+    )
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def build_models(recipe: Workload, vocab_size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Policy and reward model of a size, their weights drawn from the seed.
+
+    The policy's EOS has the logit b with e^b / (e^b + vocabulary − 2) = 1/hazard where the other logits are near 0.
+    """
+    torch.manual_seed(recipe.seed)
+    settings: dict[str, Any] = {
+        **SHAPES[recipe.size],
+        "vocab_size": vocab_size,
+        "max_position_embeddings": recipe.context_length,
+        **{"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS},
+    }
+    if recipe.size == "0.5B":
+        # A Llama has no bias to end by; of 32,000 random tokens EOS is practically never the one.
+        assert not recipe.hazard, "the responses of a random Llama cannot be made to end"
+        llama = LlamaConfig(**settings)
+        return LlamaForCausalLM(llama), _scalar(LlamaForSequenceClassification, llama)
+    phi = PhiConfig(**settings)
+    policy = PhiForCausalLM(phi)
+    with torch.no_grad():
+        policy.lm_head.bias.zero_()
+        policy.lm_head.bias[PAD] = NEVER
+        policy.lm_head.bias[EOS] = math.log((vocab_size - 2) / (recipe.hazard - 1)) if recipe.hazard else NEVER
+    return policy, _scalar(PhiForSequenceClassification, phi)
+
+
+def _scalar(kind: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """A sequence classifier with one label."""
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    return kind(config)
+
+
+def draw_rows(recipe: Workload, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Iterator[dict[str, Any]]:
+    """Prompts with their ids, and completions as long as responses are, out of random places of the texts.
+
+    A peer is given the ids and kedge the text, so only texts are taken that come back as the very same ids.
+    """
+    chooser = random.Random(recipe.seed)
+    stream = [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False, verbose=False)]
+    for _ in range(recipe.num_prompts):
+        prompt, ids = _draw_text(chooser, stream, _prompt_length(chooser, recipe), tokenizer)
+        completion, _ = _draw_text(chooser, stream, _response_length(chooser, recipe) - 1, tokenizer)
+        yield {"prompt": prompt, "input_ids": ids, "completion": completion}
+
+
+def _prompt_length(chooser: random.Random, recipe: Workload) -> int:
+    return recipe.min_prompt + round((recipe.max_prompt - recipe.min_prompt) * chooser.random() ** recipe.prompt_skew)
+
+
+def _response_length(chooser: random.Random, recipe: Workload) -> int:
+    """Tokens with EOS, at least 2: a completion without any text is refused by those that train on it."""
+    if not recipe.hazard:
+        return recipe.max_response
+    return max(2, min(recipe.max_response, math.ceil(chooser.expovariate(1 / recipe.hazard))))
+
+
+def _draw_text(
+    chooser: random.Random, stream: list[int], length: int, tokenizer: PreTrainedTokenizerFast
+) -> tuple[str, list[int]]:
+    while True:
+        start = chooser.randrange(len(stream) - length)
+        ids = stream[start : start + length]
+        text = str(tokenizer.decode(ids))
+        same = encode_prompt(tokenizer, text) == ids == encode_completion(tokenizer, text, eos=False)
+        if same and text.strip():
+            return text, ids
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+    lines = (json.dumps({name: row[name] for name in names}) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make_workload(Workload(**json.loads(sys.argv[2])), Path(sys.argv[1]))
