@@ -40,7 +40,7 @@ def is_consistent(checkpoint: Checkpoint) -> bool:
 
 def save_until_killed(folder: Path, saved: Path) -> None:
     """Continue from the newest checkpoint, update by update; `saved` tells the last that was saved."""
-    newest = newest_valid(folder, on_rejected=_fail)
+    newest = newest_valid(folder, on_rejected=refuse)
     update = newest.update if newest else 0
     descriptor = os.open(saved, os.O_CREAT | os.O_WRONLY)
     while True:
@@ -49,5 +49,10 @@ def save_until_killed(folder: Path, saved: Path) -> None:
         os.pwrite(descriptor, b"%08d" % update, 0)  # in one go: it is never found half written
 
 
-def _fail(line: str) -> None:
+def refuse(line: str) -> None:
+    """For `on_rejected`, where nothing may be rejected."""
     raise AssertionError(line)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
