@@ -102,8 +102,8 @@ def growth_cases(*, num_rounds: int) -> list[Case]:
         Case("batch", {str(batch): replace(base, batch=batch) for batch in (16, 32, 64, 128)}),
         Case("response", {str(length): _full_responses(base, length) for length in (32, 64, 128, 256)}),
         Case("padding", {name: _padded(base, *share) for name, share in PADDING_SHARES.items()}, num_rounds),
-        Case("vocabulary", {f"{size} × {batch}": _worded(base, size, batch) for size, batch in VOCABULARIES}),
         Case("epochs", {str(epochs): replace(base, num_epochs=epochs) for epochs in (1, 2, 4, 8)}),
+        Case("vocabulary", {f"{size} × {batch}": _worded(base, size, batch) for size, batch in VOCABULARIES}),
     ]
 
 

@@ -27,8 +27,8 @@ GROWING = {
     "batch": "Growing batch",
     "response": "Growing responses, all of full length",
     "padding": "Growing padding, as many real tokens",
-    "vocabulary": "Growing vocabulary, one epoch",
     "epochs": "Growing epochs",
+    "vocabulary": "Growing vocabulary, one epoch",
 }
 
 INTRODUCTION = f"""\

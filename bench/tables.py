@@ -13,6 +13,7 @@ from bench.systems import PHASES, Job, Measurement
 
 __all__ = [
     "MISSING",
+    "PERCENT",
     "Table",
     "comparison_table",
     "empty_gpu_table",
@@ -24,7 +25,7 @@ __all__ = [
     "with_spread",
 ]
 
-MISSING = "–"
+MISSING, PERCENT = "–", " %"
 GIB = 2**30
 GPU_HEADER = ["system", "s per update", "real tokens/s", "SFT steps", "share of peak FLOP/s", "peak GiB"]
 
@@ -48,8 +49,12 @@ class Table:
 
 
 def in_unit(value: float, unit: str) -> str:
-    """A number with its unit; `%` takes a share and shows its sign."""
-    return f"{100 * value:+.0f} %" if unit == "%" else f"{value:.2f}{unit}"
+    """A number with its unit; ` %` takes a share and shows its sign."""
+    return _number(value, unit) + unit
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{100 * value:+.0f}" if unit == PERCENT else f"{value:.2f}"
 
 
 def with_spread(values: Sequence[float], unit: str) -> str:
@@ -57,7 +62,7 @@ def with_spread(values: Sequence[float], unit: str) -> str:
     middle, low, high = spread(values)
     if len(values) == 1:
         return in_unit(middle, unit)
-    return f"{in_unit(middle, unit)} ({in_unit(low, unit)} to {in_unit(high, unit)})"
+    return f"{in_unit(middle, unit)} ({_number(low, unit)} to {_number(high, unit)})"
 
 
 def comparison_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
@@ -106,7 +111,7 @@ def growth_table(title: str, case: Case, measured: dict[str, list[Measurement]])
             f"{100 * padding_share(case.jobs[name], tokens):.0f} %",
             _median(runs, "seconds"),
             f"{1000 * median(map(seconds_per_token, runs)):.3f}",
-            MISSING if runs is first else with_spread(growths(first, runs), "%"),
+            MISSING if runs is first else with_spread(growths(first, runs), PERCENT),
             _median(runs, "peak_memory"),
         ])  # fmt: skip
     return Table(title, header, rows)

@@ -10,7 +10,7 @@ from typing import Literal
 from bench.cases import ALIKE, DEFAULT, PEER, SFT, SHARED, Results
 from bench.figures import growths, ratios
 from bench.systems import Measurement
-from bench.tables import MISSING, Table, in_unit, with_spread
+from bench.tables import MISSING, PERCENT, Table, in_unit, with_spread
 
 __all__ = ["TARGETS", "Target", "target_table"]
 
@@ -75,7 +75,7 @@ TARGETS = [
         lambda of: ratios(of[SHARED], of[SFT], "seconds"),
     ),
     Target(
-        "cost of a real token, padding 0 → 75 %", "flat", "less", 0.15, 0.05, "%", "padding",
+        "cost of a real token, padding 0 → 75 %", "flat", "less", 0.15, 0.05, PERCENT, "padding",
         lambda of: growths(of["0 %"], of["75 %"]),
     ),
     Target(
