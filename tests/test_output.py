@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import OutputError
-from kedge.output import REJECTED_FILE, check_output, first_free_folder, replace_file, writing
+from kedge.output import REJECTED_FILE, REWARD_LOG, check_output, first_free_folder, replace_file, writing
 
 
 def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> None:
@@ -18,6 +18,7 @@ def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> N
     folder.mkdir(parents=True)
     assert check_output(str(folder)) == folder
     (folder / REJECTED_FILE).touch()
+    (folder / REWARD_LOG).touch()
     assert check_output(folder) == folder
     (folder / "notes.txt").touch()
     with pytest.raises(OutputError, match="ppo already holds something; give another --out, or empty it"):

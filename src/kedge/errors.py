@@ -13,6 +13,7 @@ __all__ = [
     "OutputError",
     "RewardError",
     "ShapeError",
+    "UnscoredError",
 ]
 
 
@@ -42,6 +43,10 @@ class NumericsError(KedgeError, ArithmeticError):
 
 class RewardError(KedgeError, RuntimeError):
     """A reward function that could not be loaded or broke its contract."""
+
+
+class UnscoredError(RewardError):
+    """No response of a batch has a score: there is nothing to learn from it."""
 
 
 class OutputError(KedgeError, FileExistsError):

@@ -11,10 +11,25 @@ from pathlib import Path
 
 from kedge.errors import OutputError
 
-__all__ = ["REJECTED_FILE", "check_output", "first_free_folder", "replace_file", "sync_folder", "writing"]
+__all__ = [
+    "LEFT_BEHIND",
+    "REJECTED_FILE",
+    "REWARD_LOG",
+    "check_output",
+    "first_free_folder",
+    "replace_file",
+    "sync_folder",
+    "writing",
+]
 
 REJECTED_FILE = "rejected.jsonl"
-"""The rows that cannot be used. Readers write it before a run starts, so a folder that holds nothing else is free."""
+"""The rows that cannot be used. Readers write it before a run starts."""
+
+REWARD_LOG = "reward.log"
+"""What reward functions print and raise."""
+
+LEFT_BEHIND = frozenset({REJECTED_FILE, REWARD_LOG})
+"""What tells why a run came to nothing. A folder that holds nothing else is free."""
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
@@ -87,5 +102,5 @@ def sync_folder(folder: Path) -> None:
 
 def _is_free(folder: Path) -> bool:
     if os.path.isdir(folder):
-        return all(path.name == REJECTED_FILE for path in folder.iterdir())
+        return all(path.name in LEFT_BEHIND for path in folder.iterdir())
     return not os.path.exists(folder)

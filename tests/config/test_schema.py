@@ -119,6 +119,6 @@ def test_a_stop_token_is_a_text_or_an_id(token: str | int | None) -> None:
 
 def test_sections_are_all_sections() -> None:
     named = {name for name in Config.model_fields if section_type(name)}
-    stages = {"data", "sft", "reward_model", "rollout", "ppo", "rlhf", "generate", "evaluate"}
-    assert named == stages | {"checkpoint", "runtime"}
+    stages = {"sft", "reward_model", "ppo", "rlhf", "generate", "evaluate"}
+    assert named == {*stages, "data", "reward_functions", "rollout", "checkpoint", "runtime"}
     assert all(issubclass(section_type(name) or object, Section) for name in named)

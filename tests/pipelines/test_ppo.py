@@ -224,7 +224,7 @@ def test_an_error_after_the_first_update_keeps_what_was_learnt(tmp_path, policy)
 
     def fails_later(completions, **_):
         calls.append(len(completions))
-        if len(calls) == 3:
+        if len(calls) >= 3:  # and again, when it is repeated
             raise ValueError("out of luck")
         return vowels(completions)
 

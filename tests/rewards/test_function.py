@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -79,7 +81,7 @@ def test_a_catch_all_gets_everything_once():
         return [0.0] * len(prompts)
 
     FunctionReward(spy).scores(responses(answer=[1, 2, 3]))
-    assert set(seen) == {"completions", "prompt_ids", "completion_ids", "stopped", "answer", "max_new_tokens"}
+    assert set(seen) == {"completions", "prompt_ids", "completion_ids", "stopped", "answer", "max_new_tokens", "seed"}
 
 
 def test_a_conversation_is_text_and_its_messages_are_a_column():
@@ -202,6 +204,27 @@ def test_columns_are_checked_before_a_run():
         reward.scores(responses())
 
 
+def test_a_seed_is_there_for_who_asks():
+    def draws(completions, seed):
+        return [seed] * len(completions)
+
+    assert FunctionReward(draws).scores(replace(responses(), seed=5)) == [5, 5, 5]
+    assert FunctionReward(draws, settings={"seed": 3}).scores(responses()) == [3, 3, 3]
+
+
+def test_what_ends_a_program_does_not_end_the_training():
+    def leaves(completions):
+        sys.exit("enough")
+
+    async def cancels(completions):
+        raise asyncio.CancelledError
+
+    with pytest.raises(RewardError, match=r"leaves raised SystemExit: enough \(test_function.py"):
+        FunctionReward(leaves).scores(responses())
+    with pytest.raises(RewardError, match="cancels raised CancelledError"):
+        FunctionReward(cancels).scores(responses())
+
+
 def test_settings_are_fixed_arguments():
     def scaled(completions, *, scale):
         return [scale * len(text) for text in completions]
@@ -228,7 +251,7 @@ def test_async_functions_wait_at_the_same_time():
     begin = time.monotonic()
     assert reward.scores(responses()) == [22.0, 23.0, 24.0]
     assert time.monotonic() - begin < 0.39
-    assert started == ["1", "2"]
+    assert sorted(started) == ["1", "2"]
 
 
 def test_async_works_inside_a_running_event_loop():

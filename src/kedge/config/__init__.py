@@ -8,6 +8,7 @@ from kedge.config.inference import Evaluate, Generate
 from kedge.config.load import load_config, resolved_yaml, with_values
 from kedge.config.ppo import Ppo
 from kedge.config.presets import PRESETS, Preset
+from kedge.config.reward_functions import RewardFunctions
 from kedge.config.rlhf import Rlhf
 from kedge.config.rollout import Rollout
 from kedge.config.root import Config, RewardTerm
@@ -27,6 +28,7 @@ __all__ = [
     "Generate",
     "Ppo",
     "Preset",
+    "RewardFunctions",
     "RewardModel",
     "RewardTerm",
     "Rlhf",

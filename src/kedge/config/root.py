@@ -11,6 +11,7 @@ from kedge.config.data import Data
 from kedge.config.inference import Evaluate, Generate
 from kedge.config.knob import Section, knob
 from kedge.config.ppo import Ppo
+from kedge.config.reward_functions import RewardFunctions
 from kedge.config.rlhf import Rlhf
 from kedge.config.rollout import Rollout
 from kedge.config.runtime import Runtime
@@ -77,6 +78,9 @@ class Config(Section):
         meaning="What scores a response: a source, a list of sources, a mapping source → weight, or a list of "
         "{source, weight}.",
         source="kedge: there is no reward to assume",
+    )
+    reward_functions: RewardFunctions = knob(
+        RewardFunctions(), meaning="Deadlines and failures of Python functions that score.", source="kedge"
     )
     out: str | None = knob(
         None,

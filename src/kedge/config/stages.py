@@ -28,20 +28,25 @@ class Stage:
 _MODEL = {"model": "--model"}
 _PROMPTS = {"data.prompts": "--prompts"}
 _SHARED = ("data", "runtime")
+_SCORED = (*_SHARED, "reward_functions")
 
 STAGES = {
     stage.name: stage
     for stage in (
         Stage("sft", (("sft",), _SHARED), {**_MODEL, "data.demonstrations": "--data"}),
         Stage("reward", (("reward_model",), _SHARED), {**_MODEL, "data.comparisons": "--data"}),
-        Stage("ppo", (("ppo", "rollout", "runtime"), ("data",)), {**_MODEL, **_PROMPTS, "reward": "--reward"}),
+        Stage(
+            "ppo",
+            (("ppo", "rollout", "runtime"), ("data", "reward_functions")),
+            {**_MODEL, **_PROMPTS, "reward": "--reward"},
+        ),
         Stage(
             "rlhf",
-            (("rlhf", "ppo", "rollout", "sft", "reward_model"), _SHARED),
+            (("rlhf", "ppo", "rollout", "sft", "reward_model"), _SCORED),
             {**_MODEL, "data.demonstrations": "--demonstrations", "data.comparisons": "--comparisons", **_PROMPTS},
         ),
-        Stage("generate", (("generate",), _SHARED), {**_MODEL, **_PROMPTS}),
-        Stage("evaluate", (("evaluate",), ("generate",), _SHARED), {**_MODEL, **_PROMPTS, "evaluate.judge": "--judge"}),
+        Stage("generate", (("generate",), _SCORED), {**_MODEL, **_PROMPTS}),
+        Stage("evaluate", (("evaluate",), ("generate",), _SCORED), {**_MODEL, **_PROMPTS, "evaluate.judge": "--judge"}),
     )
 }
 

@@ -22,6 +22,7 @@ def join_responses(parts: Sequence[Responses]) -> Responses:
         stopped=[stopped for part in parts for stopped in part.stopped],
         columns={name: [entry for part in parts for entry in part.columns[name]] for name in parts[0].columns},
         max_new_tokens=parts[0].max_new_tokens,
+        seed=parts[0].seed,
     )
 
 

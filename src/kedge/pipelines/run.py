@@ -12,7 +12,7 @@ import torch
 
 from kedge.config import Config, check_stage, choose_output, resolved_yaml, with_values
 from kedge.models import model_width, resolve_precision
-from kedge.output import REJECTED_FILE, writing
+from kedge.output import LEFT_BEHIND, REJECTED_FILE, writing
 from kedge.report.metrics import MetricsLog
 from kedge.report.progress import Progress
 from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
@@ -98,10 +98,10 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
     facts = {"stage": stage, "device": device, "precision": precision}
-    # The rows that an earlier run rejected, and ended at; this run's readers begin anew.
-    rejected = folder / REJECTED_FILE
-    with writing(rejected):
-        rejected.unlink(missing_ok=True)
+    # What an earlier run ended at; this run begins anew.
+    for path in (folder / name for name in sorted(LEFT_BEHIND)):
+        with writing(path):
+            path.unlink(missing_ok=True)
     return Run(folder, device, precision, resolved_yaml(config), facts)
 
 

@@ -93,7 +93,13 @@ class Policy:
                 [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
                 seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
             )
-            described = describe_responses(rollout, batch, self.tokenizer, max_new_tokens=sampling.max_new_tokens)
+            described = describe_responses(
+                rollout,
+                batch,
+                self.tokenizer,
+                max_new_tokens=sampling.max_new_tokens,
+                seed=stream_seed(sampling.seed, "reward", start),
+            )
             yield Answers(rollout, described)
 
     def answer_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[Answers]:

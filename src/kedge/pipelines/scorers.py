@@ -8,8 +8,9 @@ from typing import TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
+from kedge.output import REWARD_LOG
 from kedge.pipelines.run import Run
-from kedge.rewards import RewardSpec, RewardTerm, WeightedReward, load_reward
+from kedge.rewards import CallRules, RewardSpec, RewardTerm, WeightedReward, load_reward
 
 __all__ = ["Rewards", "configured_rewards", "load_scorer"]
 
@@ -24,8 +25,8 @@ def load_scorer(
 
     Args:
         rewards: What scores.
-        config: Says whether code beside a model may run.
-        run: The device and its number format.
+        config: Says whether code beside a model may run, and what functions are allowed.
+        run: The device and its number format, and the folder for what functions print.
         tokenizer: The policy's.
         batch_size: Responses per forward pass of a reward model; None takes 32.
     """
@@ -36,9 +37,23 @@ def load_scorer(
         trust_remote_code=config.runtime.trust_remote_code,
         batch_size=batch_size or 32,
         precision=run.precision,
+        rules=_call_rules(config),
+        log=run.folder / REWARD_LOG,
     )
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:
     """`config.reward` as `load_reward` takes it."""
     return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
+
+
+def _call_rules(config: Config) -> CallRules:
+    settings = config.reward_functions
+    return CallRules(
+        timeout=settings.timeout,
+        startup_timeout=settings.startup_timeout,
+        retries=settings.retries,
+        on_error=settings.on_error,
+        error_score=settings.error_score,
+        memory_growth=settings.memory_growth * 2**30,
+    )

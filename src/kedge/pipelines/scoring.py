@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.shaping import penalize_missing_eos
 from kedge.data import Prompt
-from kedge.errors import RewardError
+from kedge.errors import UnscoredError
 from kedge.rewards import Responses, ScoredTerms, WeightedReward
 
 __all__ = ["ScoredRollout", "describe_responses", "score_rollout"]
@@ -37,8 +37,9 @@ class ScoredRollout:
     terms: ScoredTerms
 
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score, and how many responses had none."""
-        return {**self.terms.term_means(), "reward/unscored": float(sum(s is None for s in self.terms.scores))}
+        """Each source's mean score, how often functions failed, and how many responses had no score."""
+        unscored = float(sum(score is None for score in self.terms.scores))
+        return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored}
 
 
 def score_rollout(
@@ -50,6 +51,7 @@ def score_rollout(
     max_new_tokens: int,
     missing_eos_score: float | None,
     missing_eos_mode: Literal["replace", "subtract"],
+    seed: int = 0,
 ) -> ScoredRollout:
     """Ask the reward for a score per response; leave out the responses that get none.
 
@@ -61,14 +63,17 @@ def score_rollout(
         max_new_tokens: Where responses are cut.
         missing_eos_score: Score of a response without the stop token; None leaves it alone.
         missing_eos_mode: Whether that replaces the score, or is subtracted from it.
+        seed: For functions that draw random numbers.
 
     Raises:
-        RewardError: The reward broke its contract, or no response has a score.
+        RewardError: The reward broke its contract.
+        UnscoredError: No response has a score.
     """
-    terms = reward.score_terms(describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens))
+    described = describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed)
+    terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
-        raise RewardError(f"reward {reward.name!r} gave none of {len(terms.scores)} responses a score")
+        raise UnscoredError(f"reward {reward.name!r} gave none of {len(terms.scores)} responses a score")
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
@@ -83,6 +88,7 @@ def describe_responses(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_new_tokens: int | None = None,
+    seed: int = 0,
 ) -> Responses:
     """A rollout as the texts, ids and columns that reward sources are given."""
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
@@ -99,6 +105,7 @@ def describe_responses(
         stopped=stopped,
         columns={name: [prompt.columns.get(name) for prompt in prompts] for name in names},
         max_new_tokens=max_new_tokens,
+        seed=seed,
     )
 
 

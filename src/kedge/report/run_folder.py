@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.output import REJECTED_FILE, check_output, writing
+from kedge.output import LEFT_BEHIND, check_output, writing
 
 __all__ = ["create_run_folder", "take_back_folder", "write_config"]
 
@@ -29,7 +29,7 @@ def take_back_folder(folder: Path) -> None:
 
     Only the configuration and logs without a row are removed. Where anything else is there, nothing is.
     """
-    paths = [path for path in folder.iterdir() if path.name != REJECTED_FILE]
+    paths = [path for path in folder.iterdir() if path.name not in LEFT_BEHIND]
     if not all(path.name == CONFIG_FILE or _is_empty_log(path) for path in paths):
         return
     for path in paths:

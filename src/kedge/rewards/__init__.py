@@ -1,14 +1,26 @@
-"""Where scores come from: reward models, Python functions, and weighted sums of both."""
+"""Where scores come from: reward models, Python functions, and weighted sums of both.
 
+What needs torch is loaded when it is first used: a reward function's own process imports this package, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kedge.rewards.calls import CallRules
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
-from kedge.rewards.loading import RewardSpec, RewardTerm, load_reward
-from kedge.rewards.model import ModelReward
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Scores
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
+if TYPE_CHECKING:
+    from kedge.rewards.loading import RewardSpec, RewardTerm, load_reward
+    from kedge.rewards.model import ModelReward
+
 __all__ = [
     "MESSAGES_COLUMN",
+    "CallRules",
     "FunctionReward",
     "ModelReward",
     "Responses",
@@ -22,3 +34,16 @@ __all__ = [
     "load_reward",
     "names_function",
 ]
+
+_HOMES = {
+    "ModelReward": "kedge.rewards.model",
+    "RewardSpec": "kedge.rewards.loading",
+    "RewardTerm": "kedge.rewards.loading",
+    "load_reward": "kedge.rewards.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kedge.rewards' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Scores, checked_scores
 
-__all__ = ["FunctionReward", "gathered_scores"]
+__all__ = ["FunctionReward", "words_of"]
+
+_T = TypeVar("_T")
 
 RESPONSE_WORDS = ("completions", "completion_ids", "stopped")
-OFFERED = (*RESPONSE_WORDS, "prompts", "prompt_ids", "max_new_tokens")
+OFFERED = (*RESPONSE_WORDS, "prompts", "prompt_ids", "max_new_tokens", "seed")
 """The keyword arguments that any reward function may take, beside the prompts' columns. Texts and ids have TRL's names,
 so that functions written for it run unchanged on plain prompts. Conversational prompts and their responses are texts
 here, too, rendered by the chat template; a prompt's messages are in the column `messages`."""
@@ -52,8 +54,15 @@ class FunctionReward:
 
     @property
     def is_async(self) -> bool:
-        """Whether calling the function gives a coroutine; such functions wait together, see `gathered_scores`."""
+        """Whether calling the function gives a coroutine; such functions wait at the same time, see `ask`."""
         return any(inspect.iscoroutinefunction(called) for called in (self.function, type(self.function).__call__))
+
+    @property
+    def takes(self) -> list[str] | None:
+        """The names of its arguments; None where it takes whatever there is."""
+        if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters):
+            return None
+        return [parameter.name for parameter in self._parameters]
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts' columns give the function what it needs.
@@ -79,20 +88,27 @@ class FunctionReward:
         """
         returned = self._call(responses)
         if inspect.isawaitable(returned):
-            return _run([self._awaited(returned, len(responses))])[0]
+            returned = _in_a_thread(self._settled, returned)()
         return checked_scores(returned, name=self.name, count=len(responses))
 
-    async def scores_async(self, responses: Responses) -> Scores:
-        """As `scores`, for a caller that has an event loop."""
-        returned = self._call(responses)
-        if inspect.isawaitable(returned):
-            return await self._awaited(returned, len(responses))
-        return checked_scores(returned, name=self.name, count=len(responses))
+    def ask(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Scores]:
+        """Begin a call; its scores, or its `RewardError`, come from calling what is returned.
 
-    async def _awaited(self, returned: Awaitable[object], count: int) -> Scores:
+        An async function begins at once, and others can be asked while it waits; a plain one begins when its scores
+        are called for.
+
+        Args:
+            responses: What to score.
+            timeout: Not kept: nothing stops a function that runs in this process.
+        """
+        return _in_a_thread(self.scores, responses) if self.is_async else partial(self.scores, responses)
+
+    def _settled(self, returned: Awaitable[object]) -> object:
+        async def settle() -> object:
+            return await returned
+
         with _named_errors(self.name):
-            settled = await returned
-        return checked_scores(settled, name=self.name, count=count)
+            return asyncio.run(settle())
 
     def _call(self, responses: Responses) -> object:
         self.check_columns(responses.columns)
@@ -112,6 +128,7 @@ class FunctionReward:
         }
         # Copies, so that a function that sorts or empties its lists changes nothing for the sources after it.
         offered = {word: list(entries) for word, entries in offered.items()}
+        offered["seed"] = responses.seed
         if responses.max_new_tokens is not None:
             offered["max_new_tokens"] = responses.max_new_tokens
         offered.update(self.settings)
@@ -130,9 +147,8 @@ class FunctionReward:
         return positional, named
 
     def _check_settings(self) -> None:
-        names = {parameter.name for parameter in self._parameters}
-        takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters)
-        if not takes_any and (unknown := sorted(set(self.settings) - names)):
+        names = self.takes
+        if names is not None and (unknown := sorted(set(self.settings) - set(names))):
             raise RewardError(f"{self.name} has no setting {unknown[0]!r}; it takes {', '.join(sorted(names))}")
 
     def _missing(self, parameter: str, columns: Collection[str]) -> RewardError:
@@ -143,18 +159,24 @@ class FunctionReward:
         )
 
 
-def gathered_scores(functions: Sequence[FunctionReward], responses: Responses) -> list[Scores]:
-    """The scores of several async functions that wait for the outside world at the same time."""
-    return _run([function.scores_async(responses) for function in functions])
+def words_of(error: BaseException, limit: int = 300) -> str:
+    """What an error of a stranger's code says, on one line, cut where it is long."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:  # these words are a stranger's code, too
+        return "(its message cannot be read)"
+    return words if len(words) <= limit else f"{words[:limit]}…"
 
 
-def _run(awaitables: Sequence[Awaitable[Scores]]) -> list[Scores]:
-    async def gather() -> list[Scores]:
-        return await asyncio.gather(*awaitables)
+def _in_a_thread(call: Callable[[Any], _T], argument: object) -> Callable[[], _T]:
+    """Begin a call in a thread of its own; what is returned waits for its result.
 
-    # A thread of its own: in a notebook this thread already runs an event loop, which asyncio.run would refuse.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward") as executor:
-        return executor.submit(asyncio.run, gather()).result()
+    In a notebook this thread already runs an event loop, and `asyncio.run` would refuse to run another.
+    """
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
+    future = executor.submit(call, argument)
+    executor.shutdown(wait=False)
+    return future.result
 
 
 def _name(function: object) -> str:
@@ -182,8 +204,7 @@ def _named_errors(name: str) -> Iterator[None]:
     """Turn whatever a stranger's code raises into one line that names the function and the place."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
-        message = " ".join(str(error).split())
-        raise RewardError(f"{name} raised {type(error).__name__}: {message} ({place})") from error
+        raise RewardError(f"{name} raised {type(error).__name__}: {words_of(error)} ({place})") from error

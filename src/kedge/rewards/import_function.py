@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kedge.errors import RewardError
-from kedge.rewards.function import FunctionReward
+from kedge.rewards.function import FunctionReward, words_of
 
 __all__ = ["find_function", "load_function", "names_function"]
 
@@ -82,7 +82,7 @@ def _run_file(path: Path) -> ModuleType:
     _make_importable(folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"reward file {str(path)!r}", error) from error
     return module
 
@@ -98,7 +98,7 @@ def _import_module(name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise RewardError(f"reward module {name!r} cannot be found: there is no module {error.name!r}") from error
         raise _failed(f"reward module {name!r}", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"reward module {name!r}", error) from error
 
 
@@ -122,9 +122,9 @@ def _attribute(module: ModuleType, attribute: str, spec: str) -> object:
     return owner
 
 
-def _failed(what: str, error: Exception) -> RewardError:
+def _failed(what: str, error: BaseException) -> RewardError:
     """One line for whatever a stranger's module raised while it was imported."""
     if isinstance(error, SyntaxError):
         return RewardError(f"{what}, line {error.lineno}: {error.msg}")
     line = traceback.extract_tb(error.__traceback__)[-1].lineno
-    return RewardError(f"{what} raised {type(error).__name__}, line {line}: {' '.join(str(error).split())}")
+    return RewardError(f"{what} raised {type(error).__name__}, line {line}: {words_of(error)}")

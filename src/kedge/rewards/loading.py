@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import RewardError
 from kedge.models import load_scalar_model, load_tokenizer
+from kedge.rewards.calls import CallRules, GuardedReward
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.source import RewardSource
+from kedge.rewards.remote import RemoteFunction
 from kedge.rewards.weighted import WeightedReward
 
 __all__ = ["RewardSpec", "RewardTerm", "load_reward"]
@@ -49,10 +51,14 @@ def load_reward(
     trust_remote_code: bool = False,
     batch_size: int = 32,
     precision: Literal["fp32", "bf16"] = "fp32",
+    rules: CallRules | None = None,
+    log: Path | None = None,
 ) -> WeightedReward:
     """Load one reward, or several as a weighted sum; a single one is a sum of one term.
 
     A text is a function where a Python name follows its last colon and no folder is called so, else a reward model.
+    A function that is named runs in a process of its own; one that is handed over runs in this process. Functions are
+    loaded before models, which take longer.
 
     Args:
         terms: One reward or several; a bare one has weight 1.
@@ -61,31 +67,43 @@ def load_reward(
         trust_remote_code: Run Python code that a model folder brings along.
         batch_size: Responses per forward pass of a reward model.
         precision: Number format of a reward model's matrix products.
+        rules: What functions are allowed, and what becomes of their failures.
+        log: The file that keeps what functions print in processes of their own.
 
     Raises:
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
         ModelError: A reward model that cannot be loaded.
     """
-
-    def load(term: RewardTerm) -> RewardSource:
-        if callable(term.reward) or _is_function(str(term.reward)):
-            return _load_function(term)
-        if term.settings:
-            raise RewardError(f"reward {str(term.reward)!r} is a model and takes no settings; only functions do")
-        tokenizer = load_tokenizer(term.reward, trust_remote_code=trust_remote_code)
-        model = load_scalar_model(term.reward, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
-        name = term.name or Path(term.reward).name
-        return ModelReward(model, tokenizer, policy_tokenizer, name=name, batch_size=batch_size, precision=precision)
-
     given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
     wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
-    return WeightedReward([(load(term), term.weight) for term in wanted])
+    functions = {
+        place: _load_function(term, rules or CallRules(), log)
+        for place, term in enumerate(wanted)
+        if callable(term.reward) or _is_function(str(term.reward))
+    }
+
+    def load_model(term: RewardTerm) -> ModelReward:
+        if term.settings:
+            raise RewardError(f"reward {str(term.reward)!r} is a model and takes no settings; only functions do")
+        source = cast("str | Path", term.reward)
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        model = load_scalar_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+        name = term.name or Path(source).name
+        return ModelReward(model, tokenizer, policy_tokenizer, name=name, batch_size=batch_size, precision=precision)
+
+    return WeightedReward(
+        [(functions.get(place) or load_model(term), term.weight) for place, term in enumerate(wanted)]
+    )
 
 
 def _is_function(text: str) -> bool:
     return names_function(text) and not Path(text).is_dir()
 
 
-def _load_function(term: RewardTerm) -> FunctionReward:
-    function = term.reward if callable(term.reward) else load_function(str(term.reward))
-    return FunctionReward(function, name=term.name, settings=term.settings)
+def _load_function(term: RewardTerm, rules: CallRules, log: Path | None) -> GuardedReward:
+    # A closure cannot be handed to another process, and Windows has no process groups.
+    if callable(term.reward) or os.name != "posix":
+        function = term.reward if callable(term.reward) else load_function(str(term.reward))
+        return GuardedReward(FunctionReward(function, name=term.name, settings=term.settings), rules)
+    remote = RemoteFunction(str(term.reward), name=term.name, settings=term.settings, rules=rules, log=log)
+    return GuardedReward(remote, rules)

@@ -6,10 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol
-
-import numpy as np
-from torch import Tensor
+from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import RewardError
 
@@ -34,6 +31,8 @@ class Responses:
         stopped: True where the response ended with the stop token, False where it was cut.
         columns: the other fields of the prompts' rows, each a list with one entry per response.
         max_new_tokens: the length at which responses are cut, tokens; None where nothing cuts them.
+        seed: for a source that draws random numbers, in [0, 2⁶³); a function of the run's seed and the update alone,
+            so that a resumed run draws what an uninterrupted one does.
 
     Raises:
         RewardError: The lists differ in length.
@@ -46,6 +45,7 @@ class Responses:
     stopped: list[bool]
     columns: dict[str, list[Any]] = field(default_factory=dict)
     max_new_tokens: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         lists: dict[str, Sequence[Any]] = {
@@ -61,6 +61,30 @@ class Responses:
 
     def __len__(self) -> int:
         return len(self.completions)
+
+    def select(self, rows: Sequence[int]) -> Responses:
+        """Some of the responses, in the order given."""
+
+        def chosen(entries: list[Any]) -> list[Any]:
+            return [entries[row] for row in rows]
+
+        return Responses(
+            chosen(self.prompts),
+            chosen(self.completions),
+            chosen(self.prompt_ids),
+            chosen(self.response_ids),
+            chosen(self.stopped),
+            {name: chosen(column) for name, column in self.columns.items()},
+            self.max_new_tokens,
+            self.seed,
+        )
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """A tensor, array or array scalar of any library. Reward functions run where none of them need be imported."""
+
+    def tolist(self) -> Any: ...
 
 
 class RewardSource(Protocol):
@@ -87,7 +111,7 @@ def checked_scores(returned: object, *, name: str, count: int) -> Scores:
     Raises:
         RewardError: Another type, another length, or an entry that is neither a finite number nor None.
     """
-    entries = returned.tolist() if isinstance(returned, (Tensor, np.ndarray)) else returned
+    entries = returned.tolist() if isinstance(returned, _Array) else returned
     if not isinstance(entries, (list, tuple)):
         raise RewardError(f"{name} returned {_shown(returned)}; expected a list of {count} numbers, one per response")
     if len(entries) != count:
@@ -98,9 +122,9 @@ def checked_scores(returned: object, *, name: str, count: int) -> Scores:
 def _checked_score(entry: object, *, name: str, index: int) -> float | None:
     if entry is None:
         return None
-    number = entry
-    if isinstance(entry, np.generic) or (isinstance(entry, Tensor) and entry.numel() == 1):
-        number = entry.item()
+    number = entry.tolist() if isinstance(entry, _Array) else entry
+    if isinstance(entry, _Array) and isinstance(number, list) and len(number) == 1:
+        number = number[0]
     if not isinstance(number, Real):
         raise RewardError(f"{name} gave response {index} {_shown(entry)}; expected a number, or None for no score")
     try:

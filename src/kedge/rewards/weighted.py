@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from kedge.errors import RewardError
-from kedge.rewards.function import FunctionReward, gathered_scores
+from kedge.rewards.calls import Answer, GuardedReward
+from kedge.rewards.function import FunctionReward
 from kedge.rewards.source import Responses, RewardSource, Scores
 
 __all__ = ["ScoredTerms", "WeightedReward"]
@@ -18,12 +20,14 @@ class ScoredTerms:
     """Scores and what they are made of.
 
     Attributes:
-        scores: the weighted sum per response; None where no source had a score.
+        scores: the weighted sum per response; None where no source had a score, or one failed that is to drop it.
         terms: the sources' own scores by name, before their weights.
+        failures: how often functions failed, as metrics.
     """
 
     scores: Scores
     terms: dict[str, Scores]
+    failures: dict[str, float] = field(default_factory=dict)
 
     def term_means(self) -> dict[str, float]:
         """The mean of each term over the responses that it scored, for the metrics; NaN where it scored none."""
@@ -62,22 +66,43 @@ class WeightedReward:
         return self.score_terms(responses).scores
 
     def score_terms(self, responses: Responses) -> ScoredTerms:
-        """The weighted sum and its terms. Async functions wait together, everything else runs in turn."""
-        functions = [source for source in self.sources if isinstance(source, FunctionReward) and source.is_async]
-        awaited = iter(gathered_scores(functions, responses) if functions else [])
-        scored = [next(awaited) if source in functions else source.scores(responses) for source in self.sources]
-        totals = [self._total([scores[row] for scores in scored]) for row in range(len(responses))]
-        return ScoredTerms(totals, dict(zip(self.names, scored, strict=True)))
+        """The weighted sum and its terms.
+
+        Functions in processes of their own and async functions are at work at the same time, everything else in turn.
+        A response on which a function failed that is to drop it has no score: a sum without that term would be on
+        another scale than the others.
+        """
+        begun = [_begin(source, responses) for source in self.sources]
+        answers = [answer() for answer in begun]
+        dropped = frozenset[int]().union(*(answer.dropped for answer in answers))
+        rows = range(len(responses))
+        totals = [None if row in dropped else self._total([each.scores[row] for each in answers]) for row in rows]
+        named = dict(zip(self.names, answers, strict=True))
+        guarded = [
+            name for name, source in zip(self.names, self.sources, strict=True) if isinstance(source, GuardedReward)
+        ]
+        return ScoredTerms(
+            totals,
+            {name: answer.scores for name, answer in named.items()},
+            {metric: count for name in guarded for metric, count in named[name].metrics(name).items()},
+        )
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Check before a run that the prompts' columns give every function what it needs (`RewardError` if not)."""
         for source in self.sources:
-            if isinstance(source, FunctionReward):
+            if isinstance(source, (FunctionReward, GuardedReward)):
                 source.check_columns(columns)
 
     def _total(self, row: Scores) -> float | None:
         weighted = [weight * score for weight, score in zip(self.weights, row, strict=True) if score is not None]
         return sum(weighted) if weighted else None
+
+
+def _begin(source: RewardSource, responses: Responses) -> Callable[[], Answer]:
+    if isinstance(source, GuardedReward):
+        return source.ask(responses)
+    collect = source.ask(responses) if isinstance(source, FunctionReward) else partial(source.scores, responses)
+    return lambda: Answer(collect())
 
 
 def _mean(scores: Scores) -> float:
