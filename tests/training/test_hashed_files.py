@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import pytest
 import torch
@@ -61,8 +62,8 @@ def test_a_transposed_and_a_shared_tensor_are_written_in_full(tmp_path):
 
 def test_the_record_is_of_the_file_whatever_its_pieces(tmp_path):
     contents = bytes(range(256)) * (PIECE_BYTES // 256) + b"the rest"
-    pieces = [contents[start : start + 100_000] for start in range(0, len(contents), 100_000)]
-    record = write_file(tmp_path / "file", pieces)
+    cuts = [0, 5, 300_005, 300_010, 300_010, 700_000, *range(700_010, len(contents), 100_000), len(contents)]
+    record = write_file(tmp_path / "file", [contents[start:end] for start, end in itertools.pairwise(cuts)])
     assert (tmp_path / "file").read_bytes() == contents
     assert record == FileRecord(len(contents), hashlib.sha256(contents).hexdigest())
     assert record_file(tmp_path / "file") == record

@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file"]
 
-PIECE_BYTES = 4 * 2**20
+PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**18
 PIECES_IN_FLIGHT = 32
 """How far the hash may lag behind the disk. Copies from a GPU wait in memory for it: 256 MiB at most."""
 
@@ -106,15 +106,19 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Small pieces joined to larger ones: handing one to another thread takes as long as hashing 100 kB."""
+    """Small pieces joined: handing one to another thread takes as long as hashing 100 kB. Large ones as they are."""
     waiting, size = list[bytes | memoryview](), 0
     for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= PIECE_BYTES:
-            yield piece if len(waiting) == 1 else b"".join(waiting)
-            waiting, size = [], 0
-    yield b"".join(waiting)
+        if len(piece) < SMALL_BYTES and size < PIECE_BYTES:
+            waiting.append(piece)
+            size += len(piece)
+            continue
+        if waiting:
+            yield b"".join(waiting)
+        yield piece
+        waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
