@@ -115,6 +115,29 @@ def test_the_search_for_offenders_has_one_more_timeout():
     assert all(given is not None and given <= 0.12 for given in function.timeouts[1:])
 
 
+def test_one_response_that_hangs_costs_one_score_and_one_more_timeout(monkeypatch):
+    now = 0.0
+
+    class Hanging(Scripted):
+        def ask(self, responses, *, timeout=None):
+            def collect():
+                nonlocal now
+                if "hang" in responses.completions:
+                    now += timeout or 300.0
+                    raise CallTimeout("late")
+                now += 1.0
+                return [1.0] * len(responses)
+
+            return collect
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    texts = ["fine"] * 64
+    texts[5] = "hang"
+    answer = GuardedReward(Hanging(), replace(RULES, retries=0, on_error="drop")).ask(batch(*texts))()
+    assert answer.dropped == {5}
+    assert 300 < now <= 600
+
+
 def test_nan_in_one_response_costs_that_response():
     reward = load_reward(lambda completions: [math.nan if t == "b" else 1.0 for t in completions],
                          rules=replace(RULES, on_error="drop"))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -156,16 +157,20 @@ class GuardedReward:
     ) -> dict[int, float | None]:
         """The scores of those rows of a failed call that can be scored in calls without the others."""
         scores: dict[int, float | None] = {}
-        middle = len(rows) // 2
-        for half in (rows[:middle], rows[middle:]) if middle else ():
-            remaining = until - time.monotonic()
-            if remaining <= 0:
-                break
-            collect = self._function.ask(responses.select(half), timeout=remaining)
-            try:
-                scores.update(zip(half, self._counted(collect, failures), strict=True))
-            except RewardError:
-                scores.update(self._halves(responses, half, until, failures))
+        failed = deque([rows])
+        while failed:
+            part = failed.popleft()
+            middle = len(part) // 2
+            for half in (part[:middle], part[middle:]) if middle else ():
+                remaining = until - time.monotonic()
+                if remaining <= 0:
+                    return scores
+                # Half of what remains: one call that hangs must not take the others' time.
+                collect = self._function.ask(responses.select(half), timeout=remaining / 2)
+                try:
+                    scores.update(zip(half, self._counted(collect, failures), strict=True))
+                except RewardError:
+                    failed.append(half)
         return scores
 
     @staticmethod

@@ -77,15 +77,12 @@ class WeightedReward:
         dropped = frozenset[int]().union(*(answer.dropped for answer in answers))
         rows = range(len(responses))
         totals = [None if row in dropped else self._total([each.scores[row] for each in answers]) for row in rows]
-        named = dict(zip(self.names, answers, strict=True))
-        guarded = [
-            name for name, source in zip(self.names, self.sources, strict=True) if isinstance(source, GuardedReward)
-        ]
-        return ScoredTerms(
-            totals,
-            {name: answer.scores for name, answer in named.items()},
-            {metric: count for name in guarded for metric, count in named[name].metrics(name).items()},
-        )
+        failures: dict[str, float] = {}
+        for name, source, answer in zip(self.names, self.sources, answers, strict=True):
+            if isinstance(source, GuardedReward):
+                failures |= answer.metrics(name)
+        scored = [answer.scores for answer in answers]
+        return ScoredTerms(totals, dict(zip(self.names, scored, strict=True)), failures)
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Check before a run that the prompts' columns give every function what it needs (`RewardError` if not)."""

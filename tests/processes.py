@@ -1,0 +1,47 @@
+"""What else runs on this machine: for tests that a process leaves nothing behind."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Process", "members", "processes"]
+
+
+class Process(NamedTuple):
+    """A process, its parent and its group."""
+
+    pid: int
+    parent: int
+    group: int
+
+
+def processes() -> list[Process]:
+    """All processes; our own zombies are among them, not those that init has yet to collect."""
+    rows = _from_proc() if Path("/proc/self/stat").exists() else _from_ps()
+    return [row for state, row in rows if state != "Z" or row.parent == os.getpid()]
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group."""
+    return [process.pid for process in processes() if process.group == group]
+
+
+def _from_proc() -> list[tuple[str, Process]]:
+    rows = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:  # it ended between the look and the reading
+            continue
+        # A program's name may hold anything, but the last parenthesis closes it.
+        state, parent, group, *_ = text.rpartition(")")[2].split()
+        rows.append((state, Process(int(path.parent.name), int(parent), int(group))))
+    return rows
+
+
+def _from_ps() -> list[tuple[str, Process]]:
+    command = ["ps", "-A", "-o", "state=,pid=,ppid=,pgid="]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return [(state[0], Process(*map(int, numbers))) for state, *numbers in rows]
