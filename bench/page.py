@@ -51,7 +51,8 @@ and highest in brackets. What has no brackets ran in one round.
   the cap of 64, so that about half of a padded batch is real. *Full lengths*: 64 and 64 tokens, no padding for
   anybody.
 - **The update.** 32 prompts, a response each, four epochs of one minibatch. A reward model of the policy's size
-  scores.
+  scores. The learning rate is next to 0, since a policy that learns changes its lengths, in each system by another
+  amount.
 - **Like for like.** A separate critic that starts from the reward model, in fp32: what TRL does.
 - **kedge, default.** What a user gets: a value head on the policy's trunk, and bf16 matrix products where the
   processor has them and the model is wide enough.

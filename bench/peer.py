@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """The peer: PPO by TRL 1.12.0, the last release that has it, on a workload. Runs in an environment of its own.
 
-    python peer.py WORKLOAD OUT --updates 5 --batch 32 --max-response 64 --epochs 4 --seed 0
+    python peer.py WORKLOAD OUT --updates 5 --batch 32 --max-response 64 --epochs 4 --seed 0 --learning-rate 1e-9
 
 Writes a row per update into OUT/metrics.jsonl, its fields named as kedge names them. Gradient accumulation stays off:
 with it TRL's loop does not take the steps that its configuration says.
@@ -143,7 +143,7 @@ def configuration(options: argparse.Namespace) -> PPOConfig:
         response_length=options.max_response,
         temperature=1.0,
         stop_token="eos",
-        learning_rate=1e-5,
+        learning_rate=options.learning_rate,
         seed=options.seed,
         bf16=options.bf16,
         use_cpu=not torch.cuda.is_available(),
@@ -162,6 +162,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     for name in ("updates", "batch", "max-response", "epochs", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--bf16", action="store_true")
     return parser.parse_args()
 

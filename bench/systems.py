@@ -16,6 +16,8 @@ from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 
 __all__ = ["PHASES", "Job", "Machine", "Measurement", "Workshop"]
 
+LEARNING_RATE = 1e-9
+"""Every step is computed and none is felt: a policy that learns changes its lengths, and each system's otherwise."""
 PHASES = ("rollout", "reward", "experience", "train")
 
 
@@ -143,6 +145,7 @@ class Workshop:
             "--batch": job.batch,
             "--max-response": job.workload.max_response,
             "--epochs": job.num_epochs,
+            "--learning-rate": LEARNING_RATE,
         }
         flags = [str(part) for pair in sizes.items() for part in pair]
         return [str(self.peer), program, str(workload), str(out), *flags, *(["--bf16"] if job.bf16 else [])]
@@ -167,6 +170,7 @@ def settings(job: Job) -> list[str]:
             f"ppo.num_updates={job.num_updates}",
             f"ppo.num_epochs={job.num_epochs}",
             "ppo.num_minibatches=1",
+            f"ppo.learning_rate={LEARNING_RATE}",
             f"rollout.num_prompts={job.batch}",
             f"rollout.max_new_tokens={job.workload.max_response}",
             "rollout.missing_eos_score=null",
