@@ -18,6 +18,7 @@ PREFERENCE = "tests/algorithm/test_preference.py"
 SHAPING = "tests/algorithm/test_shaping.py"
 LANGUAGE = "tests/models/test_language.py"
 SCALAR = "tests/models/test_scalar.py"
+DECODING = "tests/models/test_decoding.py"
 COLLECT = "tests/rollout/test_collect.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 OBJECTIVE = "tests/training/test_objective.py"
@@ -53,10 +54,10 @@ class Mutation:
 MUTATIONS = (
     # Which position says what: spec §1.
     Mutation(
-        "off-by-one-slice",
+        "off-by-one-states",
         "models/actor_critic.py",
-        "slice(self.prompt_width - 1, self.prompt_width - 1 + self.response_ids.shape[1])",
-        "slice(self.prompt_width, self.prompt_width + self.response_ids.shape[1])",
+        "states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1)",
+        "states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1) - 1",
         EACH_TOKEN,
     ),
     Mutation(
@@ -74,11 +75,11 @@ MUTATIONS = (
         f"{GATE}::test_the_index_contract_from_sampling_to_reward",
     ),
     Mutation(
-        "reward-model-read-in-the-last-column",
-        "models/scalar.py",
-        "values.gather(1, last_real_index(attention_mask)[:, None]).squeeze(1)",
-        "values[:, -1]",
-        f"{SCALAR}::test_the_score_is_read_at_the_last_real_token_whatever_the_padding[False-llama]",
+        "reward-model-read-at-the-first-token",
+        "models/rows.py",
+        "torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1",
+        "torch.tensor(self.starts, device=self.ids.device)",
+        f"{SCALAR}::test_the_score_is_read_at_the_last_real_token_whatever_the_padding[order0-False-llama]",
     ),
     Mutation(
         "stop-token-not-counted",
@@ -98,30 +99,30 @@ MUTATIONS = (
     Mutation(
         "forbidden-tokens-allowed",
         "models/language.py",
-        "self._raw_logits(hidden).masked_fill(self.forbidden, FORBIDDEN_LOGIT)",
+        "self._raw_logits(hidden).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)",
         "self._raw_logits(hidden)",
         f"{SAMPLER}::test_padding_and_ids_beyond_the_tokenizer_are_never_sampled",
     ),
     Mutation(
         "positions-count-padding",
-        "models/pretrained.py",
-        "(attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
-        "torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)",
-        f"{LANGUAGE}::test_padding_on_either_side_gives_the_logits_of_the_unpadded_row[0-True-gpt2]",
+        "models/decoding.py",
+        "(self._mask.long().cumsum(dim=-1) - 1)",
+        "torch.arange(self._mask.shape[1]).expand_as(self._mask)",
+        f"{DECODING}::test_reading_token_by_token_is_reading_all_at_once[padded-gpt2]",
     ),
     # Supervised stage and reward model: spec §3.
     Mutation(
         "eos-dropped-from-the-loss",
         "training/supervised_losses.py",
-        "counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None])",
-        "counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None]) & (ids != 2)",
+        "range(max(len(example.prompt), 1), len(text))",
+        "range(max(len(example.prompt), 1), len(text) - 1)",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
     ),
     Mutation(
         "prompt-in-the-loss",
         "training/supervised_losses.py",
-        "starts = torch.tensor([max(len(example.prompt), 1) for example in examples])",
-        "starts = torch.tensor([1 for example in examples])",
+        "range(max(len(example.prompt), 1), len(text))",
+        "range(1, len(text))",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
     ),
     Mutation(
@@ -156,36 +157,36 @@ MUTATIONS = (
     Mutation(
         "no-temperature-in-the-trainer",
         "models/actor_critic.py",
-        "logprobs = token_logprobs(logits, rows.response_ids, temperature=temperature)",
-        "logprobs = token_logprobs(logits, rows.response_ids)",
+        "partial(token_logprobs_and_entropy, temperature=temperature, entropy_gradient=entropy_gradient)",
+        "partial(token_logprobs_and_entropy, entropy_gradient=entropy_gradient)",
         EACH_TOKEN,
     ),
     Mutation(
         "no-temperature-in-the-reference",
         "rollout/collect.py",
-        "response_logprobs(reference, chunk, temperature=temperature, precision=precision)",
-        "response_logprobs(reference, chunk, temperature=1.0, precision=precision)",
+        "partial(response_logprobs, reference, temperature=temperature, precision=precision)",
+        "partial(response_logprobs, reference, temperature=1.0, precision=precision)",
         f"{COLLECT}::test_a_policy_that_is_the_reference_has_no_kl_at_any_temperature",
     ),
     Mutation(
         "no-temperature-in-the-samplers-logprobs",
         "rollout/sampler.py",
-        "token_logprobs(logits, ids[:, 0], temperature=self.temperature)",
-        "token_logprobs(logits, ids[:, 0])",
+        "token_logprobs(logits, tokens, temperature=self.temperature)",
+        "token_logprobs(logits, tokens)",
         f"{SAMPLER}::test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperature[0.7-llama]",
     ),
     Mutation(
         "no-temperature-in-the-draw",
         "rollout/sampler.py",
-        "_inverse_cdf(logits / self.temperature, draws[:, step])",
-        "_inverse_cdf(logits, draws[:, step])",
+        "_inverse_cdf(logits / self.temperature, draws)",
+        "_inverse_cdf(logits, draws)",
         f"{SAMPLER}::test_sampled_frequencies_are_the_models_probabilities",
     ),
     Mutation(
         "entropy-at-temperature-one",
-        "models/actor_critic.py",
-        "token_entropy(logits if entropy_gradient else logits.detach(), temperature=temperature)",
-        "token_entropy(logits if entropy_gradient else logits.detach())",
+        "algorithm/logprobs.py",
+        "entropy = -distribution.exp().mul_(distribution).nansum(-1)",
+        "entropy = token_entropy(logits)",
         EACH_TOKEN,
     ),
     Mutation(

@@ -22,11 +22,11 @@ from torch.nn.functional import pad
 
 from kedge.algorithm import Rollout, shape_rewards
 from kedge.errors import ShapeError
-from kedge.models import ScalarModel
+from kedge.models import ScalarModel, TokenRows
 from kedge.report.experience_metrics import describe_experience
 from kedge.rollout import Sampler, collect_experience
 from kedge.training.optimiser import build_optimizer
-from tests.models.test_language import ROWS, padded
+from tests.models.test_language import ROWS
 from tests.tiny import FAMILIES, tiny_reward_model, tiny_tokenizer
 from tests.training.test_ppo_update import PROMPTS, make_experience, make_models, run_update
 
@@ -42,18 +42,30 @@ FIXTURE = [
 
 
 class Parrot:
-    """A policy that says what it was told, token by token."""
+    """A policy, and its own trunk and decoder, that says what it was told, token by token."""
 
-    device = torch.device("cpu")
+    device, value_head, can_drop_rows = torch.device("cpu"), None, True
 
     def __init__(self, said: list[list[int]]) -> None:
-        self.columns = iter(torch.tensor(said).unbind(1))
+        self.trunk, self.said = self, torch.tensor(said)
 
-    def hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, cache: object) -> torch.Tensor:
-        return next(self.columns)[:, None]
+    def decoder(self, prompts: list[list[int]], *, max_new_tokens: int, pad_id: int) -> "Parrot":
+        assert (len(prompts), max_new_tokens) == self.said.shape
+        return self
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return 50.0 * torch.nn.functional.one_hot(hidden, VOCABULARY)
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self.said[:, 0]
+
+    def step(self, tokens: torch.Tensor) -> None:
+        assert tokens.tolist() == self.said[:, 0].tolist()
+        self.said = self.said[:, 1:]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.said = self.said[rows]
+
+    def over_logits(self, measure, hidden: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return measure(50.0 * torch.nn.functional.one_hot(hidden, VOCABULARY), draws)
 
 
 def test_the_index_contract_from_sampling_to_reward():
@@ -81,20 +93,20 @@ def test_an_empty_response_is_refused_and_never_wraps_to_the_last_column():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reward_model_in_training_mode_scores_alike_twice(family):
-    model = ScalarModel(tiny_reward_model(family), tiny_tokenizer()).train()
-    ids, mask = padded(ROWS, 8, left=False, fill=PAD)
+    model = ScalarModel(tiny_reward_model(family), tiny_tokenizer())
+    rows = TokenRows.of(ROWS)
     with torch.no_grad():
-        assert torch.equal(model.scores(ids, mask), model.scores(ids, mask))
+        assert torch.equal(model.train().scores(rows), model.train().scores(rows))
 
 
 def test_a_critic_copied_from_a_normalised_reward_model_is_normalised_too():
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
-    ids, mask = padded(ROWS, 8, left=False, fill=PAD)
+    rows = TokenRows.of(ROWS)
     with torch.no_grad():
-        raw = model.scores(ids, mask)
+        raw = model.scores(rows)
         model.normalize(mean=1.5)
         critic = ScalarModel(copy.deepcopy(model.classifier), tiny_tokenizer())
-        torch.testing.assert_close(critic.scores(ids, mask), raw - 1.5, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(critic.scores(rows), raw - 1.5, atol=1e-5, rtol=1e-5)
 
 
 def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
@@ -122,16 +134,22 @@ def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
     assert describe_experience(other) == pytest.approx(describe_experience(one), abs=1e-5)
 
 
+def widened(rollout: Rollout, *, left: int, right: int) -> Rollout:
+    """The rollout with more padding on either side."""
+    return replace(
+        rollout,
+        prompt_ids=pad(rollout.prompt_ids, (left, 0)),
+        prompt_mask=pad(rollout.prompt_mask, (left, 0)),
+        response_ids=pad(rollout.response_ids, (0, right)),
+        response_mask=pad(rollout.response_mask, (0, right)),
+        logprobs=pad(rollout.logprobs, (0, right)),
+        values=None if rollout.values is None else pad(rollout.values, (0, right)),
+    )
+
+
 def soiled(rollout: Rollout) -> Rollout:
     """The rollout with more padding on both sides, and arbitrary tokens and NaN in all of it."""
-    wide = replace(
-        rollout,
-        prompt_ids=pad(rollout.prompt_ids, (3, 0)),
-        prompt_mask=pad(rollout.prompt_mask, (3, 0)),
-        response_ids=pad(rollout.response_ids, (0, 4)),
-        response_mask=pad(rollout.response_mask, (0, 4)),
-        logprobs=pad(rollout.logprobs, (0, 4)),
-    )
+    wide = widened(rollout, left=3, right=4)
     draw = torch.Generator().manual_seed(0)
     return replace(
         wide,
@@ -140,6 +158,7 @@ def soiled(rollout: Rollout) -> Rollout:
             wide.response_mask, torch.randint(200, wide.response_ids.shape, generator=draw)
         ),
         logprobs=wide.logprobs.where(wide.response_mask, torch.nan),
+        values=None if wide.values is None else wide.values.where(wide.response_mask, torch.nan),
     )
 
 
@@ -149,12 +168,7 @@ def test_padding_changes_no_figure_and_no_weight_of_an_update(critic, score_at):
     models = make_models(critic)
     clean = make_experience(models, score_at=score_at)
     # One slot more, so that "after the last token" is the same slot in both.
-    narrow = replace(
-        clean.rollout,
-        response_ids=pad(clean.rollout.response_ids, (0, 1)),
-        response_mask=pad(clean.rollout.response_mask, (0, 1)),
-        logprobs=pad(clean.rollout.logprobs, (0, 1)),
-    )
+    narrow = widened(clean.rollout, left=0, right=1)
     found = []
     for rollout in (narrow, soiled(narrow)):
         trained = copy.deepcopy(models)

@@ -78,7 +78,6 @@ def test_the_schedule_in_words_by_hand() -> None:
             "rollout.num_responses=2",
             "rollout.max_new_tokens=10",
             "ppo.num_minibatches=3",
-            "ppo.micro_batch_size=3",
             "ppo.num_epochs=5",
             "ppo.num_updates=7",
         ]
@@ -87,7 +86,7 @@ def test_the_schedule_in_words_by_hand() -> None:
     for part in (
         "2 responses for each of 6 prompts: 12 responses, at most 120 new tokens",
         "5 times, each time in 3 minibatches of 4 responses",
-        "2 forward and backward passes",
+        "takes one optimiser step per minibatch",
         "15 optimiser steps per update.",
         "7 updates: 84 responses, at most 840 new tokens, 105 optimiser steps",
         "42 prompts from the 21 that there are: 2 passes over them",

@@ -111,7 +111,7 @@ def test_a_bare_name_means_the_section_of_its_stage() -> None:
 @pytest.mark.parametrize(
     ("stage", "name", "said"),
     [
-        ("ppo", "micro_batch_size", ["ppo.micro_batch_size", "rollout.micro_batch_size"]),
+        ("rlhf", "num_prompts", ["rlhf.num_prompts", "rollout.num_prompts"]),
         ("rlhf", "learning_rate", ["ppo.learning_rate", "sft.learning_rate", "reward_model.learning_rate"]),
         ("ppo", "clip_rang", ["not a setting of ppo", "ppo.clip_range"]),
         ("sft", "clip_range", ["not a setting of sft"]),

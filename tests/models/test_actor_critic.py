@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Rollout
-from kedge.models import ActorCritic, LanguageModel, ScalarModel, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
 from tests.models.test_language import padded
 from tests.tiny import FAMILIES, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
@@ -94,9 +94,8 @@ def test_a_critic_copied_from_the_reward_model_gives_its_score_at_the_end():
     reward.normalize(mean=0.3)
     rollout = make_rollout()
     actor_critic = ActorCritic(LanguageModel(tiny_causal_lm(), tokenizer), reward)
-    ids, mask = padded([[*p, *r] for p, r in zip(PROMPTS, RESPONSES, strict=True)], 9, left=False, fill=0)
     with torch.no_grad():
-        scores = reward.scores(ids, mask)
+        scores = reward.scores(TokenRows.of([[*p, *r] for p, r in zip(PROMPTS, RESPONSES, strict=True)]))
         values = actor_critic(rollout, temperature=1.0, value_after_last=True).values
     assert float(values[0, 3]) == pytest.approx(float(scores[0]), abs=1e-5)
     assert float(values[2, 1]) == pytest.approx(float(scores[2]), abs=1e-5)

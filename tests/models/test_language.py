@@ -10,6 +10,7 @@ from kedge.errors import ModelError
 from kedge.models import (
     LanguageModel,
     ModelCard,
+    TokenRows,
     load_language_model,
     load_tokenizer,
     load_value_head,
@@ -33,34 +34,36 @@ def padded(rows, width, *, left, fill):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("fill", [0, 2, 123])
-def test_padding_on_either_side_gives_the_logits_of_the_unpadded_row(family, left, fill):
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_logits_and_values_are_those_of_each_row_alone_however_they_were_padded(family, left, fill, order):
     causal = tiny_causal_lm(family).eval()
     model = LanguageModel(causal, tiny_tokenizer(), value_head=True)
     torch.nn.init.normal_(model.value_head.weight)
-    ids, mask = padded(ROWS, 9, left=left, fill=fill)
+    rows = [ROWS[index] for index in order]
+    unpadded = TokenRows.unpad(*padded(rows, 9, left=left, fill=fill))
+    allowed = ~model.forbidden
     with torch.no_grad():
-        hidden = model.hidden(ids, mask)
-        logits, values = model.logits(hidden), model.values(hidden)
-        for index, row in enumerate(ROWS):
-            alone = causal(input_ids=torch.tensor([row])).logits[0]
-            allowed = ~model.forbidden
-            torch.testing.assert_close(logits[index][mask[index]][:, allowed], alone[:, allowed], atol=1e-5, rtol=1e-5)
-            lone_values = model.values(model.hidden(torch.tensor([row]), torch.ones(1, len(row))))[0]
-            torch.testing.assert_close(values[index][mask[index]], lone_values, atol=1e-5, rtol=1e-5)
+        hidden = model.hidden(unpadded)
+        logits, values = (figures.split(unpadded.lengths) for figures in (model.logits(hidden), model.values(hidden)))
+        for row, its_logits, its_values in zip(rows, logits, values, strict=True):
+            alone = causal(input_ids=torch.tensor([row]), output_hidden_states=True)
+            torch.testing.assert_close(its_logits[:, allowed], alone.logits[0][:, allowed], atol=1e-5, rtol=1e-5)
+            expected = model.value_head(alone.hidden_states[-1][0]).squeeze(-1)
+            torch.testing.assert_close(its_values, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off():
     for family in FAMILIES:
-        model = LanguageModel(tiny_causal_lm(family), tiny_tokenizer()).train()
-        ids, mask = padded(ROWS, 7, left=True, fill=0)
+        model = LanguageModel(tiny_causal_lm(family), tiny_tokenizer())
+        rows = TokenRows.of(ROWS)
         with torch.no_grad():
-            assert torch.equal(model.hidden(ids, mask), model.hidden(ids, mask)), family
+            assert torch.equal(model.train().hidden(rows), model.train().hidden(rows)), family
 
 
 def test_padding_and_ids_beyond_the_tokenizer_have_probability_zero():
     tokenizer = tiny_tokenizer()
     model = LanguageModel(tiny_causal_lm("llama", len(tokenizer) + 5), tokenizer)
-    logits = model.logits(model.hidden(torch.tensor([[5, 6]]), torch.ones(1, 2)))
+    logits = model.logits(model.hidden(TokenRows.of([[5, 6]])))
     forbidden = [tokenizer.pad_token_id, *range(len(tokenizer), len(tokenizer) + 5)]
     assert (logits[..., forbidden] == FORBIDDEN_LOGIT).all()
     assert (logits.softmax(-1)[..., forbidden] == 0).all()
@@ -99,10 +102,9 @@ def test_soft_capped_logits_are_capped_as_the_model_itself_does():
     )  # fmt: skip
     causal = AutoModelForCausalLM.from_config(config).eval()
     model = LanguageModel(causal, tiny_tokenizer())
-    ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        expected = causal(input_ids=ids).logits[..., 1:]
-        actual = model.logits(model.hidden(ids, torch.ones(1, 3)))[..., 1:]
+        expected = causal(input_ids=torch.tensor([[5, 6, 7]])).logits[0, :, 1:]
+        actual = model.logits(model.hidden(TokenRows.of([[5, 6, 7]])))[:, 1:]
     assert expected.abs().max() <= 0.5
     torch.testing.assert_close(actual, expected)
 

@@ -5,23 +5,24 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
 from kedge.errors import ModelError
-from kedge.models import ModelCard, ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import ModelCard, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("left", [True, False])
-def test_the_score_is_read_at_the_last_real_token_whatever_the_padding(family, left):
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_the_score_is_read_at_the_last_real_token_whatever_the_padding(family, left, order):
     classifier = tiny_reward_model(family).eval()
     model = ScalarModel(classifier, tiny_tokenizer())
-    ids, mask = padded(ROWS, 10, left=left, fill=123)
+    rows = [ROWS[index] for index in order]
+    unpadded = TokenRows.unpad(*padded(rows, 10, left=left, fill=123))
     with torch.no_grad():
-        expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in ROWS])
-        torch.testing.assert_close(model.scores(ids, mask), expected, atol=1e-5, rtol=1e-5)
-        values = model.values(ids, mask)
-        last = [int(torch.nonzero(row).max()) for row in mask]
-        torch.testing.assert_close(values[range(3), last], expected, atol=1e-5, rtol=1e-5)
+        expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in rows])
+        torch.testing.assert_close(model.scores(unpadded), expected, atol=1e-5, rtol=1e-5)
+        last = torch.stack([values[-1] for values in model.values(unpadded).split(unpadded.lengths)])
+        torch.testing.assert_close(last, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_encoder_scores_but_cannot_be_a_critic():
@@ -30,37 +31,37 @@ def test_an_encoder_scores_but_cannot_be_a_critic():
     )
     classifier = AutoModelForSequenceClassification.from_config(config).eval()
     model = ScalarModel(classifier, tiny_tokenizer())
-    ids, mask = padded(ROWS, 9, left=False, fill=0)
+    rows = TokenRows.of(ROWS)
     with torch.no_grad():
         expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in ROWS])
-        torch.testing.assert_close(model.scores(ids, mask), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.scores(rows), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ModelError, match="critic needs a decoder"):
-        model.values(ids, mask)
+        model.values(rows)
 
 
 def test_normalised_scores_survive_a_reload_bit_for_bit(tmp_path):
     tokenizer = tiny_tokenizer()
     model = ScalarModel(tiny_reward_model(), tokenizer)
-    ids, mask = padded(ROWS, 8, left=False, fill=0)
+    rows = TokenRows.of(ROWS)
     with torch.no_grad():
-        raw = model.scores(ids, mask)
+        raw = model.scores(rows)
         model.normalize(mean=float(raw.mean()), std=float(raw.std()))
-        normalised = model.scores(ids, mask)
+        normalised = model.scores(rows)
     torch.testing.assert_close(normalised, (raw - raw.mean()) / raw.std(), atol=1e-5, rtol=1e-5)
     folder = save_scalar_model(model, tokenizer, tmp_path / "reward", card=ModelCard("reward", "tiny"))
     with torch.no_grad():
-        reloaded = load_scalar_model(folder, tokenizer=load_tokenizer(folder)).scores(ids, mask)
+        reloaded = load_scalar_model(folder, tokenizer=load_tokenizer(folder)).scores(rows)
     assert torch.equal(reloaded, normalised)
 
 
 def test_normalising_twice_composes():
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
-    ids, mask = padded(ROWS, 8, left=False, fill=0)
+    rows = TokenRows.of(ROWS)
     with torch.no_grad():
-        raw = model.scores(ids, mask)
+        raw = model.scores(rows)
         model.normalize(mean=0.7, std=2.0)
         model.normalize(mean=-0.3, std=0.5)
-        torch.testing.assert_close(model.scores(ids, mask), ((raw - 0.7) / 2.0 + 0.3) / 0.5, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.scores(rows), ((raw - 0.7) / 2.0 + 0.3) / 0.5, atol=1e-5, rtol=1e-5)
 
 
 def test_the_saved_folder_is_a_plain_sequence_classifier(tmp_path):
@@ -102,6 +103,5 @@ def test_a_foreign_reward_model_without_normalisation_keeps_its_scores(tmp_path)
     folder = save_tiny_reward_model(tmp_path / "foreign", "gpt_neox")
     plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     model = load_scalar_model(folder, tokenizer=load_tokenizer(folder))
-    ids, mask = padded(ROWS[:1], 7, left=False, fill=0)
     with torch.no_grad():
-        torch.testing.assert_close(model.scores(ids, mask), plain(input_ids=ids).logits[:, 0])
+        torch.testing.assert_close(model.scores(TokenRows.of(ROWS[:1])), plain(torch.tensor(ROWS[:1])).logits[:, 0])

@@ -119,8 +119,8 @@ def test_the_same_seed_gives_the_same_metrics_bit_for_bit_and_another_seed_does_
 
 
 def test_micro_batches_change_nothing_but_memory(tmp_path, policy):
-    for name, size in (("whole", None), ("split", 1)):
-        settings = {"ppo.micro_batch_size": size, "rollout.micro_batch_size": size}
+    for name, tokens, rows in (("whole", None, None), ("split", 1, 1)):
+        settings = {"micro_batch_tokens": tokens, "micro_batch_size": rows}
         run_ppo(configure(policy, tmp_path / name, **settings), prompts=PROMPTS, reward=vowels)
     whole_rows, split_rows = (metrics_without_times(tmp_path / name) for name in ("whole", "split"))
     for whole, split in zip(whole_rows, split_rows, strict=True):

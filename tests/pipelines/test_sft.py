@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
 from kedge.errors import DataError, KedgeError, OutputError
-from kedge.models import LanguageModel, load_tokenizer
+from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
 from kedge.pipelines.sft import run_sft, train_sft
 from kedge.report.metrics import read_metrics
@@ -75,8 +75,7 @@ def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):
     train_sft(model, tokenizer, [Demonstration("Ready?", " Aye.")] * 8, learning_rate=0.02, num_epochs=15, batch_size=8)
     ids = encode_prompt(tokenizer, "Ready?")
     for _ in range(8):
-        row = torch.tensor([ids])
-        ids = [*ids, int(model.logits(model.hidden(row, torch.ones_like(row))[0, -1]).argmax())]
+        ids = [*ids, int(model.logits(model.hidden(TokenRows.of([ids]))[-1]).argmax())]
         if ids[-1] == tokenizer.eos_token_id:
             break
     assert tokenizer.decode(ids) == "Ready? Aye.<eos>"

@@ -44,11 +44,12 @@ def score_alone(model, ids):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_scores_are_those_of_each_row_alone(family, batch_size):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 12, None])
+def test_scores_are_those_of_each_row_alone(family, micro_batch_tokens):
     classifier, batch = tiny_reward_model(family), rollout()
     expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
-    reward = ModelReward(ScalarModel(classifier, POLICY_TOKENIZER), POLICY_TOKENIZER, batch_size=batch_size)
+    model = ScalarModel(classifier, POLICY_TOKENIZER)
+    reward = ModelReward(model, POLICY_TOKENIZER, micro_batch_tokens=micro_batch_tokens)
     assert reward.scores(batch) == pytest.approx(expected, abs=1e-5)
 
 
@@ -125,8 +126,6 @@ def test_bad_rows_are_named():
         reward.scores(long)
     with pytest.raises(RewardError, match="response 0 and its prompt are empty"):
         reward.scores(Responses([""], [""], [[]], [[]], [False]))
-    with pytest.raises(RewardError, match="batch size 0"):
-        ModelReward(reward.model, POLICY_TOKENIZER, batch_size=0)
 
 
 def test_a_model_that_overflows_is_named():

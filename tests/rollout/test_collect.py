@@ -22,3 +22,33 @@ def test_whitened_rewards_keep_their_mean_and_their_padding(score_at):
     expected = (counted - counted.mean()) / counted.var(correction=0).sqrt() + counted.mean()
     torch.testing.assert_close(whitened.rewards[mask].double(), expected, atol=1e-5, rtol=1e-5)
     assert not whitened.rewards[~mask].any()
+
+
+@pytest.mark.parametrize("score_at", ["last", "after_last"])
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_what_the_sampler_noted_is_what_the_trainer_computes(critic, score_at):
+    models = make_models(critic)
+    if models.policy.value_head is not None:
+        torch.nn.init.normal_(models.policy.value_head.weight, generator=torch.Generator().manual_seed(0))
+    settings = {"score_at": score_at, "temperature": 0.7, "micro_batch_tokens": 20}
+    again = make_experience(models, **settings)
+    noted = make_experience(models, reuse_sampled=True, **settings)
+    for name in ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"):
+        torch.testing.assert_close(getattr(noted, name), getattr(again, name), atol=1e-5, rtol=1e-5)
+    assert again.values.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_the_policy_does_not_read_again_what_it_has_just_said(critic, monkeypatch):
+    models = make_models(critic)
+    monkeypatch.setattr(models.policy.trunk, "hidden", None)
+    experience = make_experience(models, reuse_sampled=True)
+    assert torch.equal(experience.old_logprobs, experience.rollout.logprobs)
+
+
+def test_the_results_of_micro_batches_are_in_the_rollouts_order():
+    models = make_models()
+    figures = [make_experience(models, micro_batch_tokens=budget).old_logprobs for budget in (None, 1, 30)]
+    # Rows of like length are computed together, so any other order would show.
+    for other in figures[1:]:
+        torch.testing.assert_close(other, figures[0], atol=1e-5, rtol=1e-5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kedge.models import ScalarModel
-from kedge.training.agreement import measure_agreement, pair_leads, score_rows
+from kedge.models import ScalarModel, score_rows
+from kedge.training.agreement import measure_agreement, pair_leads
 from kedge.training.supervised_losses import RankedResponses
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
@@ -25,17 +25,17 @@ def test_leads_are_the_better_figure_less_the_worse():
 
 def test_rows_are_scored_in_the_order_given(model):
     rows = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, EOS], [13, 14, EOS]]
-    together = score_rows(model, rows, pad_id=0, batch_size=3)
-    apart = [score_rows(model, [row], pad_id=0).item() for row in rows]
+    together = score_rows(model, rows, micro_batch_tokens=7)
+    apart = [score_rows(model, [row]).item() for row in rows]
     assert together.tolist() == pytest.approx(apart, abs=1e-5)
 
 
 def test_accuracies_are_means_over_prompts(model):
     rows = [[5, 6, EOS], [7, EOS], [8, 9, EOS], [10, EOS], [11, 12, 13, EOS]]
-    scores = score_rows(model, rows, pad_id=0).tolist()
+    scores = score_rows(model, rows).tolist()
     pair = RankedResponses((rows[0], rows[1]), ranks=(1.0, 2.0), lengths=(4, 4))
     triple = RankedResponses((rows[2], rows[3], rows[4]), ranks=(1.0, 2.0, 3.0), lengths=(9, 3, 5))
-    agreement = measure_agreement(model, [pair, triple], pad_id=0)
+    agreement = measure_agreement(model, [pair, triple])
     right = [float(scores[0] > scores[1]), sum(scores[i] > scores[j] for i, j in ((2, 3), (2, 4), (3, 4))) / 3]
     assert agreement.accuracy.value == pytest.approx(sum(right) / 2)
     # A tie in length is half right; of the triple's three pairs the longer one is the better in two.

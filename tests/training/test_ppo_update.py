@@ -32,7 +32,13 @@ def make_experience(models, *, temperature=1.0, reference_seed=1, **settings):
     # Shorten some rows by hand, so that every batch has responses of different lengths.
     lengths = torch.tensor([10, 1, 4, 7, 10, 2, 9, 5]).clamp(max=rollout.response_lengths)
     mask = torch.arange(10) < lengths[:, None]
-    rollout = replace(rollout, response_mask=mask, response_ids=rollout.response_ids.masked_fill(~mask, 0))
+    rollout = replace(
+        rollout,
+        response_mask=mask,
+        response_ids=rollout.response_ids.masked_fill(~mask, 0),
+        logprobs=rollout.logprobs.masked_fill(~mask, 0.0),
+        values=None if rollout.values is None else rollout.values.masked_fill(~mask, 0.0),
+    )
     reference = LanguageModel(tiny_causal_lm("llama", seed=reference_seed), tiny_tokenizer())
     scores = torch.linspace(-1, 2, len(PROMPTS))
     return collect_experience(
@@ -47,12 +53,12 @@ def run_update(models, experience, objective=None, *, learning_rate=1e-2, **sett
     return ppo_update(models, optimizer, experience, objective or Objective(), generator=generator, **settings)
 
 
-def gradients(models, experience, objective, micro_batch_size):
+def gradients(models, experience, objective, micro_batch_tokens):
     """One step's gradient: with learning rate 0 it is still there after the step."""
     models = copy.deepcopy(models)
     run_update(
         models, experience, objective, learning_rate=0.0, num_epochs=1, num_minibatches=1, max_grad_norm=None,
-        micro_batch_size=micro_batch_size,
+        micro_batch_tokens=micro_batch_tokens,
     )  # fmt: skip
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in models.parameters()]
 
@@ -68,7 +74,7 @@ def test_at_learning_rate_zero_the_ratio_stays_one_over_all_epochs(critic, tempe
         learning_rate=0.0,
         num_epochs=3,
         num_minibatches=4,
-        micro_batch_size=1,
+        micro_batch_tokens=1,
         temperature=temperature,
     )
     assert len(result.steps) == 12
@@ -103,8 +109,8 @@ def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(critic, ob
     experience = make_experience(models, score_at="after_last" if objective.value_after_last else "last")
     whole = gradients(models, experience, objective, None)
     assert sum(float(gradient.abs().sum()) for gradient in whole) > 0
-    for size in (1, 3):
-        for expected, actual in zip(whole, gradients(models, experience, objective, size), strict=True):
+    for budget in (1, 25):  # every row alone, and two or three together
+        for expected, actual in zip(whole, gradients(models, experience, objective, budget), strict=True):
             torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
 
 
@@ -112,8 +118,8 @@ def test_figures_do_not_depend_on_the_split_either():
     models = make_models()
     experience = make_experience(models)
     first, *others = (
-        run_update(copy.deepcopy(models), experience, num_epochs=1, num_minibatches=2, micro_batch_size=size).mean()
-        for size in (None, 1, 3)
+        run_update(copy.deepcopy(models), experience, num_epochs=1, num_minibatches=2, micro_batch_tokens=budget).mean()
+        for budget in (None, 1, 25)
     )
     for other in others:
         assert other == pytest.approx(first, abs=1e-5)
@@ -151,7 +157,7 @@ def test_policy_equal_to_reference_has_no_kl_and_its_reward_is_the_score():
 
 def test_experience_is_the_same_in_micro_batches_and_after_a_round_of_garbage_in_padding():
     models = make_models("separate")
-    whole, split = make_experience(models), make_experience(models, micro_batch_size=3)
+    whole, split = make_experience(models), make_experience(models, micro_batch_tokens=25)
     for name in ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(split, name), getattr(whole, name), atol=1e-5, rtol=1e-4)
 
@@ -252,4 +258,4 @@ def test_the_distance_moved_is_zero_before_and_positive_after_the_epochs():
     run_update(models, experience, num_minibatches=1, num_epochs=1)
     whole = distance_moved(models, experience, temperature=1.0)
     assert whole > 1e-6
-    assert distance_moved(models, experience, temperature=1.0, micro_batch_size=3) == pytest.approx(whole, rel=1e-4)
+    assert distance_moved(models, experience, temperature=1.0, micro_batch_tokens=25) == pytest.approx(whole, rel=1e-4)

@@ -51,10 +51,10 @@ def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), **sett
     return outcome, rows
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 5, 8])
-def test_the_gradient_does_not_depend_on_the_split(micro_batch_size):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 5, 6, 11, 23, None])
+def test_the_gradient_does_not_depend_on_the_split(micro_batch_tokens):
     objective = WeightedPull(start=2.0)
-    means = accumulate_gradients(objective, PULLS, micro_batch_size=micro_batch_size)
+    means = accumulate_gradients(objective, PULLS, micro_batch_tokens=micro_batch_tokens)
     total = sum(weight for _, weight in PULLS)
     assert objective.point.grad is not None
     assert objective.point.grad.item() == pytest.approx(sum(w * (2.0 - t) for t, w in PULLS) / total, abs=1e-12)
@@ -64,9 +64,9 @@ def test_the_gradient_does_not_depend_on_the_split(micro_batch_size):
 
 def test_a_micro_batch_holds_examples_of_like_length_the_longest_first():
     objective = WeightedPull()
-    evaluate(objective, PULLS, micro_batch_size=3)
+    evaluate(objective, PULLS, micro_batch_tokens=10)
     lengths = [[objective.length(example) for example in part] for part in objective.seen]
-    assert lengths == [[6, 5, 4], [3, 2, 2], [1, 1]]
+    assert lengths == [[6], [5, 4], [3, 2, 2, 1, 1]]
 
 
 def test_it_finds_the_minimum_and_says_how():

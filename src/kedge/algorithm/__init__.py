@@ -20,6 +20,7 @@ from kedge.algorithm.logprobs import (
     negative_log_likelihood,
     token_entropy,
     token_logprobs,
+    token_logprobs_and_entropy,
     truncated_importance_weights,
 )
 from kedge.algorithm.masking import aggregate, aggregation_normalizer, keep_counted, masked_mean, masked_whiten
@@ -63,6 +64,7 @@ __all__ = [
     "shape_rewards",
     "token_entropy",
     "token_logprobs",
+    "token_logprobs_and_entropy",
     "truncated_importance_weights",
     "unclipped_policy_loss",
 ]

@@ -6,6 +6,7 @@ Both are frozen: the epochs read them, nothing writes to them. Masks say True wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +31,8 @@ class Rollout:
             0 in padding.
         stopped: True where the response ended with the stop token, False where it was cut at its length limit.
         policy_version: number of updates that the sampling policy had seen.
+        values: the critic's value of the state before each token, 0 in padding, where the engine samples from a trunk
+            that carries the critic's head; else None.
 
     Source: spec §1, §4.15.
     """
@@ -41,6 +44,7 @@ class Rollout:
     logprobs: Float[Tensor, "batch time"]
     stopped: Bool[Tensor, " batch"]
     policy_version: int
+    values: Float[Tensor, "batch time"] | None = None
 
     @property
     def num_responses(self) -> int:
@@ -51,6 +55,11 @@ class Rollout:
     def num_tokens(self) -> int:
         """Counted response tokens of the whole batch: the divisor of a token mean."""
         return int(self.response_mask.sum())
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """Counted tokens of each prompt with its response: what a model reads for a row."""
+        return cast("list[int]", (self.prompt_mask.sum(-1) + self.response_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def response_lengths(self) -> Int[Tensor, " batch"]:
@@ -66,6 +75,7 @@ class Rollout:
             response_ids=self.response_ids[rows],
             response_mask=self.response_mask[rows],
             logprobs=self.logprobs[rows],
+            values=None if self.values is None else self.values[rows],
             stopped=self.stopped[rows],
         )
 

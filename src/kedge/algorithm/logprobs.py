@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kedge.algorithm.checks import check_counted, check_positive, check_same_shape
 from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
 
-__all__ = ["negative_log_likelihood", "token_entropy", "token_logprobs", "truncated_importance_weights"]
+__all__ = [
+    "negative_log_likelihood",
+    "token_entropy",
+    "token_logprobs",
+    "token_logprobs_and_entropy",
+    "truncated_importance_weights",
+]
 
 
 def token_logprobs(
@@ -54,6 +63,64 @@ def token_entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float =
     logprobs = _log_softmax(logits, temperature)
     # 0·log 0 = 0, but −inf · 0 is NaN.
     return -(logprobs.exp() * logprobs.masked_fill(logprobs.isneginf(), 0.0)).sum(-1)
+
+
+def token_logprobs_and_entropy(
+    logits: Float[Tensor, "*shape vocab"],
+    tokens: Int[Tensor, "*shape"],
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """`token_logprobs` and `token_entropy` of one softmax, which is the only thing kept for the backward pass.
+
+    ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
+
+    Args:
+        logits: as in `token_logprobs`.
+        tokens: as in `token_logprobs`.
+        temperature: as in `token_logprobs`.
+        entropy_gradient: whether the entropy is differentiable, too.
+
+    Raises:
+        ShapeError: when the leading shapes differ.
+        ConfigError: when the temperature is not above 0.
+
+    Source: spec §4.14, §6.29.
+    """
+    check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
+    check_positive(temperature=temperature)
+    both = _LogprobsAndEntropy.apply(logits, tokens.long(), temperature)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    logprobs, entropy = cast("tuple[Tensor, Tensor]", both)
+    return logprobs, entropy if entropy_gradient else entropy.detach()
+
+
+class _LogprobsAndEntropy(torch.autograd.Function):
+    """Both figures forward; backward in place, over the one tensor as large as the logits that is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        distribution = _log_softmax(logits, temperature)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.set_materialize_grads(False)
+        # 0·log 0 = 0, but 0 · −inf is NaN, which nansum leaves out.
+        entropy = -distribution.exp().mul_(distribution).nansum(-1)
+        ctx.save_for_backward(distribution, tokens, entropy)
+        return distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, logprob_grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        distribution, tokens, entropy = ctx.saved_tensors
+        # Scaled while they are one number per token: the rest works on one per token and word.
+        direct = entropy.new_zeros(entropy.shape) if logprob_grad is None else logprob_grad / ctx.temperature
+        direct = direct.unsqueeze(-1)
+        factor = -direct
+        if entropy_grad is not None:
+            surprise = (distribution + entropy.unsqueeze(-1)).masked_fill_(distribution.isneginf(), 0.0)
+            factor = factor - surprise.mul_(entropy_grad.unsqueeze(-1) / ctx.temperature)
+        gradient = distribution.exp().mul_(factor).scatter_add_(-1, tokens.unsqueeze(-1), direct)
+        return gradient.to(ctx.dtype), None, None
 
 
 def negative_log_likelihood(

@@ -27,6 +27,11 @@ class Ppo(PpoCritic, PpoKl, PpoObjective, PpoLoop):
             return self.kl_estimator
         return "k1" if self.kl_in == "reward" else "k2"
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model takes part: something is paid for the KL to it, or it is measured."""
+        return self.kl_coef > 0 or self.measure_kl
+
     @model_validator(mode="after")
     def _check_kl(self) -> "Ppo":
         if self.kl_controller != "fixed" and self.kl_coef == 0:

@@ -18,6 +18,12 @@ class PpoKl(Section):
         too_high="the policy stays the reference, and the score is flat",
         too_low="the policy drifts off into text that fools the reward",
     )
+    measure_kl: bool = knob(
+        False,
+        meaning="Whether the KL to the reference is measured although nothing pays for it (ppo.kl_coef=0); with a KL "
+        "to pay it always is.",
+        source="kedge: without either no reference model is loaded or run",
+    )
     kl_in: Literal["reward", "loss"] = knob(
         "reward",
         meaning="Whether the KL is subtracted from the token rewards or added to the loss.",

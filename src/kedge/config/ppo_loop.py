@@ -46,14 +46,6 @@ class PpoLoop(Optimiser):
         too_high="small, noisy steps, and many of them away from the policy that sampled",
         too_low="few steps per update",
     )
-    micro_batch_size: int | None = knob(
-        None,
-        ge=1,
-        meaning="Responses per forward and backward pass; null takes the whole minibatch. Never changes the gradient.",
-        source="kedge: as fast as memory allows",
-        too_high="out of memory",
-        too_low="the device is not kept busy",
-    )
     early_stop_kl: float | None = knob(
         None,
         gt=0,

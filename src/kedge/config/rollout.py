@@ -75,7 +75,7 @@ class Rollout(Section):
     micro_batch_size: int | None = knob(
         None,
         ge=1,
-        meaning="Responses sampled and scored at a time; null takes all at once. Never changes the result.",
+        meaning="Responses sampled at a time; null takes all at once. Never changes the result.",
         source="kedge: as fast as memory allows",
         too_high="out of memory",
         too_low="the device is not kept busy",

@@ -36,6 +36,20 @@ class Runtime(Section):
         too_high="threads wait for each other, above all when several processes share the cores",
         too_low="cores stand idle",
     )
+    micro_batch_tokens: int | None = knob(
+        8192,
+        ge=1,
+        meaning="Tokens per forward and backward pass, prompts and responses without padding; null takes a whole batch "
+        "at once. Never changes a gradient.",
+        source="kedge: as fast as any larger one on a processor, and memory stays bounded",
+        too_high="out of memory",
+        too_low="the device is not kept busy",
+    )
+    activation_checkpointing: bool = knob(
+        False,
+        meaning="Whether PPO keeps no activations inside of the layers and computes them again for the gradient.",
+        source="kedge: a third more time for the training passes, for a fraction of their memory",
+    )
     trust_remote_code: bool = knob(
         False,
         meaning="Whether Python code that lies beside a model may run.",

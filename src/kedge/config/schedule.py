@@ -1,7 +1,5 @@
 """A PPO run's schedule in plain words, before it starts."""
 
-from math import ceil
-
 from kedge.config.root import Config
 
 __all__ = ["schedule_in_words"]
@@ -20,14 +18,13 @@ def schedule_in_words(config: Config, num_prompts_available: int | None = None) 
 def _update(config: Config) -> list[str]:
     rollout, ppo, responses = config.rollout, config.ppo, config.responses_per_update
     share = responses // ppo.num_minibatches
-    passes = ceil(share / ppo.micro_batch_size) if ppo.micro_batch_size else 1
     return [
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
         f"{_count(responses, 'response')}, at most {_count(responses * rollout.max_new_tokens, 'new token')},",
         f"  then passes over them {_count(ppo.num_epochs, 'time')}, each time in "
         f"{_count(ppo.num_minibatches, 'minibatch')} of {_count(share, 'response')},",
-        f"  and takes one optimiser step per minibatch, from {_count(passes, 'forward and backward pass')}:",
+        "  and takes one optimiser step per minibatch:",
         f"  {_count(ppo.num_epochs * ppo.num_minibatches, 'optimiser step')} per update"
         f"{', fewer when ppo.early_stop_kl is passed' if ppo.early_stop_kl else ''}.",
     ]

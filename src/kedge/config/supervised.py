@@ -13,8 +13,6 @@ _EPOCHS_TOO_HIGH = "the rows are learnt by heart: training loss falls while held
 _EPOCHS_TOO_LOW = "the loss is still falling at the end"
 _BATCH_TOO_HIGH = "few steps are left in an epoch"
 _BATCH_TOO_LOW = "noisy steps, which need a smaller learning rate"
-_MICRO_TOO_HIGH = "out of memory; the result is the same"
-_MICRO_TOO_LOW = "the device is not kept busy; the result is the same"
 
 
 class Sft(Optimiser):
@@ -46,14 +44,6 @@ class Sft(Optimiser):
         source="N+",
         too_high=_BATCH_TOO_HIGH,
         too_low=_BATCH_TOO_LOW,
-    )
-    micro_batch_size: int | None = knob(
-        None,
-        ge=1,
-        meaning="Sequences per forward and backward pass; null takes the whole batch. Never changes the gradient.",
-        source="kedge: as fast as memory allows",
-        too_high=_MICRO_TOO_HIGH,
-        too_low=_MICRO_TOO_LOW,
     )
 
 
@@ -91,14 +81,6 @@ class RewardModel(Optimiser):
         source="N+",
         too_high=_BATCH_TOO_HIGH,
         too_low=_BATCH_TOO_LOW,
-    )
-    micro_batch_size: int | None = knob(
-        None,
-        ge=1,
-        meaning="Comparisons per forward and backward pass; null takes the whole batch. Never changes the gradient.",
-        source="kedge: as fast as memory allows",
-        too_high=_MICRO_TOO_HIGH,
-        too_low=_MICRO_TOO_LOW,
     )
     normalize: Literal["demonstrations", "comparisons", "none"] | None = knob(
         None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.logprobs import token_entropy, token_logprobs
+from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.models.language import LanguageModel
 from kedge.models.precision import autocast
+from kedge.models.rows import TokenRows
 from kedge.models.scalar import ScalarModel
 
 __all__ = ["ActorCritic", "ResponseOutputs", "response_logprobs"]
@@ -36,57 +38,56 @@ class ResponseOutputs:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows cut to their longest prompt and response: what a forward pass sees."""
+class _Reading:
+    """What a forward pass reads of a rollout, and at which tokens something is asked.
 
-    input_ids: Int[Tensor, "batch seq"]
-    attention_mask: Bool[Tensor, "batch seq"]
-    response_ids: Int[Tensor, "batch cut_time"]
-    response_mask: Bool[Tensor, "batch cut_time"]
-    prompt_width: int
-    time: int
+    Slot t of a response is asked about at the token before it, C−1+t of its row (spec §1): the last token of a row that
+    nobody asks about is not read at all.
 
-    @property
-    def states(self) -> slice:
-        """The positions C−1 … C+T−2, at which the model has yet to emit response token t (spec §1)."""
-        return slice(self.prompt_width - 1, self.prompt_width - 1 + self.response_ids.shape[1])
+    Attributes:
+        rows: Prompts and responses, without padding.
+        states: Where among the tokens the slots are asked about, slot by slot.
+        slots: The slots themselves: the response mask, and one more per row where the value after it is wanted.
+        response_mask: The slots of tokens.
+        tokens: The response tokens.
+    """
 
-    @property
-    def value_mask(self) -> Bool[Tensor, "batch cut_time"]:
-        """The response mask and one slot more: the state after the last token has a value, too."""
-        after = nn.functional.pad(self.response_mask[:, :-1], (1, 0), value=True)
-        return self.response_mask | after
+    rows: TokenRows
+    states: Int[Tensor, " slots"]
+    slots: Bool[Tensor, "batch time"]
+    response_mask: Bool[Tensor, "batch time"]
+    tokens: Int[Tensor, " counted"]
 
-    def pad(self, outputs: Tensor, mask: Tensor) -> Tensor:
-        """Back to the rollout's width, zero where the mask does not count."""
-        outputs = torch.where(mask, outputs, 0.0)
-        return nn.functional.pad(outputs, (0, self.time - outputs.shape[1]))
+    @classmethod
+    def of(cls, rollout: Rollout, *, after_last: bool = False) -> _Reading:
+        mask = rollout.response_mask
+        slots = mask | nn.functional.pad(mask[:, :-1], (1, 0), value=True) if after_last else mask
+        ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
+        read = torch.cat([rollout.prompt_mask, slots[:, 1:]], dim=1)
+        before = torch.zeros_like(rollout.prompt_mask[:, 1:])
+        states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1)
+        return cls(TokenRows.unpad(ids, read), states, slots, mask, rollout.response_ids[mask])
 
+    def at_tokens(self, states: Tensor) -> Tensor:
+        """Of something that every slot has: that of the slots with a token."""
+        return states if self.slots is self.response_mask else states[self.response_mask[self.slots]]
 
-def _cut(rollout: Rollout, *, slots_after: int = 0) -> _Rows:
-    prompt_width = int(rollout.prompt_mask.sum(dim=1).max())
-    time = int(rollout.response_mask.sum(dim=1).max()) + slots_after
-    prompt_ids, prompt_mask = rollout.prompt_ids[:, -prompt_width:], rollout.prompt_mask[:, -prompt_width:]
-    response_ids, response_mask = rollout.response_ids[:, :time], rollout.response_mask[:, :time]
-    return _Rows(
-        input_ids=torch.cat([prompt_ids, response_ids], dim=1),
-        attention_mask=torch.cat([prompt_mask, response_mask], dim=1),
-        response_ids=response_ids,
-        response_mask=response_mask,
-        prompt_width=prompt_width,
-        time=rollout.response_ids.shape[1],
-    )
+    def pad(self, figures: Float[Tensor, " slots"], slots: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+        """Back into the rollout's rectangle, 0 elsewhere."""
+        return figures.new_zeros(slots.shape).masked_scatter(slots, figures)
 
 
 def response_logprobs(
     model: LanguageModel, rollout: Rollout, *, temperature: float, precision: Literal["fp32", "bf16"] = "fp32"
 ) -> Float[Tensor, "batch time"]:
     """Log probabilities (nats) that `model` gives to the response tokens; 0 in padding. For the frozen reference."""
-    rows = _cut(rollout)
+    reading = _Reading.of(rollout)
     with autocast(precision, model.device):
-        hidden = model.hidden(rows.input_ids, rows.attention_mask)[:, rows.states]
-        logits = model.logits(hidden)
-    return rows.pad(token_logprobs(logits, rows.response_ids, temperature=temperature), rows.response_mask)
+        hidden = model.hidden(reading.rows)[reading.states]
+        logprobs, _ = model.over_logits(
+            partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.tokens
+        )
+    return reading.pad(logprobs, reading.response_mask)
 
 
 class ActorCritic(nn.Module):
@@ -120,6 +121,12 @@ class ActorCritic(nn.Module):
         assert critic is not None
         return critic.parameters()
 
+    def checkpoint_activations(self) -> None:
+        """From now on trade time for memory: see `Trunk.checkpoint_activations`."""
+        self.policy.trunk.checkpoint_activations()
+        if self.critic is not None and self.critic.trunk is not None:
+            self.critic.trunk.checkpoint_activations()
+
     def forward(
         self,
         rollout: Rollout,
@@ -139,20 +146,29 @@ class ActorCritic(nn.Module):
             value_after_last: Also give the value of the state after the last token, where the rollout is wide enough:
                 the slot that the score stands at with `score_at: after_last`.
         """
-        rows = _cut(rollout, slots_after=int(value_after_last))
+        reading = _Reading.of(rollout, after_last=value_after_last)
+        measure = partial(token_logprobs_and_entropy, temperature=temperature, entropy_gradient=entropy_gradient)
         with autocast(precision, self.device):
-            hidden = self.policy.hidden(rows.input_ids, rows.attention_mask)[:, rows.states]
-            logits = self.policy.logits(hidden)
-            values = self._values(rows, hidden)
-        logprobs = token_logprobs(logits, rows.response_ids, temperature=temperature)
-        entropy = token_entropy(logits if entropy_gradient else logits.detach(), temperature=temperature)
+            hidden = self.policy.hidden(reading.rows)[reading.states]
+            logprobs, entropy = self.policy.over_logits(measure, reading.at_tokens(hidden), reading.tokens)
+            values = self._values(reading, hidden)
         return ResponseOutputs(
-            logprobs=rows.pad(logprobs, rows.response_mask),
-            entropy=rows.pad(entropy, rows.response_mask),
-            values=rows.pad(values, rows.value_mask if value_after_last else rows.response_mask),
+            logprobs=reading.pad(logprobs, reading.response_mask),
+            entropy=reading.pad(entropy, reading.response_mask),
+            values=reading.pad(values, reading.slots),
         )
 
-    def _values(self, rows: _Rows, hidden: Tensor) -> Tensor:
-        if self.critic is None:
-            return self.policy.values(hidden)
-        return self.critic.values(rows.input_ids, rows.attention_mask)[:, rows.states]
+    def values(
+        self, rollout: Rollout, *, precision: Literal["fp32", "bf16"] = "fp32", value_after_last: bool = False
+    ) -> Float[Tensor, "batch time"]:
+        """The critic's values alone, as in `ResponseOutputs`: where the log probabilities are known already."""
+        reading = _Reading.of(rollout, after_last=value_after_last)
+        with autocast(precision, self.device):
+            shared = self.policy.hidden(reading.rows)[reading.states] if self.critic is None else None
+            return reading.pad(self._values(reading, shared), reading.slots)
+
+    def _values(self, reading: _Reading, hidden: Tensor | None) -> Tensor:
+        if self.critic is not None:
+            return self.critic.values(reading.rows)[reading.states]
+        assert hidden is not None
+        return self.policy.values(hidden)

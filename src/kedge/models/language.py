@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
@@ -18,13 +20,17 @@ from kedge.models.pretrained import (
     fit_embedding,
     load_pretrained,
     quiet_transformers,
-    run_trunk,
 )
+from kedge.models.rows import TokenRows
+from kedge.models.trunk import Trunk
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 
 # Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(-1e9) is 0 in every format.
 FORBIDDEN_LOGIT = -1e9
+# Logits that are held at a time, as numbers: 64 MiB in float32. Beyond it they are computed in chunks, and once more in
+# the backward pass.
+MAX_LOGITS = 2**24
 
 
 class LanguageModel(nn.Module):
@@ -45,6 +51,7 @@ class LanguageModel(nn.Module):
     """
 
     forbidden: Tensor
+    forbidden_ids: Tensor
 
     def __init__(
         self, causal: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, value_head: bool = False
@@ -57,10 +64,12 @@ class LanguageModel(nn.Module):
         known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=causal.device)
         forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
+        self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
         self.value_head = None
         if value_head:
             head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
             self.value_head = initialise_head(head, "zero")
+        self.trunk = Trunk(cast(PreTrainedModel, causal.base_model))
         self._check_output_layer()
 
     @property
@@ -73,15 +82,42 @@ class LanguageModel(nn.Module):
         """The most tokens that one row may hold, or None where the architecture sets no limit."""
         return context_length(self.causal)
 
-    def hidden(
-        self, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor, *, cache: Any = None
-    ) -> Float[Tensor, "batch seq dim"]:
-        """The trunk's last hidden states; see `run_trunk`."""
-        return run_trunk(self.causal.base_model, input_ids, attention_mask, cache)
+    def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
+        """The trunk's last hidden state of every token."""
+        return self.trunk.hidden(rows)
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
-        return self._raw_logits(hidden).masked_fill(self.forbidden, FORBIDDEN_LOGIT)
+        return self._raw_logits(hidden).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)
+
+    def over_logits(
+        self,
+        measure: Callable[[Float[Tensor, "tokens vocab"], Int[Tensor, " tokens"]], tuple[Tensor, ...]],
+        hidden: Float[Tensor, "tokens dim"],
+        targets: Int[Tensor, " tokens"],
+    ) -> tuple[Tensor, ...]:
+        """What `measure` says about the logits behind each hidden state and its target token.
+
+        Over a large vocabulary the logits of a batch would be the largest tensor of all. They are never held together:
+        chunk by chunk they are computed, measured and dropped, and computed again when the gradient is.
+
+        Args:
+            measure: From logits and targets to one number per token each.
+            hidden: Hidden states.
+            targets: The token that each is asked about.
+        """
+        size = max(1, MAX_LOGITS // len(self.forbidden))
+        if len(targets) <= size:
+            return measure(self.logits(hidden), targets)
+
+        def chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+            return measure(self.logits(states), tokens)
+
+        parts = [
+            checkpoint(chunk, states, tokens, use_reentrant=False)
+            for states, tokens in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        return tuple(torch.cat(measures) for measures in zip(*parts, strict=True))
 
     def values(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest"]:
         """The value head's forecast, in float32, of the state that each hidden state stands for."""
@@ -106,7 +142,7 @@ class LanguageModel(nn.Module):
         ids = torch.arange(4, device=self.device)[None]
         with quiet_transformers():
             expected = self.causal(input_ids=ids).logits.float()
-        actual = self._raw_logits(self.hidden(ids, torch.ones_like(ids)))
+        actual = self._raw_logits(self.hidden(TokenRows(ids[0], (4,))))[None]
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
             kind = type(self.causal).__name__
             raise ModelError(f"{kind} turns hidden states into logits in a way that kedge does not know")

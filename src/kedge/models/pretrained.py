@@ -1,18 +1,17 @@
-"""What every role's loading shares: one safe call into transformers, dropout off, positions from the mask."""
+"""What every role's loading shares: one safe call into transformers, dropout off, activations in one kernel."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
@@ -21,10 +20,9 @@ __all__ = [
     "context_length",
     "disable_dropout",
     "fit_embedding",
+    "fuse_activations",
     "load_pretrained",
     "model_width",
-    "position_ids",
-    "run_trunk",
 ]
 
 # What transformers, the hub client and safetensors raise for a folder or id that cannot be loaded.
@@ -113,6 +111,7 @@ def load_pretrained(
         first = sorted(str(key) for key in report["mismatched_keys"])[0]
         raise ModelError(f"model {name!r}: the weights' shapes differ from config.json, first: {first}")
     disable_dropout(model)
+    fuse_activations(model)
     return model, set(report["missing_keys"])
 
 
@@ -161,26 +160,12 @@ def disable_dropout(model: PreTrainedModel) -> None:
     model.eval()
 
 
-def position_ids(attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """Positions that count real tokens only, so that padding on either side moves nothing (spec §2.3)."""
-    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+def fuse_activations(model: nn.Module) -> None:
+    """Compute the tanh form of GELU in one kernel instead of in eight, each with a result that is kept for backward.
 
-
-def run_trunk(
-    trunk: nn.Module, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor, cache: Any = None
-) -> Tensor:
-    """The last hidden states of a transformer, `[batch, seq, dim]`, for the tokens in `input_ids`.
-
-    Args:
-        trunk: A model without its head (`base_model`).
-        input_ids: Token ids; with a cache, those not in it yet.
-        attention_mask: True at real tokens, `[batch, cached + seq]`.
-        cache: A key–value cache that is extended in place, or None.
+    GPT-2, Phi and their kin spell it out. The function is the same; the weights are not touched.
     """
-    extras: dict[str, Any] = {}
-    if "position_ids" in inspect.signature(trunk.forward).parameters:
-        extras["position_ids"] = position_ids(attention_mask)[:, -input_ids.shape[1] :]
-    if cache is not None:
-        extras["past_key_values"] = cache
-    outputs = trunk(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=cache is not None, **extras)
-    return outputs.last_hidden_state
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, (NewGELUActivation, FastGELUActivation)):
+                setattr(module, name, nn.GELU(approximate="tanh"))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialise_head
-from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained, run_trunk
+from kedge.models.precision import autocast
+from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
+from kedge.models.rows import TokenRows, budget_batches
+from kedge.models.trunk import Trunk
 
-__all__ = ["ScalarModel", "last_real_index", "load_scalar_model"]
+__all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 
 NORMALIZATION_KEY = "kedge_score_shift"
-
-
-def last_real_index(attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"]) -> Int[Tensor, "batch"]:
-    """The index of each row's last real token, whichever side the padding is on."""
-    columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    return torch.where(attention_mask.bool(), columns, 0).amax(dim=-1)
 
 
 class ScalarModel(nn.Module):
@@ -50,6 +48,8 @@ class ScalarModel(nn.Module):
         self.classifier = classifier
         shift = float(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
+        # An encoder's pooled head reads whole texts: nobody asks for the states of its tokens.
+        self.trunk = None if self.head is None else Trunk(cast(PreTrainedModel, classifier.base_model))
 
     @property
     def device(self) -> torch.device:
@@ -67,26 +67,28 @@ class ScalarModel(nn.Module):
         head = dict(self.classifier.named_children()).get("score")
         return head if isinstance(head, nn.Linear) else None
 
-    def values(self, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor) -> Float[Tensor, "batch seq"]:
-        """The scalar at every position, float32.
+    def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
+        """The scalar at every token, float32.
 
         Raises:
             ModelError: The model pools its input (an encoder): it can score a response but not be a critic.
         """
-        head = self.head
-        if head is None:
+        if self.trunk is None:
             raise ModelError(f"{type(self.classifier).__name__} scores whole texts only; a critic needs a decoder")
-        hidden = run_trunk(self.classifier.base_model, input_ids, attention_mask)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return head(hidden.float()).squeeze(-1) - self.shift
+        return self._read(self.trunk.hidden(rows))
 
-    def scores(self, input_ids: Int[Tensor, "batch seq"], attention_mask: Tensor) -> Float[Tensor, "batch"]:
-        """One score per row, read at the last real token; left and right padding give the same (spec §2.4)."""
-        if self.head is None:
-            outputs = self.classifier(input_ids=input_ids, attention_mask=attention_mask.long())
+    def scores(self, rows: TokenRows) -> Float[Tensor, " rows"]:
+        """One score per row, read at its last token (spec §2.4)."""
+        if self.trunk is None:
+            ids, mask = rows.pad()
+            outputs = self.classifier(input_ids=ids, attention_mask=mask.long())
             return outputs.logits.float().squeeze(-1) - self.shift
-        values = self.values(input_ids, attention_mask)
-        return values.gather(1, last_real_index(attention_mask)[:, None]).squeeze(1)
+        return self._read(self.trunk.hidden(rows)[rows.last])
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.head(hidden.float()).squeeze(-1) - self.shift
 
     @torch.no_grad()
     def normalize(self, *, mean: float, std: float = 1.0) -> None:
@@ -103,6 +105,29 @@ class ScalarModel(nn.Module):
                 head.bias.div_(std)
         self.shift.copy_((self.shift + mean) / std)
         setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))
+
+
+@torch.no_grad()
+def score_rows(
+    model: ScalarModel,
+    rows: Sequence[Sequence[int]],
+    *,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    micro_batch_tokens: int | None = None,
+) -> Float[Tensor, " rows"]:
+    """The scores of many rows of token ids, float32 on the CPU, in the order given.
+
+    Args:
+        model: The reward model.
+        rows: Token ids, at least one each.
+        precision: Number format of the matrix products.
+        micro_batch_tokens: Tokens per forward pass; None reads all at once. It changes no score by more than rounding.
+    """
+    scores = torch.empty(len(rows))
+    for batch in budget_batches([len(row) for row in rows], micro_batch_tokens):
+        with autocast(precision, model.device):
+            scores[batch] = model.scores(TokenRows.of([rows[index] for index in batch], model.device)).float().cpu()
+    return scores
 
 
 def load_scalar_model(

@@ -115,8 +115,9 @@ class Coefficients:
         """
         ppo, adapted = self.ppo, replace(self, update=self.update + 1)
         awake = self.update > ppo.kl_wait_fraction * ppo.num_updates
-        # A sampled KL can come out below 0; the divergence it estimates cannot be.
-        kl = max(metrics["objective/kl"], 0.0)
+        # Absent without a reference, whose KL no controller steers then. A sampled KL can come out below 0; the
+        # divergence it estimates cannot be.
+        kl = max(metrics.get("objective/kl", 0.0), 0.0)
         if awake and ppo.kl_controller == "ziegler":
             beta = adapt_kl_coef_ziegler(
                 self.kl_coef, kl, kl_target=ppo.kl_target, num_episodes=num_responses, horizon=self.horizon

@@ -108,6 +108,7 @@ class Curve:
         prompts = [self.world.prompt(post) for post in posts]
         rollout = _roll_out(roles.engine, roles.tokenizer, prompts, seed=self.world.seed)
         responses = describe_responses(rollout, prompts, roles.tokenizer)
+        assert roles.reference is not None, "both runs of the demo measure the KL"
         with torch.no_grad():
             reference = response_logprobs(roles.reference, rollout, temperature=recipe.TEMPERATURE)
         scores = roles.reward.scores(responses)

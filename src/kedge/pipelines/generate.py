@@ -74,7 +74,7 @@ def run_generate(
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
-        scorer = load_scorer(rewards, config, run, policy.tokenizer, batch_size=sampling.batch_size)
+        scorer = load_scorer(rewards, config, run, policy.tokenizer)
         scorer.check_columns(list(questions[0].columns))
 
     asked = [question for question in questions for _ in range(config.generate.num_responses)]

@@ -182,7 +182,7 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     """
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
-        scorer = load_scorer(judge, config, run, tokenizer, batch_size=config.generate.batch_size)
+        scorer = load_scorer(judge, config, run, tokenizer)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(

@@ -73,7 +73,11 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
     policy_and_critic, reference = roles.actor_critic, roles.reference
     prompts = PromptStream(roles.prompts, seed=stream_seed(seed, "prompts"))
     coefficients = Coefficients.start(config)
-    numerics: dict[str, Any] = {"temperature": sampling.temperature, "precision": run.precision}
+    numerics: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "precision": run.precision,
+        "micro_batch_tokens": config.runtime.micro_batch_tokens,
+    }
 
     with (
         Progress("ppo", total=ppo.num_updates) as progress,
@@ -99,6 +103,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     max_new_tokens=sampling.max_new_tokens,
                     missing_eos_score=roles.missing_eos_score,
                     missing_eos_mode=sampling.missing_eos_mode,
+                    seed=stream_seed(seed, "reward", update),
                 )
 
             with clock.phase("experience"):
@@ -117,7 +122,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     num_steps=ppo.advantage_steps,
                     whiten_rewards=ppo.whiten_rewards,
                     whiten_advantages=ppo.whiten_advantages,
-                    micro_batch_size=ppo.micro_batch_size,
+                    reuse_sampled=roles.engine.is_exact,
                     **numerics,
                 )
 
@@ -137,7 +142,6 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     coefficients.objective(experience),
                     num_epochs=ppo.num_epochs,
                     num_minibatches=ppo.num_minibatches,
-                    micro_batch_size=ppo.micro_batch_size,
                     max_grad_norm=ppo.max_grad_norm,
                     early_stop_kl=ppo.early_stop_kl,
                     generator=stream(seed, "minibatches", update),
@@ -163,7 +167,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
             kept.write(
                 update, describe_samples(experience, scored.prompts, roles.tokenizer, count=config.runtime.num_samples)
             )
-            progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items()})
+            progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
             coefficients = coefficients.adapt(metrics, num_responses=experience.rollout.num_responses)
             on_update(update, roles)
 

@@ -61,7 +61,8 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         facts["mean score, first and last update"] = (
             f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
         )
-        facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
+        if "objective/kl" in last:
+            facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
     save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,

@@ -51,7 +51,7 @@ class Roles:
         prompts: What is asked.
         engine: Samples from the policy.
         actor_critic: Policy and critic, trained.
-        reference: The policy as it was at the start, frozen.
+        reference: The policy as it was at the start, frozen; None where nothing is paid or measured against it.
         reward: Scores responses.
         missing_eos_score: Score of a response without the stop token, or None to leave it alone.
         optimizer: Of policy and critic together.
@@ -63,7 +63,7 @@ class Roles:
     prompts: list[Prompt]
     engine: Engine
     actor_critic: ActorCritic
-    reference: LanguageModel
+    reference: LanguageModel | None
     reward: WeightedReward
     missing_eos_score: float | None
     optimizer: Optimizer
@@ -93,7 +93,6 @@ def load_roles(
         config,
         run,
         tokenizer,
-        batch_size=config.rollout.micro_batch_size,
     )
 
     models = [source for source in rewards.sources if isinstance(source, ModelReward)]
@@ -106,8 +105,10 @@ def load_roles(
         critic = None if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
             initialise_head(policy.value_head, config.ppo.value_head_init)
-    reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
-    reference.requires_grad_(False)
+    reference = None
+    if config.ppo.needs_reference:
+        reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
+        reference.requires_grad_(False)
     records = read_questions(
         config,
         run,
@@ -117,6 +118,8 @@ def load_roles(
     )
     rewards.check_columns(sorted({name for record in records for name in record.columns}))
     actor_critic = ActorCritic(policy, critic)
+    if config.runtime.activation_checkpointing:
+        actor_critic.checkpoint_activations()
     return Roles(
         tokenizer=tokenizer,
         stop_token=stop_token,
@@ -198,10 +201,10 @@ def _load_pretraining(
         rejected_to=run.folder / REJECTED_FILE,
     )
     return PretrainingMix(
-        CompletionLoss(policy, cast(int, tokenizer.pad_token_id), run.precision),
+        CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],
         coef=config.ppo.ptx_coef,
         batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
-        micro_batch_size=config.ppo.micro_batch_size,
+        micro_batch_tokens=config.runtime.micro_batch_tokens,
         seed=config.runtime.seed,
     )

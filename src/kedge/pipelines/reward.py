@@ -94,6 +94,7 @@ def run_reward(
             normalize_scale=settings.normalize_scale,
             precision=run.precision,
             seed=seed,
+            micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
             **settings.model_dump(exclude={"base", "normalize", "normalize_scale"}),
         )

@@ -18,24 +18,22 @@ Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm
 """A reward model or function, or several, as `load_reward` takes them."""
 
 
-def load_scorer(
-    rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, *, batch_size: int | None = None
-) -> WeightedReward:
+def load_scorer(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> WeightedReward:
     """Rewards for responses in `tokenizer`'s tokens, on the run's device; errors as in `load_reward`.
 
     Args:
         rewards: What scores.
-        config: Says whether code beside a model may run, and what functions are allowed.
+        config: Says whether code beside a model may run, how many tokens a forward pass may have, and how long a
+            function may take.
         run: The device and its number format, and the folder for what functions print.
         tokenizer: The policy's.
-        batch_size: Responses per forward pass of a reward model; None takes 32.
     """
     return load_reward(
         rewards,
         policy_tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,
-        batch_size=batch_size or 32,
+        micro_batch_tokens=config.runtime.micro_batch_tokens,
         precision=run.precision,
         rules=_call_rules(config),
         log=run.folder / REWARD_LOG,

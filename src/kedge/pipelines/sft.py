@@ -86,6 +86,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> S
             held_out=split.eval,
             precision=run.precision,
             seed=config.runtime.seed,
+            micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
             **config.sft.model_dump(),
         )
@@ -120,8 +121,7 @@ def train_sft(
     Raises:
         DataError: A demonstration is longer than the model's context.
     """
-    assert isinstance(tokenizer.pad_token_id, int), "load_tokenizer gives every tokenizer a pad token"
-    loss = CompletionLoss(model, tokenizer.pad_token_id, precision)
+    loss = CompletionLoss(model, precision)
     train, evaluation = (
         [encode_example(tokenizer, record.prompt, record.completion) for record in records]
         for records in (demonstrations, held_out)

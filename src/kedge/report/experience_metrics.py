@@ -18,7 +18,8 @@ __all__ = ["describe_experience", "describe_samples"]
 def describe_experience(experience: Experience) -> dict[str, float]:
     """The figures of one update's responses, all of them over counted tokens only (spec §10).
 
-    `objective/kl`: KL to the reference, summed over each response, batch mean, nats. `reward/kl`: what that costs in
+    `objective/kl`: KL to the reference, summed over each response, batch mean, nats; absent without a reference.
+    `reward/kl`: what that costs in
     units of the score; `reward/total`: the score less that cost, per response. `policy/sampler_ratio_max`: the largest
     ratio, either way, between a token's probability as the trainer sees it and as it was when it was sampled.
     """
@@ -27,7 +28,7 @@ def describe_experience(experience: Experience) -> dict[str, float]:
     disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
-        "objective/kl": experience.kl.sum(-1).mean(),
+        **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
         "policy/sampler_ratio_max": disagreement.exp(),
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
         "reward/score_mean": experience.scores.mean(),

@@ -49,7 +49,7 @@ def load_reward(
     policy_tokenizer: PreTrainedTokenizerBase | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
-    batch_size: int = 32,
+    micro_batch_tokens: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     rules: CallRules | None = None,
     log: Path | None = None,
@@ -65,7 +65,7 @@ def load_reward(
         policy_tokenizer: The policy's, so that a reward model with other tokens is given texts.
         device: Where reward models live.
         trust_remote_code: Run Python code that a model folder brings along.
-        batch_size: Responses per forward pass of a reward model.
+        micro_batch_tokens: Tokens per forward pass of a reward model; None reads all responses at once.
         precision: Number format of a reward model's matrix products.
         rules: What functions are allowed, and what becomes of their failures.
         log: The file that keeps what functions print in processes of their own.
@@ -88,8 +88,14 @@ def load_reward(
         source = cast("str | Path", term.reward)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         model = load_scalar_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
-        name = term.name or Path(source).name
-        return ModelReward(model, tokenizer, policy_tokenizer, name=name, batch_size=batch_size, precision=precision)
+        return ModelReward(
+            model,
+            tokenizer,
+            policy_tokenizer,
+            name=term.name or Path(source).name,
+            micro_batch_tokens=micro_batch_tokens,
+            precision=precision,
+        )
 
     return WeightedReward(
         [(functions.get(place) or load_model(term), term.weight) for place, term in enumerate(wanted)]

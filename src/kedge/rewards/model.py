@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from kedge.data.tokens import encode_completion, encode_prompt, pad_right
+from kedge.data.tokens import encode_completion, encode_prompt
 from kedge.errors import RewardError
-from kedge.models import ScalarModel, autocast
+from kedge.models import ScalarModel, score_rows
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, checked_scores
 
 __all__ = ["ModelReward", "share_tokens"]
@@ -29,11 +28,8 @@ class ModelReward:
         policy_tokenizer: The policy's; None where the ids are known to be the reward model's.
         name: What messages and metrics call it.
         chat_template: Takes the place of the reward tokenizer's own template.
-        batch_size: Responses per forward pass; never changes a score by more than rounding.
+        micro_batch_tokens: Tokens per forward pass, None for all at once; never changes a score by more than rounding.
         precision: Number format of the matrix products.
-
-    Raises:
-        RewardError: A batch size below 1.
 
     Source: spec §1 (reward-model read-out), §2.4.
     """
@@ -46,18 +42,16 @@ class ModelReward:
         *,
         name: str = "reward_model",
         chat_template: str | None = None,
-        batch_size: int = 32,
+        micro_batch_tokens: int | None = None,
         precision: Literal["fp32", "bf16"] = "fp32",
     ) -> None:
-        if batch_size < 1:
-            raise RewardError(f"reward model {name!r}: batch size {batch_size} is below 1")
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
         self.reads_policy_ids = policy_tokenizer is None or share_tokens(tokenizer, policy_tokenizer)
         self._chat_template = chat_template
         self._renders_chat = bool(chat_template or tokenizer.chat_template)
-        self._batch_size = batch_size
+        self._micro_batch_tokens = micro_batch_tokens
         self._precision: Literal["fp32", "bf16"] = precision
 
     @property
@@ -65,7 +59,6 @@ class ModelReward:
         """The longest prompt with its response that the model has positions for, or None where it does not say."""
         return self.model.context_length
 
-    @torch.no_grad()
     def scores(self, responses: Responses) -> Scores:
         """One score per response.
 
@@ -75,20 +68,10 @@ class ModelReward:
         """
         rows = [self._ids(responses, index) for index in range(len(responses))]
         self._check_lengths(rows)
-        scores = [0.0] * len(rows)
-        # Neighbours in length share a batch, so that little of it is padding.
-        by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        for start in range(0, len(rows), self._batch_size):
-            indices = by_length[start : start + self._batch_size]
-            for index, score in zip(indices, self._forward([rows[index] for index in indices]), strict=True):
-                scores[index] = score
+        scores = score_rows(
+            self.model, rows, precision=self._precision, micro_batch_tokens=self._micro_batch_tokens
+        ).tolist()
         return checked_scores(scores, name=f"reward model {self.name!r}", count=len(rows))
-
-    def _forward(self, rows: list[list[int]]) -> list[float]:
-        ids, mask = pad_right(rows, cast("int", self.tokenizer.pad_token_id))
-        device = self.model.device
-        with autocast(self._precision, device):
-            return self.model.scores(ids.to(device), mask.to(device)).float().tolist()
 
     def _ids(self, responses: Responses, index: int) -> list[int]:
         """One prompt and response in the reward model's tokens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +14,7 @@ from kedge.algorithm.advantages import policy_gradient_weights
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import shape_rewards
-from kedge.models import ActorCritic, LanguageModel, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, budget_batches, response_logprobs
 
 __all__ = ["AdvantageKind", "collect_experience"]
 
@@ -37,8 +39,9 @@ def collect_experience(
     num_steps: int = 1,
     whiten_rewards: bool = False,
     whiten_advantages: bool = True,
+    reuse_sampled: bool = False,
     precision: Literal["fp32", "bf16"] = "fp32",
-    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
 ) -> Experience:
     """Evaluate a rollout under the current weights, and freeze what the PPO epochs will read.
 
@@ -60,25 +63,27 @@ def collect_experience(
         num_steps: n of `n_step`.
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns never see it.
+        reuse_sampled: The engine's own log probabilities and values are exact: do not compute them a second time.
         precision: Number format of the matrix products.
-        micro_batch_size: Rows per forward pass; None evaluates all at once.
+        micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
 
     Source: spec §4.17, §5, §6.25–26.
     """
-    size = micro_batch_size or rollout.num_responses
-    chunks = [rollout.select(slice(start, start + size)) for start in range(0, rollout.num_responses, size)]
     after_last = score_at == "after_last"
-    outputs = [
-        actor_critic(chunk, temperature=temperature, precision=precision, value_after_last=after_last)
-        for chunk in chunks
-    ]
-    old_logprobs = torch.cat([output.logprobs for output in outputs])
-    values = torch.cat([output.values for output in outputs])
+
+    def evaluate(rows: Rollout) -> tuple[Tensor, Tensor]:
+        if reuse_sampled and rows.values is not None and not after_last:
+            return rows.logprobs, rows.values
+        if reuse_sampled and actor_critic.critic is not None:
+            return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=after_last)
+        outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=after_last)
+        return outputs.logprobs, outputs.values
+
+    old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
     ref_logprobs = None
     if reference is not None:
-        ref_logprobs = torch.cat(
-            [response_logprobs(reference, chunk, temperature=temperature, precision=precision) for chunk in chunks]
-        )
+        refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
+        (ref_logprobs,) = _by_budget(lambda rows: (refer(rows),), rollout, micro_batch_tokens)
 
     rewards, reward_mask = shape_rewards(
         scores,
@@ -115,6 +120,17 @@ def collect_experience(
         advantages=advantages,
         returns=returns,
     )
+
+
+def _by_budget(
+    evaluate: Callable[[Rollout], tuple[Tensor, ...]], rollout: Rollout, micro_batch_tokens: int | None
+) -> tuple[Tensor, ...]:
+    """Evaluate a rollout some rows at a time, those of like length together; the results are in its own order."""
+    batches = list(budget_batches(rollout.row_lengths, micro_batch_tokens))
+    device = rollout.response_ids.device
+    parts = [evaluate(rollout.select(torch.tensor(rows, device=device))) for rows in batches]
+    back = torch.tensor([row for rows in batches for row in rows], device=device).argsort()
+    return tuple(torch.cat(figures)[back] for figures in zip(*parts, strict=True))
 
 
 def _value_targets(

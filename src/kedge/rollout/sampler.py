@@ -1,4 +1,4 @@
-"""The built-in engine: pure sampling with a key–value cache, one random stream per row."""
+"""The built-in engine: pure sampling with a key–value cache, one random stream per row, finished rows dropped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.models import LanguageModel, autocast
+from kedge.models import Decoder, LanguageModel, autocast
 
 __all__ = ["Sampler"]
+
+# Rows are dropped once this share of those in work has finished: dropping copies what is remembered of the others.
+COMPACTION_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Sampler:
     """Samples from softmax(logits/τ) until the stop token or `max_new_tokens`.
 
     No top-k, no top-p: a filter that is not mirrored when the tokens are scored again makes the KL negative.
+
+    A row's tokens depend on its prompt, its seed and the weights alone (but for rounding), not on the rows beside it.
+    So rows are dropped as they finish, prompts are read without padding, and a prompt that several rows continue is
+    read once: the cost is that of real tokens.
 
     Args:
         model: The policy; every call uses its current weights.
@@ -45,47 +51,73 @@ class Sampler:
     precision: Literal["fp32", "bf16"] = "fp32"
     batch_size: int | None = None
 
+    @property
+    def is_exact(self) -> bool:
+        """In bf16, a token's figures depend on how many rows and tokens are multiplied together; in fp32 hardly."""
+        return self.precision == "fp32"
+
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int], policy_version: int = 0) -> Rollout:
         """Sample a response for every prompt; see `Engine`."""
         assert len(prompts) == len(seeds), "one seed per prompt"
+        device = self.model.device
+        draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
+        responses = _Responses.empty(len(prompts), self.max_new_tokens, self.pad_id, device)
+        for rows in self._batches(prompts):
+            with autocast(self.precision, device):
+                decoder = self.model.trunk.decoder(
+                    [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
+                )
+                self._sample(decoder, torch.tensor(rows, device=device), draws, responses)
         ids, mask = pad_left(prompts, self.pad_id)
-        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        draws = _uniform_draws(seeds, self.max_new_tokens).to(self.model.device, _draw_dtype(self.model.device))
-        size = self.batch_size or len(prompts)
-        with autocast(self.precision, self.model.device):
-            parts = [
-                self._sample(ids[start : start + size], mask[start : start + size], draws[start : start + size])
-                for start in range(0, len(prompts), size)
-            ]
-        response_ids, logprobs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        response_mask, stopped = self._count(response_ids)
+        response_mask, stopped = self._count(responses.ids)
         return Rollout(
-            prompt_ids=ids,
-            prompt_mask=mask,
-            response_ids=response_ids.masked_fill(~response_mask, self.pad_id),
+            prompt_ids=ids.to(device),
+            prompt_mask=mask.to(device),
+            response_ids=responses.ids,
             response_mask=response_mask,
-            logprobs=logprobs.masked_fill(~response_mask, 0.0),
+            logprobs=responses.logprobs,
+            values=responses.values if self.model.value_head is not None else None,
             stopped=stopped,
             policy_version=policy_version,
         )
 
-    def _sample(self, ids: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and their log probabilities, `[rows, max_new_tokens]`; what follows the stop token is arbitrary."""
-        rows = ids.shape[0]
-        cache = DynamicCache()
-        tokens = torch.full((rows, self.max_new_tokens), self.pad_id, device=ids.device)
-        logprobs = torch.zeros(rows, self.max_new_tokens, device=ids.device)
-        running = torch.ones(rows, dtype=torch.bool, device=ids.device)
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """All rows at once, or by prompt length, so that the columns in front of a shorter prompt are few."""
+        if self.batch_size is None or self.batch_size >= len(prompts):
+            return [list(range(len(prompts)))]
+        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+
+    def _sample(self, decoder: Decoder, rows: Int[Tensor, " rows"], draws: Tensor, responses: _Responses) -> None:
+        """Fill in the responses of some rows.
+
+        A row that has stopped goes on unseen until enough others have, too, and it pays to drop them.
+        """
+        running = torch.ones_like(rows, dtype=torch.bool)
         for step in range(self.max_new_tokens):
-            logits = self.model.logits(self.model.hidden(ids, mask, cache=cache)[:, -1])
-            ids = _inverse_cdf(logits / self.temperature, draws[:, step])[:, None]
-            tokens[:, step] = ids[:, 0]
-            logprobs[:, step] = token_logprobs(logits, ids[:, 0], temperature=self.temperature)
-            running &= ids[:, 0] != self.stop_token
-            if not running.any():
-                break
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+            tokens, logprobs = self._draw(decoder.hidden, draws[rows, step])
+            responses.write(step, rows[running], tokens[running], logprobs[running])
+            if self.model.value_head is not None:
+                responses.values[rows[running], step] = self.model.values(decoder.hidden[running])
+            running = running & (tokens != self.stop_token)
+            num_running = int(running.sum())
+            if num_running == 0 or step + 1 == self.max_new_tokens:
+                return
+            if num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
+                kept = running.nonzero().squeeze(1)
+                decoder.keep(kept)
+                rows, tokens, running = rows[kept], tokens[kept], running[kept]
+            decoder.step(tokens)
+
+    def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+        """One token per row, and its log probability."""
+
+        def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+            tokens = _inverse_cdf(logits / self.temperature, draws)
+            return tokens, token_logprobs(logits, tokens, temperature=self.temperature)
+
+        tokens, logprobs = self.model.over_logits(measure, hidden, draws)
         return tokens, logprobs
 
     def _count(self, response_ids: Int[Tensor, "batch time"]) -> tuple[Tensor, Tensor]:
@@ -93,6 +125,24 @@ class Sampler:
         is_stop = response_ids == self.stop_token
         stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()
         return stops_before == 0, is_stop.any(dim=1)
+
+
+@dataclass(frozen=True)
+class _Responses:
+    """What has been sampled so far; what follows a row's stop token is never written."""
+
+    ids: Int[Tensor, "batch time"]
+    logprobs: Float[Tensor, "batch time"]
+    values: Float[Tensor, "batch time"]
+
+    @classmethod
+    def empty(cls, rows: int, time: int, pad_id: int, device: torch.device) -> _Responses:
+        zeros = torch.zeros(rows, time, device=device)
+        return cls(torch.full((rows, time), pad_id, device=device), zeros, zeros.clone())
+
+    def write(self, step: int, rows: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+        self.ids[rows, step] = tokens
+        self.logprobs[rows, step] = logprobs
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:

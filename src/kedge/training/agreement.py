@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, Interval, bootstrap_interval, calibration
-from kedge.data import pad_right
-from kedge.models import ScalarModel, autocast
+from kedge.models import ScalarModel, score_rows
 from kedge.training.supervised_losses import RankedResponses, RunPrecision
 
-__all__ = ["Agreement", "measure_agreement", "pair_leads", "score_rows"]
+__all__ = ["Agreement", "measure_agreement", "pair_leads"]
 
 
 @dataclass(frozen=True)
@@ -58,23 +56,21 @@ def measure_agreement(
     model: ScalarModel,
     examples: Sequence[RankedResponses],
     *,
-    pad_id: int,
     precision: RunPrecision = "fp32",
-    batch_size: int = 64,
+    micro_batch_tokens: int | None = None,
 ) -> Agreement:
     """Let a reward model judge responses whose order is known.
 
     Args:
         model: The judge, with the scale of scores that it was fitted with.
         examples: Prompts with ranked responses, at least one.
-        pad_id: Fills the rows up; no result depends on it.
         precision: Number format of the matrix products.
-        batch_size: Responses per forward pass.
+        micro_batch_tokens: Tokens per forward pass; None reads all at once.
 
     Source: spec §3, §11.
     """
     rows = [row for example in examples for row in example.rows]
-    scores = score_rows(model, rows, pad_id=pad_id, precision=precision, batch_size=batch_size)
+    scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens)
     parts = scores.split([len(example.rows) for example in examples])
     by_score = [pair_leads(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
     by_length = [pair_leads(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
@@ -87,26 +83,6 @@ def pair_leads(figures: Tensor, ranks: Sequence[float]) -> Tensor:
     pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
     better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
     return figures[better] - figures[worse]
-
-
-@torch.no_grad()
-def score_rows(
-    model: ScalarModel,
-    rows: Sequence[Sequence[int]],
-    *,
-    pad_id: int,
-    precision: RunPrecision = "fp32",
-    batch_size: int = 64,
-) -> Float[Tensor, " rows"]:
-    """Score token rows, those of like length together; on the CPU, in the order given."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    scores = torch.empty(len(rows))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        ids, mask = pad_right([rows[index] for index in chosen], pad_id)
-        with autocast(precision, model.device):
-            scores[chosen] = model.scores(ids.to(model.device), mask.to(model.device)).cpu()
-    return scores
 
 
 def _accuracy(leads: Sequence[Tensor]) -> Interval:

@@ -48,11 +48,12 @@ class Terms:
 
     Attributes:
         loss: The share of the total loss.
-        figures: Shares of the minibatch's means, by metric name; of `…_max` figures, the rows' own maximum.
+        figures: Shares of the minibatch's means, by metric name; of `…_max` figures, the rows' own maximum. They stay
+            on the device.
     """
 
     loss: Tensor
-    figures: dict[str, float]
+    figures: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -140,21 +141,20 @@ class Objective:
                 loss = loss - self.entropy_coef * entropy
             if self.kl_coef:
                 loss = loss + self.kl_coef * self._reference_kl(outputs, experience, divisors, averaging)
-        share = float(policy.num_tokens) / divisors.tokens
-        value_share = float(experience.reward_mask.sum()) / divisors.value_slots
-        entropy_share = float(torch.where(mask, outputs.entropy, 0.0).detach().sum()) / divisors.tokens
+        share = policy.num_tokens / divisors.tokens
+        value_share = experience.reward_mask.sum() / divisors.value_slots
         figures = {
-            "loss/total": float(loss.detach()),
-            "policy/loss": float(policy.loss.detach()),
-            "policy/approx_kl": share * float(policy.approx_kl),
-            "policy/clip_fraction": share * float(policy.clip_fraction),
-            "policy/entropy": entropy_share,
-            "policy/ratio_mean": share * float(policy.ratio_mean),
-            "policy/ratio_max": float(policy.ratio_max),
-            "value/loss": float(value.loss.detach()),
-            "value/clip_fraction": value_share * float(value.clip_fraction),
+            "loss/total": loss,
+            "policy/loss": policy.loss,
+            "policy/approx_kl": share * policy.approx_kl,
+            "policy/clip_fraction": share * policy.clip_fraction,
+            "policy/entropy": torch.where(mask, outputs.entropy, 0.0).sum() / divisors.tokens,
+            "policy/ratio_mean": share * policy.ratio_mean,
+            "policy/ratio_max": policy.ratio_max,
+            "value/loss": value.loss,
+            "value/clip_fraction": value_share * value.clip_fraction,
         }
-        return Terms(loss, figures)
+        return Terms(loss, {name: figure.detach() for name, figure in figures.items()})
 
     def _policy_loss(self, outputs: ResponseOutputs, experience: Experience, averaging: dict[str, Any]) -> PolicyLoss:
         tensors = (outputs.logprobs, experience.old_logprobs, experience.advantages, experience.rollout.response_mask)

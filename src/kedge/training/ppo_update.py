@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from kedge.algorithm.experience import Experience
 from kedge.errors import NumericsError
-from kedge.models import ActorCritic
+from kedge.models import ActorCritic, budget_batches
 from kedge.training.objective import Objective
 from kedge.training.optimiser import clip_gradients
 
@@ -61,7 +61,7 @@ def ppo_update(
     num_minibatches: int,
     temperature: float,
     generator: torch.Generator,
-    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
     max_grad_norm: float | None = 1.0,
     early_stop_kl: float | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -84,7 +84,7 @@ def ppo_update(
         num_minibatches: M: optimiser steps per epoch.
         temperature: The sampling temperature; divides the logits here, too.
         generator: The stream that shuffles.
-        micro_batch_size: Responses per forward and backward pass; None takes the whole minibatch.
+        micro_batch_tokens: Tokens per forward and backward pass; None takes the whole minibatch.
         max_grad_norm: Bound on the gradient's norm; None or 0 only measures it.
         early_stop_kl: Target d of the approximate KL, nats per token; above 1.5·d the rest of the update is left out.
         precision: Number format of the matrix products.
@@ -107,7 +107,7 @@ def ppo_update(
                     experience.select(rows.to(experience.scores.device)),
                     objective,
                     temperature=temperature,
-                    micro_batch_size=micro_batch_size,
+                    micro_batch_tokens=micro_batch_tokens,
                     precision=precision,
                     train_policy=train_policy,
                     extra_loss=extra_loss,
@@ -138,7 +138,7 @@ def distance_moved(
     experience: Experience,
     *,
     temperature: float,
-    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
 ) -> float:
     """KL of the sampling policy to the current one, mean of ρ − 1 − log ρ over the counted tokens, nats.
@@ -148,8 +148,7 @@ def distance_moved(
     Source: PPO §4.
     """
     total, rollout = 0.0, experience.rollout
-    for rows in _micro_batches(rollout.num_responses, micro_batch_size):
-        part = experience.select(rows)
+    for part in _micro_batches(experience, micro_batch_tokens):
         outputs = actor_critic(part.rollout, temperature=temperature, precision=precision)
         log_ratio = torch.where(part.rollout.response_mask, outputs.logprobs - part.old_logprobs, 0.0)
         total += float((log_ratio.expm1() - log_ratio).sum())
@@ -162,16 +161,15 @@ def _accumulate(
     objective: Objective,
     *,
     temperature: float,
-    micro_batch_size: int | None,
+    micro_batch_tokens: int | None,
     precision: Literal["fp32", "bf16"],
     train_policy: bool,
     extra_loss: ExtraLoss | None,
 ) -> dict[str, float]:
     """The minibatch's gradient, summed up over its micro-batches, and its figures."""
     divisors = objective.divisors(minibatch)
-    total: dict[str, float] = {}
-    for rows in _micro_batches(minibatch.rollout.num_responses, micro_batch_size):
-        part = minibatch.select(rows)
+    total: dict[str, Tensor] = {}
+    for part in _micro_batches(minibatch, micro_batch_tokens):
         outputs = actor_critic(
             part.rollout,
             temperature=temperature,
@@ -184,8 +182,9 @@ def _accumulate(
         _add(total, terms.figures)
     for share in extra_loss() if extra_loss is not None and train_policy else ():
         share.backward()
-        _add(total, {"loss/ptx": float(share.detach())})
-    return total
+        _add(total, {"loss/ptx": share.detach()})
+    # One wait for the device per step, however many figures and parts.
+    return dict(zip(total, torch.stack(list(total.values())).tolist(), strict=True))
 
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
@@ -193,14 +192,16 @@ def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))
 
 
-def _micro_batches(num_rows: int, size: int | None) -> Iterator[slice]:
-    size = size or num_rows
-    return (slice(start, start + size) for start in range(0, num_rows, size))
+def _micro_batches(experience: Experience, budget: int | None) -> Iterator[Experience]:
+    """Parts of at most so many tokens, rows of like length together."""
+    for rows in budget_batches(experience.rollout.row_lengths, budget):
+        yield experience.select(torch.tensor(rows, device=experience.scores.device))
 
 
-def _add(total: dict[str, float], figures: dict[str, float]) -> None:
+def _add(total: dict[str, Tensor], figures: Mapping[str, Tensor]) -> None:
     for name, figure in figures.items():
-        total[name] = max(total.get(name, figure), figure) if name.endswith("_max") else total.get(name, 0.0) + figure
+        combine = torch.maximum if name.endswith("_max") else torch.add
+        total[name] = combine(total[name], figure) if name in total else figure
 
 
 def _mean(figures: Sequence[float]) -> float:

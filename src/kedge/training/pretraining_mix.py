@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
+from kedge.models import budget_batches
 from kedge.training.runtime import stream
 from kedge.training.supervised_losses import CompletionLoss
 
@@ -24,7 +25,7 @@ class PretrainingMix:
         examples: The encoded texts.
         coef: γ_ptx; InstructGPT takes 27.8.
         batch_size: Texts per optimiser step.
-        micro_batch_size: Texts per forward pass; None takes the whole batch.
+        micro_batch_tokens: Tokens per forward pass; None takes the whole batch.
         seed: Of the draws.
 
     Source: InstructGPT §3.5; spec §6.33.
@@ -34,7 +35,7 @@ class PretrainingMix:
     examples: Sequence[EncodedExample]
     coef: float
     batch_size: int
-    micro_batch_size: int | None
+    micro_batch_tokens: int | None
     seed: int
 
     def draw(self, update: int) -> PretrainingDraws:
@@ -55,6 +56,5 @@ class PretrainingDraws:
         rows = torch.randint(len(mix.examples), (mix.batch_size,), generator=self.generator).tolist()
         batch = [mix.examples[row] for row in rows]
         total = sum(mix.loss.weight(example) for example in batch)
-        size = mix.micro_batch_size or len(batch)
-        for start in range(0, len(batch), size):
-            yield mix.coef * mix.loss.sums(batch[start : start + size])["loss"] / total
+        for part in budget_batches([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
+            yield mix.coef * mix.loss.sums([batch[row] for row in part])["loss"] / total

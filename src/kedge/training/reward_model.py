@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
@@ -69,8 +69,6 @@ def train_reward_model(
         ConfigError: Demonstrations are to count, and there are none.
         DataError: A text is longer than the model's context.
     """
-    assert isinstance(tokenizer.pad_token_id, int), "load_tokenizer gives every tokenizer a pad token"
-    forward: dict[str, Any] = {"pad_id": tokenizer.pad_token_id, "precision": precision}
     train, evaluation = (
         [RankedResponses.encode(tokenizer, record) for record in records] for records in (comparisons, held_out)
     )
@@ -79,13 +77,16 @@ def train_reward_model(
     check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
     outcome = train_supervised(
-        RankingLoss(model, **forward), model.parameters(), train, held_out=evaluation, **training
+        RankingLoss(model, precision), model.parameters(), train, held_out=evaluation, **training
     )
-    agreement = measure_agreement(model, evaluation, **forward) if evaluation else None
+    budget = training.get("micro_batch_tokens")
+    agreement = (
+        measure_agreement(model, evaluation, precision=precision, micro_batch_tokens=budget) if evaluation else None
+    )
     mean, std = 0.0, 1.0
     if reference:
         # In fp32 whatever the run's precision: the shift outlives the run.
-        scores = score_rows(model, reference, pad_id=tokenizer.pad_token_id)
+        scores = score_rows(model, reference, micro_batch_tokens=budget)
         mean = float(scores.mean())
         # One text, or texts that all score the same, have no scale to divide by.
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0

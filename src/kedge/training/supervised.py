@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
+from kedge.models import budget_batches
 from kedge.training.optimiser import (
     AdamEpsMode,
     Schedule,
@@ -80,7 +81,7 @@ class TrainingSettings(TypedDict, total=False):
     learning_rate: Required[float]
     num_epochs: float
     batch_size: Required[int]
-    micro_batch_size: int | None
+    micro_batch_tokens: int | None
     schedule: Schedule
     warmup_fraction: float
     max_grad_norm: float | None
@@ -101,7 +102,7 @@ def train_supervised(
     learning_rate: float,
     num_epochs: float = 1.0,
     batch_size: int,
-    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
     schedule: Schedule = "cosine",
     warmup_fraction: float = 0.0,
     max_grad_norm: float | None = 1.0,
@@ -125,7 +126,7 @@ def train_supervised(
         learning_rate: Peak step size.
         num_epochs: Passes over the examples, > 0; a fraction is a part of a pass.
         batch_size: Examples per optimiser step.
-        micro_batch_size: Examples per forward pass, None for the whole batch. It bounds memory and changes no result.
+        micro_batch_tokens: Tokens per forward pass, None for the whole batch. It bounds memory and changes no result.
         schedule: Course of the learning rate.
         warmup_fraction: Share of the steps, in [0, 1), in which the learning rate rises.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
@@ -140,7 +141,7 @@ def train_supervised(
         NumericsError: A gradient was not finite; the weights are those before it.
     """
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
-    warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_size or batch_size
+    warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_tokens
     optimizer = build_optimizer(
         parameters,
         learning_rate=learning_rate,
@@ -155,10 +156,10 @@ def train_supervised(
                 done, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(optimizer, rate)
-            metrics = _take_step(objective, optimizer, batch, micro_batch_size=split, max_grad_norm=max_grad_norm)
+            metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
             done += 1
             if held_out and done * num_evaluations // num_steps > (done - 1) * num_evaluations // num_steps:
-                evaluation = evaluate(objective, held_out, micro_batch_size=split)
+                evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
             on_step(done, metrics | {"learning_rate": rate})
     except KeyboardInterrupt:
@@ -189,7 +190,7 @@ def check_lengths(lengths: Iterable[int], limit: int | None) -> None:
 
 
 def accumulate_gradients(
-    objective: SupervisedLoss[Example], batch: Sequence[Example], *, micro_batch_size: int
+    objective: SupervisedLoss[Example], batch: Sequence[Example], *, micro_batch_tokens: int | None
 ) -> dict[str, float]:
     """Add the gradient of the batch's mean loss to the parameters; return the batch's means by name.
 
@@ -197,34 +198,28 @@ def accumulate_gradients(
 
     Source: spec §6.30.
     """
-    return _means(objective, batch, micro_batch_size, lambda loss: loss.backward())
+    return _means(objective, batch, micro_batch_tokens, lambda loss: loss.backward())
 
 
 @torch.no_grad()
 def evaluate(
-    objective: SupervisedLoss[Example], examples: Sequence[Example], *, micro_batch_size: int
+    objective: SupervisedLoss[Example], examples: Sequence[Example], *, micro_batch_tokens: int | None
 ) -> dict[str, float]:
     """The objective's means over the examples, without any gradient."""
-    return _means(objective, examples, micro_batch_size, lambda loss: None)
+    return _means(objective, examples, micro_batch_tokens, lambda loss: None)
 
 
 def _means(
-    objective: SupervisedLoss[Example], batch: Sequence[Example], micro_batch_size: int, use: Callable[[Tensor], None]
+    objective: SupervisedLoss[Example], batch: Sequence[Example], budget: int | None, use: Callable[[Tensor], None]
 ) -> dict[str, float]:
     total = sum(objective.weight(example) for example in batch)
     sums: dict[str, float] = {}
-    for part in _parts(objective, batch, micro_batch_size):
-        terms = objective.sums(part)
+    for rows in budget_batches([objective.length(example) for example in batch], budget):
+        terms = objective.sums([batch[row] for row in rows])
         use(terms["loss"] / total)
         for name, term in terms.items():
             sums[name] = sums.get(name, 0.0) + float(term.detach())
     return {name: value / total for name, value in sums.items()}
-
-
-def _parts(objective: SupervisedLoss[Example], batch: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    """Micro-batches of examples of like length, so that little is padding; the longest first, where memory runs out."""
-    ordered = sorted(batch, key=objective.length, reverse=True)
-    return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
 
 def _take_step(
@@ -232,12 +227,12 @@ def _take_step(
     optimizer: Optimizer,
     batch: Sequence[Example],
     *,
-    micro_batch_size: int,
+    micro_batch_tokens: int | None,
     max_grad_norm: float | None,
 ) -> dict[str, float]:
     started = time.perf_counter()
     optimizer.zero_grad()
-    metrics = accumulate_gradients(objective, batch, micro_batch_size=micro_batch_size)
+    metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens)
     norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
     if not math.isfinite(norm):
         raise NumericsError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from kedge.algorithm import ranking_loss, token_logprobs
-from kedge.data import Comparison, EncodedExample, Ranking, encode_example, pad_right
-from kedge.models import LanguageModel, ScalarModel, autocast
+from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
+from kedge.data import Comparison, EncodedExample, Ranking, encode_example
+from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast
 
 __all__ = ["CompletionLoss", "RankedResponses", "RankingLoss", "RunPrecision"]
 
@@ -32,14 +32,12 @@ class CompletionLoss:
 
     Args:
         model: What learns.
-        pad_id: Fills the rows up; no result depends on it.
         precision: Number format of the matrix products.
 
     Source: spec §3.7, §2.1.
     """
 
     model: LanguageModel
-    pad_id: int
     precision: RunPrecision = "fp32"
 
     def weight(self, example: EncodedExample) -> float:
@@ -52,16 +50,24 @@ class CompletionLoss:
 
     def sums(self, examples: Sequence[EncodedExample]) -> Mapping[str, Tensor]:
         """`loss` in nats, and `token_accuracy`: tokens that the model thinks most likely; sums over counted tokens."""
-        ids, mask = pad_right([[*example.prompt, *example.completion] for example in examples], self.pad_id)
-        starts = torch.tensor([max(len(example.prompt), 1) for example in examples])
-        counted = mask & (torch.arange(ids.shape[1]) >= starts[:, None])
-        ids, mask, counted = (tensor.to(self.model.device) for tensor in (ids, mask, counted))
-        with autocast(self.precision, self.model.device):
-            hidden = self.model.hidden(ids, mask)
-            logits = self.model.logits(hidden[:, :-1][counted[:, 1:]])
-        targets = ids[counted]
-        correct = logits.detach().argmax(dim=-1) == targets
-        return {"loss": -token_logprobs(logits, targets).sum(), "token_accuracy": correct.sum()}
+        device = self.model.device
+        texts = [[*example.prompt, *example.completion] for example in examples]
+        # A text's last token is a target alone: nobody's loss needs what the model says after it.
+        rows = TokenRows.of([text[:-1] or text for text in texts], device)
+        spans = [range(max(len(example.prompt), 1), len(text)) for example, text in zip(examples, texts, strict=True)]
+        targets = [text[place] for text, span in zip(texts, spans, strict=True) for place in span]
+        states = [start + place - 1 for start, span in zip(rows.starts, spans, strict=True) for place in span]
+        with autocast(self.precision, device):
+            hidden = self.model.hidden(rows)[torch.tensor(states, dtype=torch.long, device=device)]
+            logprobs, correct = self.model.over_logits(
+                _logprobs_and_hits, hidden, torch.tensor(targets, dtype=torch.long, device=device)
+            )
+        return {"loss": -logprobs.sum(), "token_accuracy": correct.sum()}
+
+
+def _logprobs_and_hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs, _ = token_logprobs_and_entropy(logits, targets)
+    return logprobs, logits.detach().argmax(dim=-1) == targets
 
 
 @dataclass(frozen=True)
@@ -103,14 +109,12 @@ class RankingLoss:
 
     Args:
         model: What learns to score.
-        pad_id: Fills the rows up; no result depends on it.
         precision: Number format of the matrix products.
 
     Source: spec §3.9, §3.10.
     """
 
     model: ScalarModel
-    pad_id: int
     precision: RunPrecision = "fp32"
 
     def weight(self, example: RankedResponses) -> float:
@@ -123,9 +127,9 @@ class RankingLoss:
 
     def sums(self, examples: Sequence[RankedResponses]) -> Mapping[str, Tensor]:
         """`loss` in nats and `accuracy`, the share of a prompt's pairs in the right order; sums over prompts."""
-        ids, mask = pad_right([row for example in examples for row in example.rows], self.pad_id)
+        rows = TokenRows.of([row for example in examples for row in example.rows], self.model.device)
         with autocast(self.precision, self.model.device):
-            together = self.model.scores(ids.to(self.model.device), mask.to(self.model.device))
+            together = self.model.scores(rows)
         device, sizes = together.device, [len(example.rows) for example in examples]
         scores = pad_sequence(list(together.split(sizes)), batch_first=True)
         ranks = pad_sequence([torch.tensor(example.ranks) for example in examples], True, padding_value=math.nan).to(

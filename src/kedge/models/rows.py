@@ -1,0 +1,96 @@
+"""Token rows end to end, without any padding: what a trunk is given to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+__all__ = ["TokenRows", "budget_batches"]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of different lengths, one after the other.
+
+    Attributes:
+        ids: The rows' token ids, end to end.
+        lengths: Tokens of each row, at least 1.
+    """
+
+    ids: Int[Tensor, " tokens"]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
+        """Rows given as lists of token ids."""
+        ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
+        return cls(ids, tuple(len(row) for row in rows))
+
+    @classmethod
+    def unpad(cls, ids: Int[Tensor, "rows width"], mask: Bool[Tensor, "rows width"]) -> TokenRows:
+        """The tokens that count of a padded rectangle, in its order."""
+        return cls(ids[mask], tuple(mask.sum(dim=1).tolist()))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self.lengths)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each row begins."""
+        return [end - length for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
+
+    @property
+    def last(self) -> Int[Tensor, " rows"]:
+        """Where each row's last token stands."""
+        return torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1
+
+    @property
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Each token's place in its own row, from 0."""
+        lengths = torch.tensor(self.lengths)
+        starts = torch.tensor(self.starts).repeat_interleave(lengths)
+        return (torch.arange(len(starts)) - starts).to(self.ids.device)
+
+    def pad(self) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
+        """The rows as a rectangle, padded on the right with 0, and where it counts."""
+        columns = torch.arange(self.longest)
+        mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
+        return torch.zeros_like(mask, dtype=torch.long).masked_scatter(mask, self.ids), mask
+
+    def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
+        """Where the tokens of these rows stand, row after row."""
+        starts = self.starts
+        indices = [index for row in rows for index in range(starts[row], starts[row] + self.lengths[row])]
+        return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
+
+    def order(self) -> list[int]:
+        """The rows' indices, longest first."""
+        return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
+
+
+def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[int]]:
+    """Indices of rows in batches of at most `budget` tokens, the longest rows first, where memory runs out.
+
+    A row that is longer than the budget is a batch of its own.
+
+    Args:
+        lengths: Tokens per row.
+        budget: Tokens per batch; None puts all rows into one.
+    """
+    batch: list[int] = []
+    room = budget
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batch and room is not None and lengths[row] > room:
+            yield batch
+            batch, room = [], budget
+        batch.append(row)
+        room = None if room is None else room - lengths[row]
+    if batch:
+        yield batch
