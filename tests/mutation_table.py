@@ -19,8 +19,12 @@ SHAPING = "tests/algorithm/test_shaping.py"
 LANGUAGE = "tests/models/test_language.py"
 SCALAR = "tests/models/test_scalar.py"
 DECODING = "tests/models/test_decoding.py"
+LOGPROBS = "tests/algorithm/test_logprobs.py"
+CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
 SAMPLER = "tests/rollout/test_sampler.py"
+TRUNK = "tests/models/test_trunk.py"
+ROWS = "tests/models/test_rows.py"
 OBJECTIVE = "tests/training/test_objective.py"
 OPTIMISER = "tests/training/test_optimiser.py"
 SUPERVISED = "tests/training/test_supervised_losses.py"
@@ -28,6 +32,13 @@ UPDATE = "tests/training/test_ppo_update.py"
 GATE = "tests/test_minimum_gate.py"
 
 EACH_TOKEN = "tests/models/test_actor_critic.py::test_each_token_is_evaluated_at_the_position_before_it[llama-shared]"
+ALONE = f"{TRUNK}::test_states_and_gradients_are_those_of_each_row_alone"
+PACKABLE = f"{TRUNK}::test_what_can_be_packed_is_found_out"
+TOKEN_BY_TOKEN = f"{DECODING}::test_reading_token_by_token_is_reading_all_at_once"
+DROPPING = f"{DECODING}::test_dropping_rows_leaves_the_others_as_they_are"
+ANY_COMPANY = f"{SAMPLER}::test_batch_order_company_and_compaction_change_no_token"
+NOTED = f"{SAMPLER}::test_what_is_noted_while_sampling_is_what_the_trainer_computes"
+BOTH_AT_ONCE = f"{LOGPROBS}::test_both_at_once_are_what_each_is_alone_in_value_and_gradient"
 AGGREGATION = f"{MASKING}::test_aggregation_reproduces_the_published_figures"
 QUADRANTS = f"{POLICY}::test_the_quadrants_of_the_clip"
 
@@ -360,5 +371,126 @@ MUTATIONS = (
         "weight_decay: float = 0.0",
         "weight_decay: float = 0.01",
         f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
+    ),
+    # Rows without padding, and the fast paths: each must be what the plain one is. A trunk that packs wrongly is run on
+    # padded rows instead, which no test of its states can see: such mistakes show in what can be packed.
+    Mutation(
+        "positions-not-reset-between-rows",
+        "models/rows.py",
+        "(torch.arange(len(starts)) - starts).to(self.ids.device)",
+        "torch.arange(len(starts)).to(self.ids.device)",
+        f"{PACKABLE}[gpt2]",
+    ),
+    Mutation(
+        "packed-rows-see-the-future",
+        "models/attention.py",
+        "rectangle(value), scaling=scaling, is_causal=True)",
+        "rectangle(value), scaling=scaling, is_causal=False)",
+        f"{PACKABLE}[llama]",
+    ),
+    Mutation(
+        "gradient-of-the-rectangle-shifted",
+        "models/attention.py",
+        "return gradient.index_select(0, slots), None, None",
+        "return gradient.index_select(0, slots).roll(1, 0), None, None",
+        f"{ALONE}[as it can-gpt2]",
+    ),
+    Mutation(
+        "states-left-sorted",
+        "models/trunk.py",
+        "return Gather.apply(hidden, taken.argsort())",
+        "return hidden",
+        f"{ALONE}[as it can-gpt2]",
+    ),
+    Mutation(
+        "window-forgotten",
+        "models/trunk.py",
+        "self._packs and (self._reach is None or longest <= self._reach)",
+        "self._packs",
+        f"{ALONE}[as it can-mistral]",
+    ),
+    Mutation(
+        "capped-scores-packed",
+        "models/attention.py",
+        'NOT_OFFERED = ("softcap", "s_aux", "position_bias")',
+        'NOT_OFFERED = ("s_aux", "position_bias")',
+        f"{TRUNK}::test_scores_that_are_hardly_capped_are_capped_all_the_same",
+    ),
+    Mutation(
+        "recomputed-with-another-attention",
+        "models/attention.py",
+        "layout_attention(config) if by_layout else nullcontext()",
+        "nullcontext()",
+        f"{TRUNK}::test_activations_that_are_computed_again_give_the_same_gradient[llama]",
+    ),
+    Mutation(
+        "prompts-columns-unmasked",
+        "models/key_values.py",
+        "masked_fill(hidden, -torch.inf)",
+        "masked_fill(hidden, 0.0)",
+        f"{PACKABLE}[llama]",
+    ),
+    Mutation(
+        "recurrent-state-forgotten",
+        "models/decoding.py",
+        '"cache_params" if self._recurrent else "past_key_values"',
+        '"past_key_values"',
+        f"{TOKEN_BY_TOKEN}[as it can-mamba]",
+    ),
+    Mutation(
+        "mask-of-dropped-rows-kept",
+        "models/key_values.py",
+        "self._mask = self._mask.index_select(0, rows)",
+        "self._mask = self._mask[: len(rows)]",
+        f"{DROPPING}[as it can-llama]",
+    ),
+    Mutation(
+        "wrong-rows-positions-dropped",
+        "models/decoding.py",
+        "self._positions, self.hidden = self._positions[rows], self.hidden[rows]",
+        "self._positions, self.hidden = self._positions[: len(rows)], self.hidden[rows]",
+        f"{DROPPING}[as it can-gpt2]",
+    ),
+    Mutation(
+        "draws-forgotten-when-rows-are-dropped",
+        "rollout/sampler.py",
+        "self._draw(decoder.hidden, draws[rows, step])",
+        "self._draw(decoder.hidden, draws[: len(rows), step])",
+        f"{ANY_COMPANY}[llama]",
+    ),
+    Mutation(
+        "values-of-stopped-rows",
+        "rollout/sampler.py",
+        "responses.values[rows[running], step] = self.model.values(decoder.hidden[running])",
+        "responses.values[rows, step] = self.model.values(decoder.hidden)",
+        f"{NOTED}[llama-False]",
+    ),
+    Mutation(
+        "micro-batches-left-sorted",
+        "rollout/collect.py",
+        "return tuple(torch.cat(figures)[back]",
+        "return tuple(torch.cat(figures)",
+        f"{COLLECT}::test_the_results_of_micro_batches_are_in_the_rollouts_order",
+    ),
+    Mutation(
+        "budget-overrun",
+        "models/rows.py",
+        "if batch and room is not None and lengths[row] > room:",
+        "if batch and room is not None and room <= 0:",
+        f"{ROWS}::test_batches_hold_each_row_once_and_no_more_than_the_budget",
+    ),
+    Mutation(
+        "chunks-in-the-wrong-order",
+        "models/language.py",
+        "return tuple(torch.cat(measures)",
+        "return tuple(torch.cat(measures[::-1])",
+        f"{CHUNKS}::test_chunks_give_what_the_whole_gives[1-False]",
+    ),
+    Mutation(
+        "entropy-gradient-with-the-wrong-sign",
+        "algorithm/logprobs.py",
+        "factor = factor - surprise.mul_(",
+        "factor = factor + surprise.mul_(",
+        BOTH_AT_ONCE,
     ),
 )

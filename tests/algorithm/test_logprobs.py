@@ -6,7 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm import negative_log_likelihood, token_entropy, token_logprobs, truncated_importance_weights
+from kedge.algorithm import (
+    negative_log_likelihood,
+    token_entropy,
+    token_logprobs,
+    token_logprobs_and_entropy,
+    truncated_importance_weights,
+)
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
@@ -76,6 +82,50 @@ def test_half_precision_logits_are_computed_in_float32():
     assert token_logprobs(logits.double(), tokens).dtype == torch.float64
 
 
+@given(SEEDS, TEMPERATURES, st.booleans())
+def test_both_at_once_are_what_each_is_alone_in_value_and_gradient(seed, temperature, forbid):
+    logits, tokens = draw_logits(seed, 2, 3, 7), torch.randint(6, (2, 3), generator=torch.Generator().manual_seed(seed))
+    if forbid:
+        logits[..., 6] = -math.inf
+    weights = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    plain, fused = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    apart = token_logprobs(plain, tokens, temperature=temperature), token_entropy(plain, temperature=temperature)
+    together = token_logprobs_and_entropy(fused, tokens, temperature=temperature, entropy_gradient=True)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    for logprobs, entropy in (apart, together):
+        (weights[0] * logprobs + weights[1] * entropy).sum().backward()
+    torch.testing.assert_close(fused.grad, plain.grad, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_gradients_written_down_are_those_of_finite_differences(temperature):
+    logits, tokens = draw_logits(0, 4, 6).requires_grad_(), torch.tensor([0, 5, 2, 2])
+
+    def both(logits):
+        return token_logprobs_and_entropy(logits, tokens, temperature=temperature, entropy_gradient=True)
+
+    assert torch.autograd.gradcheck(both, logits)
+    assert torch.autograd.gradcheck(lambda logits: both(logits)[0], logits)
+    assert torch.autograd.gradcheck(lambda logits: both(logits)[1], logits)
+
+
+def test_without_its_gradient_the_entropy_is_a_figure_alone():
+    logits, tokens = draw_logits(0, 3, 5).requires_grad_(), torch.tensor([0, 1, 2])
+    logprobs, entropy = token_logprobs_and_entropy(logits, tokens)
+    assert logprobs.requires_grad
+    assert not entropy.requires_grad
+
+
+def test_both_at_once_keep_float32_where_the_logits_are_halved():
+    logits, tokens = draw_logits(0, 4, 50).bfloat16().requires_grad_(), torch.arange(4)
+    logprobs, entropy = token_logprobs_and_entropy(logits, tokens, entropy_gradient=True)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(entropy, token_entropy(logits.float()))
+    (logprobs + entropy).sum().backward()
+    assert logits.grad.dtype == torch.bfloat16
+
+
 def test_the_likelihood_leaves_padding_out():
     logprobs = torch.tensor([[-1.0, -3.0, math.nan], [-2.0, math.nan, math.inf]])
     mask = logprobs.isfinite()
@@ -101,7 +151,11 @@ class TestErrors:
             token_logprobs(torch.zeros(1, 2), torch.tensor([0]), temperature=temperature)
         with pytest.raises(ValueError, match="temperature must be"):
             token_entropy(torch.zeros(1, 2), temperature=temperature)
+        with pytest.raises(ConfigError, match="temperature must be"):
+            token_logprobs_and_entropy(torch.zeros(1, 2), torch.tensor([0]), temperature=temperature)
 
     def test_each_position_has_one_token(self):
         with pytest.raises(ShapeError, match=r"tokens \(4,\)"):
             token_logprobs(torch.zeros(3, 2), torch.zeros(4, dtype=torch.long))
+        with pytest.raises(ShapeError, match=r"tokens \(4,\)"):
+            token_logprobs_and_entropy(torch.zeros(3, 2), torch.zeros(4, dtype=torch.long))

@@ -18,6 +18,8 @@ from kedge.models import (
     stop_token_id,
 )
 from kedge.models.language import FORBIDDEN_LOGIT
+from kedge.models.pretrained import fuse_activations
+from tests.models.families import causal_lm
 from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30]]
@@ -55,9 +57,10 @@ def test_logits_and_values_are_those_of_each_row_alone_however_they_were_padded(
 def test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off():
     for family in FAMILIES:
         model = LanguageModel(tiny_causal_lm(family), tiny_tokenizer())
+        # Where activations are computed again, the layers are run in training mode indeed.
+        model.trunk.checkpoint_activations()
         rows = TokenRows.of(ROWS)
-        with torch.no_grad():
-            assert torch.equal(model.train().hidden(rows), model.train().hidden(rows)), family
+        assert torch.equal(model.train().hidden(rows), model.train().hidden(rows)), family
 
 
 def test_padding_and_ids_beyond_the_tokenizer_have_probability_zero():
@@ -176,3 +179,36 @@ def test_a_value_head_comes_back_with_its_policy(tmp_path):
     with pytest.raises(ModelError, match="not the value head"):
         load_value_head(torch.nn.Linear(17, 1), folder)
     assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7
+
+
+@pytest.mark.parametrize("family", ["gpt2", "phi"])
+def test_the_fused_activation_is_the_one_that_is_spelled_out(family):
+    plain, fused = causal_lm(family), causal_lm(family)
+    fuse_activations(fused)
+    assert any(isinstance(module, torch.nn.GELU) for module in fused.modules())
+    assert not any(isinstance(module, torch.nn.GELU) for module in plain.modules())
+    ids = torch.tensor(ROWS[:1])
+    outputs = [model(input_ids=ids).logits for model in (plain, fused)]
+    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-6, rtol=1e-6)
+    for logits in outputs:
+        logits.square().mean().backward()
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_loading_fuses_the_activation_and_saving_does_not_show_it(tmp_path):
+    folder = save_tiny_policy(tmp_path / "policy", "gpt2")
+    model = load_language_model(folder, tokenizer=load_tokenizer(folder))
+    assert any(isinstance(module, torch.nn.GELU) for module in model.causal.modules())
+    saved = save_policy(model, load_tokenizer(folder), tmp_path / "saved", card=ModelCard("sft", "tiny"))
+    configurations = [json.loads((each / "config.json").read_text()) for each in (folder, saved)]
+    assert configurations[0]["activation_function"] == configurations[1]["activation_function"] == "gelu_new"
+
+
+def test_a_forward_pass_leaves_the_models_own_attention_as_it_was():
+    model = LanguageModel(tiny_causal_lm(), tokenizer=tiny_tokenizer())
+    usual = model.causal.config._attn_implementation
+    assert model.trunk.packs(7)
+    model.hidden(TokenRows.of(ROWS))
+    model.trunk.decoder(ROWS, max_new_tokens=2, pad_id=0).step(torch.tensor([5, 6, 7]))
+    assert model.causal.config._attn_implementation == usual

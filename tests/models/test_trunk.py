@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from kedge.models import LanguageModel, TokenRows
 from kedge.models.attention import like_lengths
 from kedge.models.decoding import PackedDecoder, PaddedDecoder
 from kedge.models.trunk import Trunk
-from tests.models.families import ARCHITECTURES, PACKED, WINDOW, language_model
+from tests.models.families import ARCHITECTURES, OTHERS, PACKED, WINDOW, language_model
+from tests.tiny import tiny_tokenizer
 
 # Out of order; 9 and 7 share a rectangle, 5 and 5 fill one, 1 stands alone.
 LENGTHS = (5, 9, 1, 7, 5, 2)
@@ -64,6 +68,13 @@ def test_what_can_be_packed_is_found_out(name):
     decoder = trunk.decoder([[5], [6, 7, 8]], max_new_tokens=WINDOW, pad_id=0)
     assert isinstance(decoder, PackedDecoder if name in PACKED else PaddedDecoder)
     assert decoder.can_drop_rows == (name != "mamba")
+
+
+def test_scores_that_are_hardly_capped_are_capped_all_the_same():
+    config = copy.deepcopy(OTHERS["gemma2"])
+    config.attn_logit_softcapping = 1000.0
+    causal = AutoModelForCausalLM.from_config(config).eval()
+    assert not LanguageModel(causal, tiny_tokenizer()).trunk.packs(1)
 
 
 def test_packed_rows_reach_the_layers_without_padding(monkeypatch):

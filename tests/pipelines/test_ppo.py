@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
+from kedge.models import load_language_model
+from kedge.pipelines import ppo, ppo_setup
 from kedge.pipelines.ppo import run_ppo
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -125,6 +127,57 @@ def test_micro_batches_change_nothing_but_memory(tmp_path, policy):
     whole_rows, split_rows = (metrics_without_times(tmp_path / name) for name in ("whole", "split"))
     for whole, split in zip(whole_rows, split_rows, strict=True):
         assert split == pytest.approx(whole, abs=1e-3)  # the second update samples from weights that differ by rounding
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_models", "measured"),
+    [
+        ({"kl_coef": 0.0}, 1, False),
+        ({"kl_coef": 0.0, "measure_kl": True}, 2, True),
+        ({"kl_coef": 0.1}, 2, True),
+    ],
+    ids=["unpaid", "measured", "paid"],
+)
+def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
+    tmp_path, policy, monkeypatch, settings, num_models, measured
+):
+    loaded = []
+
+    def load(*arguments, **more):
+        loaded.append(load_language_model(*arguments, **more))
+        return loaded[-1]
+
+    monkeypatch.setattr(ppo_setup, "load_language_model", load)
+    rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels).metrics
+    assert len(loaded) == num_models
+    assert all(("objective/kl" in row) == measured for row in rows)
+    if not settings["kl_coef"]:
+        assert all(row["reward/kl"] == pytest.approx(0.0, abs=1e-6) for row in rows)
+    if measured:
+        assert rows[0]["objective/kl"] == pytest.approx(0.0, abs=1e-5)
+        assert rows[1]["objective/kl"] != 0.0
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path, policy, critic):
+    for name, checkpointing in (("kept", False), ("again", True)):
+        config = configure(policy, tmp_path / name, critic=critic, activation_checkpointing=checkpointing)
+        run_ppo(config, prompts=PROMPTS, reward=vowels)
+    for kept, again in zip(*(metrics_without_times(tmp_path / name) for name in ("kept", "again")), strict=True):
+        assert again == pytest.approx(kept, abs=1e-3)  # the second update samples from weights that differ by rounding
+
+
+@pytest.mark.parametrize(("precision", "exact"), [("fp32", True), ("bf16", False)])
+def test_what_the_sampler_noted_is_taken_over_where_it_is_exact(tmp_path, policy, monkeypatch, precision, exact):
+    reused, collect = [], ppo.collect_experience
+
+    def spy(*arguments, reuse_sampled, **settings):
+        reused.append(reuse_sampled)
+        return collect(*arguments, reuse_sampled=reuse_sampled, **settings)
+
+    monkeypatch.setattr(ppo, "collect_experience", spy)
+    run_ppo(configure(policy, tmp_path / "run", precision=precision), prompts=PROMPTS, reward=vowels)
+    assert reused == [exact, exact]
 
 
 def test_a_separate_critic_starts_as_the_reward_model(tmp_path, policy, reward_model):

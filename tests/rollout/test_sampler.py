@@ -180,3 +180,17 @@ def test_sampling_in_chunks_of_the_vocabulary_draws_the_same_tokens(monkeypatch)
     chunked = make_sampler(model).generate(PROMPTS, seeds=range(4))
     assert torch.equal(chunked.response_ids, whole.response_ids)
     torch.testing.assert_close(chunked.logprobs, whole.logprobs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_in_bf16_what_is_noted_is_near_what_the_trainer_computes(padded, monkeypatch):
+    if padded:
+        monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
+    model = speaker(value_head=True)
+    rollout = make_sampler(model, stop_token=STOP, precision="bf16").generate(PROMPTS * 3, seeds=range(12))
+    with torch.no_grad():
+        rough, exact = (ActorCritic(model)(rollout, temperature=1.0, precision=each) for each in ("bf16", "fp32"))
+    # Products keep 8 bits: a logprob of a few nats is right to about a hundredth.
+    for outputs in (rough, exact):
+        assert (rollout.logprobs - outputs.logprobs).abs().mean() < 0.02
+        assert (rollout.values - outputs.values).abs().mean() < 0.02 * exact.values.abs().max()
