@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kedge.errors import ModelError
 from kedge.models import LanguageModel
+from kedge.models.decoding import PaddedDecoder
 from kedge.models.key_values import MIN_GROWTH
 from kedge.models.trunk import Trunk
 from tests.models.families import ARCHITECTURES, language_model
@@ -81,3 +83,12 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen == [(1, 3 + 1 + 5 + 2)]
     decoder.step(torch.tensor([9, 9, 9, 9, 10]))
     assert seen[1] == (5, 1)
+
+
+def test_a_model_with_a_memory_of_its_own_is_refused_rather_than_sampled_without_one():
+    class Forgetful(torch.nn.Linear):
+        def forward(self, input_ids, state=None):
+            return super().forward(input_ids)
+
+    with pytest.raises(ModelError, match="Forgetful takes no cache"):
+        PaddedDecoder(Forgetful(1, 1), [[1]], pad_id=0, takes_positions=False)

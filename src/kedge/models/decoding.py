@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from kedge.data.tokens import pad_left
+from kedge.errors import ModelError
 from kedge.models.attention import Packed, layout_attention
 from kedge.models.key_values import KeyValues
 from kedge.models.rows import TokenRows
@@ -91,14 +92,20 @@ class PaddedDecoder:
         prompts: One per row.
         pad_id: What fills the unused slots.
         takes_positions: Whether the model accepts position ids.
+
+    Raises:
+        ModelError: The model remembers a row in a way of its own.
     """
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, pad_id: int, takes_positions: bool
     ) -> None:
         self._model, self._takes_positions = model, takes_positions
+        inputs = inspect.signature(model.forward).parameters
         # Only what is recurrent through and through calls its cache so.
-        self._recurrent = "cache_params" in inspect.signature(model.forward).parameters
+        self._recurrent = "cache_params" in inputs
+        if not self._recurrent and "past_key_values" not in inputs:
+            raise ModelError(f"{type(model).__name__} takes no cache that kedge knows: it cannot be sampled from")
         self._cache = DynamicCache(config=model.config)
         # What a recurrent layer remembers cannot be taken apart by rows.
         self.can_drop_rows = all(isinstance(layer, DynamicLayer) for layer in self._cache.layers)

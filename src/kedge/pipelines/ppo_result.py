@@ -12,7 +12,6 @@ from kedge.models import ModelCard, save_policy
 from kedge.pipelines.ppo_setup import Roles
 from kedge.pipelines.run import Run
 from kedge.report.metrics import METRICS_FILE, read_metrics
-from kedge.report.plots import plot_training
 from kedge.report.run_folder import CONFIG_FILE
 
 __all__ = ["PpoResult", "keep_what_was_learnt"]
@@ -46,6 +45,9 @@ def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[st
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
     if config.runtime.plots and metrics:
+        # Here, not above: a run should not wait for the drawing library before its first update.
+        from kedge.report.plots import plot_training
+
         plot_training(metrics, run.folder)
     return metrics
 

@@ -16,7 +16,7 @@ from kedge.output import LEFT_BEHIND, REJECTED_FILE, writing
 from kedge.report.metrics import MetricsLog
 from kedge.report.progress import Progress
 from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
-from kedge.training.runtime import resolve_device, seed_everything, set_threads
+from kedge.training.runtime import keep_freed_memory, resolve_device, seed_everything, set_threads
 
 __all__ = ["REJECTED_FILE", "Run", "logged_steps", "open_run"]
 
@@ -95,6 +95,7 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
     precision = resolve_precision(config.runtime.precision, device, width=width)
+    keep_freed_memory()
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
     facts = {"stage": stage, "device": device, "precision": precision}

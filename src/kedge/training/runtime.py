@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import platform
 import random
 import sys
 import warnings
@@ -14,6 +16,8 @@ import torch
 
 from kedge.errors import ConfigError
 
+# From malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -64,6 +68,19 @@ def set_threads(num_threads: int | None = None) -> int:
         )
     torch.set_num_threads(min(num_threads or torch.get_num_threads(), cores))
     return torch.get_num_threads()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory that tensors free, instead of giving it back and fetching it anew each time.
+
+    A training pass frees and wants the same large blocks over and over; each fetched one costs a page fault per 4 KiB.
+    With glibc that is a tenth to a third of the time of a pass on a processor. Elsewhere nothing is done.
+    """
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_MMAP_MAX, 0)
+    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def seed_everything(seed: int) -> None:
