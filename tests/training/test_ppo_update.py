@@ -13,7 +13,7 @@ from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.rollout import Sampler, collect_experience
 from kedge.training.objective import Objective
 from kedge.training.optimiser import build_optimizer
-from kedge.training.ppo_update import distance_moved, ppo_update
+from kedge.training.ppo_update import distance_moved, first_pass, ppo_update
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7], [20], [30, 31], [40, 41, 42, 43], [50], [60, 61], [70], [80, 81]]
@@ -112,6 +112,54 @@ def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(critic, ob
     for budget in (1, 25):  # every row alone, and two or three together
         for expected, actual in zip(whole, gradients(models, experience, objective, budget), strict=True):
             torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize(
+    "objective",
+    [Objective(), Objective(entropy_coef=0.1), Objective(value_after_last=True)],
+    ids=["plain", "entropy", "after_last"],
+)
+def test_the_first_epochs_pass_can_be_made_before_the_experience_is_collected(critic, objective):
+    models = make_models(critic)
+    rollout, scores = make_experience(models).rollout, torch.linspace(-1, 2, len(PROMPTS))
+    collecting = {"temperature": 1.0, "kl_coef": 0.0}
+    collecting["score_at"] = "after_last" if objective.value_after_last else "last"
+    updating = {"learning_rate": 0.0, "num_minibatches": 1, "max_grad_norm": None}
+
+    def updated(ahead):
+        trained = copy.deepcopy(models)
+        begun = ahead and first_pass(
+            trained,
+            rollout,
+            num_minibatches=1,
+            micro_batch_tokens=None,
+            temperature=1.0,
+            entropy_gradient=objective.needs_entropy_gradient,
+            value_after_last=objective.value_after_last,
+        )
+        experience = collect_experience(rollout, scores, trained, None, first_pass=begun or None, **collecting)
+        result = run_update(trained, experience, objective, first_pass=begun or None, num_epochs=1, **updating)
+        return result.mean(), [p.grad for p in trained.parameters() if p.grad is not None]
+
+    (figures, gradient), (expected_figures, expected) = updated(ahead=True), updated(ahead=False)
+    assert figures == pytest.approx(expected_figures, abs=1e-5)
+    assert figures["policy/ratio_max"] == 1.0  # not nearly: the pass is compared with itself
+    for actual, wanted in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_there_is_no_first_pass_where_an_epoch_has_several_or_the_policy_is_frozen():
+    models = make_models()
+    rollout = make_experience(models).rollout
+    fits = {"num_minibatches": 1, "micro_batch_tokens": sum(rollout.row_lengths), "temperature": 1.0}
+    assert first_pass(models, rollout, **fits) is not None
+    for other in (
+        {"num_minibatches": 2},
+        {"micro_batch_tokens": sum(rollout.row_lengths) - 1},
+        {"train_policy": False},
+    ):
+        assert first_pass(models, rollout, **{**fits, **other}) is None
 
 
 def test_figures_do_not_depend_on_the_split_either():

@@ -26,7 +26,7 @@ from kedge.report.samples import SamplesLog
 from kedge.report.stopwatch import Stopwatch
 from kedge.rollout import collect_experience
 from kedge.training.optimiser import learning_rate_at, set_learning_rate
-from kedge.training.ppo_update import distance_moved, ppo_update
+from kedge.training.ppo_update import distance_moved, first_pass, ppo_update
 from kedge.training.runtime import stream, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
@@ -107,11 +107,22 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                 )
 
             with clock.phase("experience"):
+                train_policy = update > ppo.value_warmup_updates
+                begun = first_pass(
+                    policy_and_critic,
+                    scored.rollout,
+                    num_minibatches=ppo.num_minibatches,
+                    train_policy=train_policy,
+                    entropy_gradient=coefficients.entropy_coef != 0,
+                    value_after_last=ppo.score_at == "after_last",
+                    **numerics,
+                )
                 experience = collect_experience(
                     scored.rollout,
                     scored.scores,
                     policy_and_critic,
                     reference,
+                    first_pass=begun,
                     kl_coef=coefficients.reward_kl_coef,
                     kl_estimator=ppo.resolved_kl_estimator,
                     kl_scope=ppo.kl_scope,
@@ -145,7 +156,8 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     max_grad_norm=ppo.max_grad_norm,
                     early_stop_kl=ppo.early_stop_kl,
                     generator=stream(seed, "minibatches", update),
-                    train_policy=update > ppo.value_warmup_updates,
+                    train_policy=train_policy,
+                    first_pass=begun,
                     extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
                     **numerics,
                 )

@@ -14,7 +14,7 @@ from kedge.algorithm.advantages import policy_gradient_weights
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import shape_rewards
-from kedge.models import ActorCritic, LanguageModel, budget_batches, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, ResponseOutputs, budget_batches, response_logprobs
 
 __all__ = ["AdvantageKind", "collect_experience"]
 
@@ -39,6 +39,7 @@ def collect_experience(
     num_steps: int = 1,
     whiten_rewards: bool = False,
     whiten_advantages: bool = True,
+    first_pass: ResponseOutputs | None = None,
     reuse_sampled: bool = False,
     precision: Literal["fp32", "bf16"] = "fp32",
     micro_batch_tokens: int | None = None,
@@ -63,6 +64,8 @@ def collect_experience(
         num_steps: n of `n_step`.
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns never see it.
+        first_pass: What policy and critic say about these rows, where the first epoch's pass was made already; see
+            `first_pass` in `training.ppo_update`.
         reuse_sampled: The engine's own log probabilities and values are exact: do not compute them a second time.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
@@ -79,7 +82,10 @@ def collect_experience(
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=after_last)
         return outputs.logprobs, outputs.values
 
-    old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
+    if first_pass is None:
+        old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
+    else:
+        old_logprobs, values = first_pass.logprobs.detach(), first_pass.values.detach()
     ref_logprobs = None
     if reference is not None:
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)

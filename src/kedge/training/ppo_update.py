@@ -13,13 +13,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.algorithm.experience import Experience
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.errors import NumericsError
-from kedge.models import ActorCritic, budget_batches
+from kedge.models import ActorCritic, ResponseOutputs, budget_batches
 from kedge.training.objective import Objective
 from kedge.training.optimiser import clip_gradients
 
-__all__ = ["ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
+__all__ = ["ExtraLoss", "UpdateResult", "distance_moved", "first_pass", "ppo_update"]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """One more loss for a step (ptx mixing), in parts that add up to it, so that each is freed before the next."""
@@ -67,10 +67,13 @@ def ppo_update(
     precision: Literal["fp32", "bf16"] = "fp32",
     train_policy: bool = True,
     extra_loss: ExtraLoss | None = None,
+    first_pass: ResponseOutputs | None = None,
 ) -> UpdateResult:
     """Improve policy and critic on one batch of experience.
 
     for each of K epochs: shuffle the responses; for each of M minibatches: one step on the total loss
+
+    One minibatch holds all responses: there is nothing to shuffle then.
 
     Old log probabilities, values, advantages and returns stay as they are. The gradient of a minibatch does not depend
     on how it is split into micro-batches.
@@ -90,6 +93,7 @@ def ppo_update(
         precision: Number format of the matrix products.
         train_policy: False while the critic warms up on a frozen policy.
         extra_loss: One more loss that joins every step.
+        first_pass: The first epoch's forward pass, where it was made already.
 
     Raises:
         NumericsError: A loss or gradient is not finite; the step was not taken.
@@ -111,7 +115,9 @@ def ppo_update(
                     precision=precision,
                     train_policy=train_policy,
                     extra_loss=extra_loss,
+                    outputs=first_pass,
                 )
+                first_pass = None
                 if early_stop_kl is not None and figures["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
                     return UpdateResult(steps or [figures], len(steps), stopped_early=True)
                 figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
@@ -119,6 +125,46 @@ def ppo_update(
                 optimizer.step()
                 steps.append(figures)
     return UpdateResult(steps, len(steps), stopped_early=False)
+
+
+def first_pass(
+    actor_critic: ActorCritic,
+    rollout: Rollout,
+    *,
+    num_minibatches: int,
+    micro_batch_tokens: int | None,
+    temperature: float,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    train_policy: bool = True,
+    entropy_gradient: bool = False,
+    value_after_last: bool = False,
+) -> ResponseOutputs | None:
+    """The first epoch's forward pass, or None where an epoch has more than one, or the policy is not trained.
+
+    Until the first step, the policy in training is the policy that sampled. So where all responses fit into one pass,
+    that pass tells the old log probabilities and values as well, and nothing is computed a second time.
+
+    Args:
+        actor_critic: Policy and critic, with the weights that sampled.
+        rollout: All rows of the update.
+        num_minibatches: M.
+        micro_batch_tokens: Tokens that a pass may have; None sets no limit.
+        temperature: As in `ppo_update`.
+        precision: As in `ppo_update`.
+        train_policy: As in `ppo_update`.
+        entropy_gradient: An entropy bonus is paid.
+        value_after_last: The score stands after the last token.
+    """
+    fits = micro_batch_tokens is None or sum(rollout.row_lengths) <= micro_batch_tokens
+    if num_minibatches > 1 or not fits or not train_policy:
+        return None
+    return actor_critic(
+        rollout,
+        temperature=temperature,
+        precision=precision,
+        entropy_gradient=entropy_gradient,
+        value_after_last=value_after_last,
+    )
 
 
 def _check_finite(figures: dict[str, float]) -> None:
@@ -165,19 +211,25 @@ def _accumulate(
     precision: Literal["fp32", "bf16"],
     train_policy: bool,
     extra_loss: ExtraLoss | None,
+    outputs: ResponseOutputs | None = None,
 ) -> dict[str, float]:
-    """The minibatch's gradient, summed up over its micro-batches, and its figures."""
+    """The minibatch's gradient, summed up over its micro-batches, and its figures; `outputs` are of all its rows."""
     divisors = objective.divisors(minibatch)
     total: dict[str, Tensor] = {}
-    for part in _micro_batches(minibatch, micro_batch_tokens):
-        outputs = actor_critic(
-            part.rollout,
-            temperature=temperature,
-            precision=precision,
-            entropy_gradient=objective.needs_entropy_gradient,
-            value_after_last=objective.value_after_last,
+    for part in [minibatch] if outputs is not None else _micro_batches(minibatch, micro_batch_tokens):
+        terms = objective(
+            outputs
+            or actor_critic(
+                part.rollout,
+                temperature=temperature,
+                precision=precision,
+                entropy_gradient=objective.needs_entropy_gradient,
+                value_after_last=objective.value_after_last,
+            ),
+            part,
+            divisors,
+            train_policy=train_policy,
         )
-        terms = objective(outputs, part, divisors, train_policy=train_policy)
         terms.loss.backward()
         _add(total, terms.figures)
     for share in extra_loss() if extra_loss is not None and train_policy else ():
@@ -189,6 +241,8 @@ def _accumulate(
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
     """A fresh shuffle of all rows, in M parts of equal size, give or take one row."""
+    if num_minibatches == 1:
+        return [torch.arange(num_rows)]
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))
 
 
