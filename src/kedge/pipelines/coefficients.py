@@ -20,6 +20,7 @@ SURROGATES: dict[str, Surrogate] = {
     "kl_penalty_fixed": "kl_penalty",
     "kl_penalty_adaptive": "kl_penalty",
 }
+ADAPTING = ("update", "kl_coef", "entropy_coef", "surrogate_kl_coef")
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
 """Returns that spread less are as good as constant; they are not blown up to look as if they differed."""
@@ -74,6 +75,14 @@ class Coefficients:
             surrogate_kl_coef=ppo.surrogate_kl_coef,
             constant_length=config.rollout.max_new_tokens,
         )
+
+    def state(self) -> dict[str, float]:
+        """What adapts, as plain numbers for a checkpoint."""
+        return {name: getattr(self, name) for name in ADAPTING}
+
+    def restore(self, state: Mapping[str, float]) -> Coefficients:
+        """Go on exactly where `state` was taken."""
+        return replace(self, **state)
 
     @property
     def reward_kl_coef(self) -> float:

@@ -14,17 +14,19 @@ from kedge.config import Config, schedule_in_words
 from kedge.data import PromptStream, encode_prompt
 from kedge.errors import KedgeError
 from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.keeping import keeping
 from kedge.pipelines.ppo_result import PpoResult, keep_what_was_learnt
 from kedge.pipelines.ppo_setup import Roles, load_roles
-from kedge.pipelines.run import Run, open_run
+from kedge.pipelines.run import Resume, Run, finished_run, open_run
 from kedge.pipelines.scorers import Rewards
 from kedge.pipelines.scoring import score_rollout
 from kedge.report.experience_metrics import describe_experience, describe_samples
-from kedge.report.metrics import MetricsLog
+from kedge.report.metrics import MetricsLog, read_metrics
 from kedge.report.progress import Progress
 from kedge.report.samples import SamplesLog
 from kedge.report.stopwatch import Stopwatch
 from kedge.rollout import collect_experience
+from kedge.training.keeper import Keeper, Resumable
 from kedge.training.optimiser import learning_rate_at, set_learning_rate
 from kedge.training.ppo_update import distance_moved, first_pass, ppo_update
 from kedge.training.runtime import stream, stream_seed
@@ -37,42 +39,57 @@ def run_ppo(
     *,
     prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
+    resume: Resume | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
-    Ctrl-C, or an error after the first update, saves the policy as far as it has learnt and is raised again. A mistake
-    that shows in the first update, such as a reward function that fails, leaves no folder behind.
+    Ctrl-C, SIGTERM, or an error after the first update, saves a checkpoint and the policy as far as it has learnt, and
+    is raised again. A mistake that shows in the first update, such as a reward function that fails, leaves no folder
+    behind.
 
     Args:
         config: The resolved configuration.
         prompts: Texts or rows that take the place of `config.data.prompts`.
         reward: Functions or models that take the place of `config.reward`.
+        resume: Go on with the run in the output folder; where there is none, begin it.
         on_update: Called after each update with its number, from 1, and the models.
 
     Raises:
         KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
-        KeyboardInterrupt: The run was interrupted; the policy is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the policy is saved, and a checkpoint.
     """
-    run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward})
+    if resume and (out := finished_run(config)):
+        return PpoResult(out, read_metrics(out))
+    run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward}, resume=resume)
     roles = load_roles(config, run, prompts=prompts, reward=reward)
     run.start()
     try:
-        train(config, run, roles, on_update)
+        with keeping(config, run) as keeper:
+            train(config, run, roles, keeper, on_update)
     except KedgeError:
         run.abandon()
         raise
     finally:
         metrics = keep_what_was_learnt(config, run, roles)
+    run.finish({"updates": len(metrics)})
     return PpoResult(run.folder, metrics)
 
 
-def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Roles], None]) -> None:
+def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Callable[[int, Roles], None]) -> None:
     """The loop of PPO. Longer than other functions on purpose: the algorithm is to be read in one piece."""
     ppo, sampling, seed = config.ppo, config.rollout, config.runtime.seed
     policy_and_critic, reference = roles.actor_critic, roles.reference
     prompts = PromptStream(roles.prompts, seed=stream_seed(seed, "prompts"))
     coefficients = Coefficients.start(config)
+
+    def progress_made() -> dict[str, Any]:
+        return {"prompts": prompts.state(), "coefficients": coefficients.state()}
+
+    modules = {"actor_critic": policy_and_critic}
+    if made := keeper.restore(Resumable(modules, roles.optimizer, progress_made)):
+        prompts.restore(made["prompts"])
+        coefficients = coefficients.restore(made["coefficients"])
     numerics: dict[str, Any] = {
         "temperature": sampling.temperature,
         "precision": run.precision,
@@ -80,12 +97,13 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
     }
 
     with (
-        Progress("ppo", total=ppo.num_updates) as progress,
+        Progress("ppo", total=ppo.num_updates, done=keeper.done) as progress,
         MetricsLog(run.folder) as log,
         SamplesLog(run.folder) as kept,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
-        for update in range(1, ppo.num_updates + 1):
+        keeper.sync_before_saving(log, kept)
+        for update in keeper.steps(ppo.num_updates):
             clock = Stopwatch(run.device)
 
             with clock.phase("rollout"):
@@ -137,7 +155,7 @@ def train(config: Config, run: Run, roles: Roles, on_update: Callable[[int, Role
                     **numerics,
                 )
 
-            with clock.phase("train"):
+            with clock.phase("train"), keeper.changing():
                 learning_rate = learning_rate_at(
                     update - 1,
                     ppo.num_updates,

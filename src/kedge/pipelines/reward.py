@@ -17,7 +17,8 @@ from typing import Any
 from kedge.config import Config
 from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
-from kedge.pipelines.run import REJECTED_FILE, logged_steps, open_run
+from kedge.pipelines.keeping import keeping, logged_steps
+from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
 from kedge.report.result_plots import plot_calibration
@@ -46,23 +47,30 @@ class RewardResult:
 
 
 def run_reward(
-    config: Config, *, comparisons: Sequence[Any] | None = None, demonstrations: Sequence[Any] | None = None
+    config: Config,
+    *,
+    comparisons: Sequence[Any] | None = None,
+    demonstrations: Sequence[Any] | None = None,
+    resume: Resume | None = None,
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 
-    Ctrl-C saves the model as far as it has learnt, normalised, and is raised again afterwards.
+    Ctrl-C and SIGTERM save a checkpoint, and the model as far as it has learnt, normalised, and are raised again.
 
     Args:
         config: The resolved configuration.
         comparisons: Rows that take the place of `config.data.comparisons`.
         demonstrations: Rows that take the place of `config.data.demonstrations`; the mean score on them becomes 0.
+        resume: Go on with the run in the output folder; where there is none, begin it.
 
     Raises:
         KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
-        KeyboardInterrupt: The run was interrupted; the model is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
+    if resume and (folder := finished_run(config)):
+        return RewardResult(folder, read_ending(folder)["summary"])
     given = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
-    run = open_run(config, "reward", given=given)
+    run = open_run(config, "reward", given=given, resume=resume)
     settings, data, seed = config.reward_model, config.data, config.runtime.seed
     source, trusted = str(settings.base or config.model), config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
@@ -83,7 +91,7 @@ def run_reward(
 
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
     shown = ("loss", "accuracy", "eval/accuracy")
-    with run.started(), logged_steps("reward", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
+    with run.started(), keeping(config, run) as keeper, logged_steps(run, keeper, num_steps, shown=shown) as on_step:
         report = train_reward_model(
             model,
             tokenizer,
@@ -96,14 +104,16 @@ def run_reward(
             seed=seed,
             micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
+            keeper=keeper,
             **settings.model_dump(exclude={"base", "normalize", "normalize_scale"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
         save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report))
         if config.runtime.plots:
             _plot(run.folder, report)
-        if report.outcome.interrupted:
-            raise KeyboardInterrupt
+        if report.outcome.interruption is not None:
+            raise report.outcome.interruption
+    run.finish({"summary": summary})
     return RewardResult(run.folder, summary)
 
 

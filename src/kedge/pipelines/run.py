@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from kedge.config import Config, check_stage, choose_output, resolved_yaml, with_values
+from kedge.config import (
+    Config,
+    changed_settings,
+    check_stage,
+    choose_output,
+    load_config,
+    resolved_yaml,
+    with_values,
+)
+from kedge.errors import ConfigError
 from kedge.models import model_width, resolve_precision
-from kedge.output import LEFT_BEHIND, REJECTED_FILE, writing
-from kedge.report.metrics import MetricsLog
-from kedge.report.progress import Progress
-from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
+from kedge.output import LEFT_BEHIND, REJECTED_FILE, replace_file, writing
+from kedge.pipelines.inputs import changed_inputs, fingerprint
+from kedge.report.progress import say
+from kedge.report.run_folder import CONFIG_FILE, create_run_folder, take_back_folder, write_config
+from kedge.training.checkpoint import Checkpoint, newest_valid
+from kedge.training.keeper import CHECKPOINTS
 from kedge.training.runtime import keep_freed_memory, resolve_device, seed_everything, set_threads
 
-__all__ = ["REJECTED_FILE", "Run", "logged_steps", "open_run"]
+__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "is_run", "open_run", "read_ending"]
+
+FINISHED_FILE = "finished.json"
+"""What a run leaves that has come to its end."""
 
 IN_MEMORY = "python:in_memory"
 """What stands in `config.yaml` for data or functions that no configuration can name."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The run in the output folder, if there is one, is to go on.
+
+    Attributes:
+        allow_changes: Dotted names of settings, models or data, or of whole sections, that may have changed since.
+    """
+
+    allow_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,17 +56,25 @@ class Run:
 
     Attributes:
         folder: The run's folder; `start` makes it.
+        stage: Which one runs.
         device: Where the models live.
         precision: Number format of the matrix products.
         config_text: What `config.yaml` will hold.
         facts: What stands above it: the stage, the device and the versions that ran.
+        inputs: Hashes of what it is made from; see `fingerprint`.
+        resumed: It was begun before, in this folder.
+        checkpoint: Where it goes on from; None begins anew.
     """
 
     folder: Path
+    stage: str
     device: torch.device
     precision: Literal["fp32", "bf16"]
     config_text: str
     facts: Mapping[str, object]
+    inputs: Mapping[str, str]
+    resumed: bool = False
+    checkpoint: Checkpoint | None = None
 
     def start(self) -> None:
         """Make the folder, with `config.yaml` in it: everything is loaded and fits, the work begins.
@@ -50,8 +84,13 @@ class Run:
         Raises:
             OutputError: The folder cannot be made, or something was put into it since the run was opened.
         """
-        create_run_folder(self.folder)
+        if not self.resumed:
+            create_run_folder(self.folder)
         write_config(self.folder, self.config_text, self.facts)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Note that the run has come to its end, and what it came to."""
+        replace_file(self.folder / FINISHED_FILE, [json.dumps({"stage": self.stage, **summary}, indent=2).encode()])
 
     def abandon(self) -> None:
         """Take back what `start` made, if the work has left nothing: no row of a log, and no file beside them.
@@ -75,22 +114,31 @@ class Run:
             raise
 
 
-def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None = None) -> Run:
+def open_run(
+    config: Config, stage: str, *, given: Mapping[str, object] | None = None, resume: Resume | None = None
+) -> Run:
     """Check what the stage needs and that its folder is free, set up the machine, and seed it.
 
     Args:
         config: The resolved configuration.
         stage: Which one runs: its name names the folder, too, unless `out` does.
         given: What Python handed over in place of configured fields, by dotted name; None where it did not.
+        resume: Go on with the run in the output folder; where there is none, begin it.
 
     Raises:
-        ConfigError: A field that the stage needs is missing, or the device is not there.
+        ConfigError: A field that the stage needs is missing, the device is not there, or the run that is to be resumed
+            was made under another configuration, from another model or other data.
         OutputError: The folder holds something already, or cannot be made.
     """
-    handed_over = [name for name, value in (given or {}).items() if value is not None]
-    config = with_values(config, dict.fromkeys(handed_over, IN_MEMORY)) if handed_over else config
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    config = with_values(config, dict.fromkeys(given, IN_MEMORY)) if given else config
     check_stage(config, stage)
-    folder = choose_output(config.out, stage)
+    resumed = resume is not None and config.out is not None and is_run(Path(config.out))
+    folder = Path(str(config.out)).expanduser() if resumed else choose_output(config.out, stage)
+    inputs, checkpoint = fingerprint(config, given), None
+    if resume is not None and resumed:
+        checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
+        _check_unchanged(config, folder, inputs, checkpoint, resume)
     device = resolve_device(config.runtime.device)
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
@@ -100,28 +148,36 @@ def open_run(config: Config, stage: str, *, given: Mapping[str, object] | None =
     seed_everything(config.runtime.seed)
     facts = {"stage": stage, "device": device, "precision": precision}
     # What an earlier run ended at; this run begins anew.
-    for path in (folder / name for name in sorted(LEFT_BEHIND)):
+    for path in () if resumed else (folder / name for name in sorted(LEFT_BEHIND)):
         with writing(path):
             path.unlink(missing_ok=True)
-    return Run(folder, device, precision, resolved_yaml(config), facts)
+    return Run(folder, stage, device, precision, resolved_yaml(config), facts, inputs, resumed, checkpoint)
 
 
-@contextmanager
-def logged_steps(
-    stage: str, *, num_steps: int, folder: Path, shown: tuple[str, ...]
-) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """A callback that writes a step's metrics to `metrics.jsonl` and shows some of them with the time to come.
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (folder.expanduser() / CONFIG_FILE).is_file()
 
-    Args:
-        stage: What is running.
-        num_steps: Steps of the whole stage.
-        folder: The run's folder.
-        shown: Names of the metrics to show; those that a step lacks are left out.
-    """
-    with Progress(stage, total=num_steps) as progress, MetricsLog(folder) as log:
 
-        def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            log.write(step, metrics)
-            progress.update(step, {name: metrics[name] for name in shown if name in metrics})
+def finished_run(config: Config) -> Path | None:
+    """The output folder, if the run in it has come to its end."""
+    folder = None if config.out is None else Path(config.out).expanduser()
+    return folder if folder and (folder / FINISHED_FILE).is_file() else None
 
-        yield on_step
+
+def read_ending(folder: Path) -> dict[str, Any]:
+    """What `Run.finish` noted."""
+    return json.loads((folder / FINISHED_FILE).read_bytes())
+
+
+def _check_unchanged(
+    config: Config, folder: Path, inputs: Mapping[str, str], checkpoint: Checkpoint | None, resume: Resume
+) -> None:
+    """Refuse to go on with a run as if it were another."""
+    saved = load_config(folder / CONFIG_FILE).model_dump(mode="json")
+    changes = changed_settings(saved, config.model_dump(mode="json"), allowed=resume.allow_changes)
+    if checkpoint is not None:
+        changes += changed_inputs(checkpoint.manifest.fingerprint, inputs, allowed=resume.allow_changes)
+    if changes:
+        names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
+        raise ConfigError(f"{folder} cannot go on as it began: {'; '.join(changes)}. If that is meant: {names}")

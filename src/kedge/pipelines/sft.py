@@ -18,7 +18,8 @@ from typing_extensions import Unpack
 from kedge.config import Config
 from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.pipelines.run import REJECTED_FILE, logged_steps, open_run
+from kedge.pipelines.keeping import keeping, logged_steps
+from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
 from kedge.training.supervised import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
@@ -41,26 +42,37 @@ class SftResult:
     num_steps: int
     evaluation: dict[str, float]
 
+    @classmethod
+    def read(cls, folder: Path) -> SftResult:
+        """Of a run that has come to its end."""
+        ending = read_ending(folder)
+        return cls(folder, ending["num_steps"], ending["evaluation"])
+
     @property
     def model(self) -> Path:
         """The model's folder, which plain transformers loads."""
         return self.folder / "model"
 
 
-def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> SftResult:
+def run_sft(
+    config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None
+) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
-    Ctrl-C saves the model as far as it has learnt, and is raised again afterwards.
+    Ctrl-C and SIGTERM save a checkpoint, and the model as far as it has learnt, and are raised again afterwards.
 
     Args:
         config: The resolved configuration.
         demonstrations: Rows that take the place of `config.data.demonstrations`.
+        resume: Go on with the run in the output folder; where there is none, begin it.
 
     Raises:
         KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
-        KeyboardInterrupt: The run was interrupted; the model is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
-    run = open_run(config, "sft", given={"data.demonstrations": demonstrations})
+    if resume and (folder := finished_run(config)):
+        return SftResult.read(folder)
+    run = open_run(config, "sft", given={"data.demonstrations": demonstrations}, resume=resume)
     source, data, trusted = str(config.model), config.data, config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
@@ -78,7 +90,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> S
 
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
     shown = ("loss", "eval/loss")
-    with run.started(), logged_steps("sft", num_steps=num_steps, folder=run.folder, shown=shown) as on_step:
+    with run.started(), keeping(config, run) as keeper, logged_steps(run, keeper, num_steps, shown=shown) as on_step:
         outcome = train_sft(
             model,
             tokenizer,
@@ -88,14 +100,16 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None) -> S
             seed=config.runtime.seed,
             micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
+            keeper=keeper,
             **config.sft.model_dump(),
         )
         facts = {"demonstrations": len(split.train), "optimiser steps": outcome.num_steps, **outcome.evaluation}
         save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
         if config.runtime.plots and outcome.num_steps:
             plot_training(read_metrics(run.folder), run.folder, x_label="optimiser step")
-        if outcome.interrupted:
-            raise KeyboardInterrupt
+        if outcome.interruption is not None:
+            raise outcome.interruption
+    run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 

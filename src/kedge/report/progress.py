@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-__all__ = ["Progress", "format_duration", "format_figure"]
+__all__ = ["Progress", "format_duration", "format_figure", "say"]
 
 PLAIN_INTERVAL = 1.0
 """Seconds between two plain lines: a fast stage must not fill a log file."""
@@ -75,6 +75,11 @@ class Progress:
         if taken <= 0:
             return "?"
         return format_duration((self._clock() - self._started) / taken * max(0, self._total - self._done))
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, where progress is shown, before or after there is any."""
+    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(line, markup=False)
 
 
 def format_duration(seconds: float) -> str:

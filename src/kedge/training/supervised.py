@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.models import budget_batches
+from kedge.training.keeper import Keeper, Resumable, Unkept
 from kedge.training.optimiser import (
     AdamEpsMode,
     Schedule,
@@ -24,6 +26,7 @@ from kedge.training.optimiser import (
     set_learning_rate,
 )
 from kedge.training.runtime import stream
+from kedge.training.stopping import Terminated
 
 __all__ = [
     "Outcome",
@@ -66,12 +69,13 @@ class Outcome:
 
     Attributes:
         num_steps: Optimiser steps taken.
-        interrupted: True when Ctrl-C ended it early; the weights are those of the last whole step.
+        interruption: Ctrl-C or SIGTERM, where one of them ended it early; None else. The weights are those of the last
+            whole step.
         evaluation: The last figures on the held-out examples, by name; empty without held-out examples.
     """
 
     num_steps: int
-    interrupted: bool = False
+    interruption: BaseException | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
@@ -91,6 +95,7 @@ class TrainingSettings(TypedDict, total=False):
     num_evaluations: int
     seed: int
     on_step: StepCallback
+    keeper: Keeper | None
 
 
 def train_supervised(
@@ -112,10 +117,12 @@ def train_supervised(
     num_evaluations: int = 5,
     seed: int = 0,
     on_step: StepCallback = lambda step, metrics: None,
+    keeper: Keeper | None = None,
 ) -> Outcome:
     """Minimise an objective over shuffled batches with Adam.
 
-    Ctrl-C ends the run as if it had been shorter: the outcome says so, and the caller saves what has been learnt.
+    Ctrl-C or SIGTERM ends the run as if it had been shorter: the outcome says so, and the caller saves what has been
+    learnt.
     (Long for its arguments alone: the whole loop is to be seen at once.)
 
     Args:
@@ -136,35 +143,42 @@ def train_supervised(
         num_evaluations: Evaluations on the held-out examples, evenly over the run, the last after the last step.
         seed: Decides the order of the examples.
         on_step: Receives the number of each step, from 1, and its metrics.
+        keeper: Saves the run on its way, and says from where it goes on; None keeps nothing.
 
     Raises:
         NumericsError: A gradient was not finite; the weights are those before it.
     """
+    weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
     warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_tokens
     optimizer = build_optimizer(
-        parameters,
+        weights,
         learning_rate=learning_rate,
         adam_eps=adam_eps,
         adam_eps_mode=adam_eps_mode,
         weight_decay=weight_decay,
     )
-    done, evaluation = 0, {}
+    keeper, evaluation = keeper or Unkept(), dict[str, float]()
+    if made := keeper.restore(Resumable({"weights": weights}, optimizer, lambda: {"evaluation": evaluation})):
+        evaluation = dict(made["evaluation"])
+    batches = _batches(examples, num_epochs=num_epochs, batch_size=batch_size, seed=seed)
     try:
-        for batch in _batches(examples, num_epochs=num_epochs, batch_size=batch_size, seed=seed):
+        for step, batch in zip(keeper.steps(num_steps), islice(batches, keeper.done, None), strict=False):
             rate = learning_rate_at(
-                done, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
+                step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(optimizer, rate)
-            metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
-            done += 1
-            if held_out and done * num_evaluations // num_steps > (done - 1) * num_evaluations // num_steps:
+            with keeper.changing():
+                metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
+            if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
                 evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
-            on_step(done, metrics | {"learning_rate": rate})
-    except KeyboardInterrupt:
-        return Outcome(done, interrupted=True, evaluation=evaluation)
-    return Outcome(done, evaluation=evaluation)
+            on_step(step, metrics | {"learning_rate": rate})
+    except (KeyboardInterrupt, Terminated) as interruption:
+        # Now, before anybody works on the weights for their last use.
+        keeper.save()
+        return Outcome(keeper.done, interruption, evaluation)
+    return Outcome(keeper.done, evaluation=evaluation)
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
