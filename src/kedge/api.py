@@ -19,19 +19,23 @@ from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf import RlhfResult, run_rlhf
+from kedge.pipelines.run import Resume
 from kedge.pipelines.sft import SftResult, run_sft
 from kedge.rewards import RewardSpec
 
 __all__ = ["evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
 
 
-def sft(*, model: StrPath, demonstrations: Data, out: StrPath | None = None, **settings: Any) -> SftResult:
+def sft(
+    *, model: StrPath, demonstrations: Data, out: StrPath | None = None, resume: bool = False, **settings: Any
+) -> SftResult:
     """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
 
     Args:
         model: Folder or hub id to start from.
         demonstrations: Rows of `prompt` and `completion`, of `messages`, or texts.
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must not hold anything, unless its run is resumed.
+        resume: Go on with the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
@@ -39,7 +43,7 @@ def sft(*, model: StrPath, demonstrations: Data, out: StrPath | None = None, **s
     """
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.demonstrations", demonstrations)
-    return run_sft(given.config("sft"), demonstrations=rows)
+    return run_sft(given.config("sft"), demonstrations=rows, resume=Resume() if resume else None)
 
 
 def reward(
@@ -48,6 +52,7 @@ def reward(
     comparisons: Data,
     demonstrations: Data | None = None,
     out: StrPath | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> RewardResult:
     """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
@@ -56,7 +61,8 @@ def reward(
         model: Folder or hub id to start from, best the fine-tuned policy.
         comparisons: Rows of `prompt`, `chosen`, `rejected`, or of `prompt`, `responses`, `ranks`.
         demonstrations: Texts whose mean score is to be 0; the preferred responses by default.
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must not hold anything, unless its run is resumed.
+        resume: Go on with the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
@@ -65,17 +71,28 @@ def reward(
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.comparisons", comparisons)
     exemplary = given.rows("data.demonstrations", demonstrations)
-    return run_reward(given.config("reward"), comparisons=rows, demonstrations=exemplary)
+    return run_reward(
+        given.config("reward"), comparisons=rows, demonstrations=exemplary, resume=Resume() if resume else None
+    )
 
 
-def ppo(*, policy: StrPath, prompts: Data, reward: Weighted, out: StrPath | None = None, **settings: Any) -> PpoResult:
+def ppo(
+    *,
+    policy: StrPath,
+    prompts: Data,
+    reward: Weighted,
+    out: StrPath | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> PpoResult:
     """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
 
     Args:
         policy: Folder or hub id to start from.
         prompts: Texts, or rows of `prompt` whose other columns go to reward functions.
         reward: What scores a response.
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must not hold anything, unless its run is resumed.
+        resume: Go on with the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
@@ -84,7 +101,7 @@ def ppo(*, policy: StrPath, prompts: Data, reward: Weighted, out: StrPath | None
     given = Arguments(settings, policy=policy, out=out)
     rows = given.rows("data.prompts", prompts)
     scorers = given.rewards(reward)
-    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers)
+    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers, resume=Resume() if resume else None)
 
 
 def rlhf(
@@ -95,6 +112,7 @@ def rlhf(
     prompts: Data,
     labeller: RewardSpec | None = None,
     out: StrPath | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> RlhfResult:
     """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
@@ -105,7 +123,8 @@ def rlhf(
         comparisons: As in `reward`.
         prompts: As in `ppo`.
         labeller: Who ranks the policy's responses from round 2 on: a reward model or a function.
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must not hold anything, unless its run is resumed.
+        resume: Go on with the run in `out`, if there is one.
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
@@ -118,7 +137,7 @@ def rlhf(
         "prompts": given.rows("data.prompts", prompts),
     }
     function = given.function("rlhf.labeller", labeller)
-    return run_rlhf(given.config("rlhf"), **rows, labeller=function)
+    return run_rlhf(given.config("rlhf"), **rows, labeller=function, resume=Resume() if resume else None)
 
 
 def generate(

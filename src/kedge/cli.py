@@ -18,7 +18,8 @@ from kedge.config import (
     schedule_in_words,
     with_values,
 )
-from kedge.errors import KedgeError
+from kedge.errors import ConfigError, KedgeError
+from kedge.output import CONFIG_FILE, is_run
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
@@ -57,6 +58,16 @@ Reward = Annotated[
 ]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="New folder for the run; runs/STAGE by default.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds every random stream.")]
+ResumeFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", metavar="DIR|auto", help="Go on with this run; auto: with the one in --out, or begin it there."
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--allow-changes", metavar="FIELD", help="What may differ from the run that is resumed. Repeatable."),
+]
 
 
 @app.command()
@@ -68,13 +79,15 @@ def sft(
     data: DemonstrationData = None,
     out: Out = None,
     seed: Seed = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
 ) -> None:
     """Fine-tune a language model on demonstrations."""
     flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed}
-    resolved = _resolve("sft", config, overrides, flags, preset)
+    resolved = _resolve("sft", config, overrides, flags, preset, resume)
     from kedge.pipelines.sft import run_sft
 
-    run_sft(resolved)
+    run_sft(resolved, resume=_resume(resolved, resume, allow_changes))
 
 
 @app.command()
@@ -87,6 +100,8 @@ def reward(
     demonstrations: Demonstrations = None,
     out: Out = None,
     seed: Seed = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
 ) -> None:
     """Train a reward model on comparisons; its scores average 0 on the demonstrations, if there are any."""
     flags = {
@@ -96,10 +111,10 @@ def reward(
         "out": out,
         "runtime.seed": seed,
     }
-    resolved = _resolve("reward", config, overrides, flags, preset)
+    resolved = _resolve("reward", config, overrides, flags, preset, resume)
     from kedge.pipelines.reward import run_reward
 
-    run_reward(resolved)
+    run_reward(resolved, resume=_resume(resolved, resume, allow_changes))
 
 
 @app.command()
@@ -112,13 +127,15 @@ def ppo(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
 ) -> None:
     """Train a policy with PPO against a reward model, a function, or several."""
     flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
-    resolved = _resolve("ppo", config, overrides, flags, preset)
+    resolved = _resolve("ppo", config, overrides, flags, preset, resume)
     from kedge.pipelines.ppo import run_ppo
 
-    run_ppo(resolved)
+    run_ppo(resolved, resume=_resume(resolved, resume, allow_changes))
 
 
 @app.command()
@@ -133,6 +150,8 @@ def rlhf(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
 ) -> None:
     """Run SFT, reward model and PPO in a chain, once or in rounds; rewards are added to the reward model's."""
     flags = {
@@ -144,10 +163,10 @@ def rlhf(
         "out": out,
         "runtime.seed": seed,
     }
-    resolved = _resolve("rlhf", config, overrides, flags, preset)
+    resolved = _resolve("rlhf", config, overrides, flags, preset, resume)
     from kedge.pipelines.rlhf import run_rlhf
 
-    run_rlhf(resolved)
+    run_rlhf(resolved, resume=_resume(resolved, resume, allow_changes))
 
 
 @app.command()
@@ -267,12 +286,40 @@ def _root(
 
 
 def _resolve(
-    stage: str, file: Path | None, overrides: list[str] | None, flags: dict[str, Any], preset: str | None
+    stage: str,
+    file: Path | None,
+    overrides: list[str] | None,
+    flags: dict[str, Any],
+    preset: str | None,
+    resume: str | None = None,
 ) -> Config:
-    """The stage's configuration, complete and with a free folder to write to."""
-    config = load_config(file, overrides or (), flags, preset)
+    """The stage's configuration, complete and with a folder to write to: a free one, or the run's that is resumed."""
+    if resume not in (None, "auto"):
+        folder = Path(resume)
+        if not is_run(folder):
+            raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
+        config = load_config(file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset)
+    else:
+        config = load_config(file, overrides or (), flags, preset)
     check_stage(config, stage)
-    return with_values(config, {"out": str(choose_output(config.out, stage))})
+    if resume == "auto" and config.out is None:
+        config = with_values(config, {"out": str(Path("runs") / stage)})
+    resumed = resume is not None and is_run(Path(str(config.out)))
+    return config if resumed else with_values(config, {"out": str(choose_output(config.out, stage))})
+
+
+def _resume(config: Config, resume: str | None, allow_changes: list[str] | None) -> Any:
+    """What a pipeline is told about going on; exits where the run has come to its end."""
+    if resume is None:
+        if allow_changes:
+            raise ConfigError("--allow-changes is about a run that is resumed: give --resume, too")
+        return None
+    from kedge.pipelines.run import Resume, finished_run
+
+    if folder := finished_run(config):
+        typer.echo(f"{folder} has come to its end: there is nothing to resume.")
+        raise typer.Exit
+    return Resume(tuple(allow_changes or ()))
 
 
 def main() -> None:

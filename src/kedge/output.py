@@ -12,15 +12,20 @@ from pathlib import Path
 from kedge.errors import OutputError
 
 __all__ = [
+    "CONFIG_FILE",
     "LEFT_BEHIND",
     "REJECTED_FILE",
     "REWARD_LOG",
     "check_output",
     "first_free_folder",
+    "is_run",
     "replace_file",
     "sync_folder",
     "writing",
 ]
+
+CONFIG_FILE = "config.yaml"
+"""What a run was made under. A folder that holds it is a run's."""
 
 REJECTED_FILE = "rejected.jsonl"
 """The rows that cannot be used. Readers write it before a run starts."""
@@ -55,6 +60,11 @@ def first_free_folder(path: Path) -> Path:
     """The first of `path`, `path-2`, `path-3`, … that is free."""
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
     return next(folder for name in names if _is_free(folder := path.with_name(name)))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (folder.expanduser() / CONFIG_FILE).is_file()
 
 
 @contextmanager

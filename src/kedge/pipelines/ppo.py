@@ -155,7 +155,8 @@ def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Cal
                     **numerics,
                 )
 
-            with clock.phase("train"), keeper.changing():
+            with clock.phase("train"):
+                keeper.weights_change()
                 learning_rate = learning_rate_at(
                     update - 1,
                     ppo.num_updates,

@@ -9,10 +9,10 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.models import ModelCard, save_policy
+from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo_setup import Roles
 from kedge.pipelines.run import Run
 from kedge.report.metrics import METRICS_FILE, read_metrics
-from kedge.report.run_folder import CONFIG_FILE
 
 __all__ = ["PpoResult", "keep_what_was_learnt"]
 

@@ -20,11 +20,12 @@ from typing import Any
 from kedge.algorithm.statistics import Interval
 from kedge.config import Config, with_values
 from kedge.data import PromptStream
+from kedge.output import replace_file
 from kedge.pipelines.labelling import collect_rankings
 from kedge.pipelines.ppo import PpoResult, run_ppo
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf_setup import RlhfInputs, check_inputs, ppo_config, stage_config
-from kedge.pipelines.run import Run, open_run
+from kedge.pipelines.run import Resume, Run, open_run
 from kedge.pipelines.sampling import Sampling, load_policy
 from kedge.pipelines.sft import SftResult, run_sft
 from kedge.report.json_lines import plain_json
@@ -85,6 +86,7 @@ def run_rlhf(
     comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
     labeller: RewardSpec | None = None,
+    resume: Resume | None = None,
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
 
@@ -99,13 +101,15 @@ def run_rlhf(
         comparisons: Rows that take the place of `config.data.comparisons`.
         prompts: Texts or rows that take the place of `config.data.prompts`.
         labeller: A function or reward model that takes the place of `config.rlhf.labeller`.
+        resume: Go on with the run in the output folder: stages that have ended stay, the one in work goes on. Where
+            there is no run, begin it.
 
     Raises:
         KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
-        KeyboardInterrupt: The run was interrupted; the newest policy is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    run = open_run(config, "rlhf", given={**data, "rlhf.labeller": labeller})
+    run = open_run(config, "rlhf", given={**data, "rlhf.labeller": labeller}, resume=resume)
     inputs = check_inputs(
         config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeller=labeller
     )
@@ -113,20 +117,27 @@ def run_rlhf(
         if comparisons is not None:
             path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
             config = with_values(config, {"data.comparisons": path})
-        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations)
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, resume=resume)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
         newest, rounds = sft.model, list[Round]()
         for number in range(1, config.rlhf.num_rounds + 1):
             suffix = "" if number == 1 else f"-{number}"
             if number > 1:
                 config = _label(config, run, inputs, newest, number)
-            reward = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations)
+            reward = run_reward(
+                stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, resume=resume
+            )
             start = sft.model if config.rlhf.restart_policy else newest
-            ppo = run_ppo(ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model), prompts=prompts)
+            ppo = run_ppo(
+                ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model),
+                prompts=prompts,
+                resume=resume,
+            )
             rounds.append(Round(reward, ppo))
             newest = ppo.model
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    run.finish({})
     _print(run.folder, summary)
     return RlhfResult(run.folder, sft, rounds, summary)
 
@@ -135,6 +146,10 @@ def _label(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: i
     """The next round's configuration: with the labeller's rankings of the newest policy's responses."""
     assert inputs.labeller is not None, "a further round has a labeller"
     settings, rollout, seed = config.rlhf, config.rollout, config.runtime.seed
+    earlier = config.data.comparisons if settings.keep_comparisons else []
+    path = run.folder / f"comparisons-{number}.jsonl"
+    if path.exists():  # the run has been here before it was resumed
+        return with_values(config, {"data.comparisons": [*earlier, str(path)]})
     stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
     rankings = collect_rankings(
         load_policy(str(policy), config, run),
@@ -150,15 +165,13 @@ def _label(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: i
         num_responses=settings.num_responses,
         title=f"round {number}: sample to label",
     )
-    path = _write_rows(run.folder / f"comparisons-{number}.jsonl", rankings)
-    earlier = config.data.comparisons if settings.keep_comparisons else []
-    return with_values(config, {"data.comparisons": [*earlier, path]})
+    return with_values(config, {"data.comparisons": [*earlier, _write_rows(path, rankings)]})
 
 
 def _write_rows(path: Path, rows: Sequence[Any]) -> str:
     """Rows as a file, so that every stage's `config.yaml` names all that it read."""
     lines = (json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) for row in rows)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="backslashreplace")
+    replace_file(path, (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines))
     return str(path)
 
 
@@ -171,7 +184,9 @@ def _published(folder: Path) -> Iterator[None]:
         numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
         policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
         if policies:
+            shutil.rmtree(folder / "model.part", ignore_errors=True)
             part = shutil.copytree(policies[-1], folder / "model.part")
+            shutil.rmtree(folder / "model", ignore_errors=True)  # an older policy's, of a run that was resumed
             part.rename(folder / "model")
 
 

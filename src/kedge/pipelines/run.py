@@ -22,15 +22,15 @@ from kedge.config import (
 )
 from kedge.errors import ConfigError
 from kedge.models import model_width, resolve_precision
-from kedge.output import LEFT_BEHIND, REJECTED_FILE, replace_file, writing
+from kedge.output import CONFIG_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
 from kedge.pipelines.inputs import changed_inputs, fingerprint
 from kedge.report.progress import say
-from kedge.report.run_folder import CONFIG_FILE, create_run_folder, take_back_folder, write_config
+from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
 from kedge.training.checkpoint import Checkpoint, newest_valid
 from kedge.training.keeper import CHECKPOINTS
 from kedge.training.runtime import keep_freed_memory, resolve_device, seed_everything, set_threads
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "is_run", "open_run", "read_ending"]
+__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
 
 FINISHED_FILE = "finished.json"
 """What a run leaves that has come to its end."""
@@ -152,11 +152,6 @@ def open_run(
         with writing(path):
             path.unlink(missing_ok=True)
     return Run(folder, stage, device, precision, resolved_yaml(config), facts, inputs, resumed, checkpoint)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a run was begun in this folder."""
-    return (folder.expanduser() / CONFIG_FILE).is_file()
 
 
 def finished_run(config: Config) -> Path | None:

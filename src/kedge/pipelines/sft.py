@@ -54,9 +54,7 @@ class SftResult:
         return self.folder / "model"
 
 
-def run_sft(
-    config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None
-) -> SftResult:
+def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
     Ctrl-C and SIGTERM save a checkpoint, and the model as far as it has learnt, and are raised again afterwards.

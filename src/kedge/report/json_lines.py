@@ -38,10 +38,12 @@ class JsonLines:
 
     def sync(self) -> None:
         """Have the disk take all rows now, so that a power cut leaves none of them out."""
-        os.fsync(self._file.fileno())
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; the disk has all rows then."""
+        self.sync()
         self._file.close()
 
 

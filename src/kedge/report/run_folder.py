@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.output import LEFT_BEHIND, check_output, writing
+from kedge.output import CONFIG_FILE, LEFT_BEHIND, check_output, writing
 
 __all__ = ["create_run_folder", "take_back_folder", "write_config"]
-
-CONFIG_FILE = "config.yaml"
 
 
 def create_run_folder(path: str | Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,8 +60,8 @@ class Keeper:
             keeper.restore(Resumable(…))
             for step in keeper.steps(num_steps):
                 …
-                with keeper.changing():   # the weights
-                    …
+                keeper.weights_change()
+                …
 
     Args:
         folder: Where its checkpoints lie.
@@ -127,19 +126,15 @@ class Keeper:
         for step in range(self.done + 1, num_steps + 1):
             self._asked.raise_if_requested()
             yield step
-            self.done = step
+            self.done, self._is_changing = step, False
             self._remember()
             if self._schedule.is_due(step) and step < num_steps:
                 self.save()
         self._asked.raise_if_requested()
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Inside, the weights are between two steps: a run that is ended here is as its last checkpoint has it."""
+    def weights_change(self) -> None:
+        """From here to the step's end, a run that is stopped is as its last checkpoint has it: half a step is none."""
         self._is_changing = True
-        yield
-        # Not in a `finally`: what an exception leaves half changed stays so.
-        self._is_changing = False
 
     def save(self) -> None:
         """Save the run as it stands after its last whole step, unless that is done already."""
@@ -193,9 +188,8 @@ class Unkept:
             yield step
             self.done = step
 
-    def changing(self) -> AbstractContextManager[None]:
+    def weights_change(self) -> None:
         """Nobody asks."""
-        return nullcontext()
 
     def save(self) -> None:
         """There is nowhere to save to."""

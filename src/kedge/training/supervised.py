@@ -168,8 +168,8 @@ def train_supervised(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(optimizer, rate)
-            with keeper.changing():
-                metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
+            keeper.weights_change()
+            metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
                 evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}

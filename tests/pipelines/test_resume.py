@@ -1,0 +1,312 @@
+"""A run that was stopped and resumed is, bit for bit, the run that was not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.config import Config, config_from_settings, load_config
+from kedge.errors import ConfigError
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.rlhf import run_rlhf
+from kedge.pipelines.run import Resume
+from kedge.pipelines.sft import run_sft
+from kedge.report.metrics import MetricsLog
+from kedge.training.checkpoint import newest_valid
+from kedge.training.stopping import Terminated
+from tests.pipelines.test_ppo import PROMPTS, configure, kedge, metrics_without_times
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(10)]
+PAIRS = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": " rope rope"} for row in ROWS]
+DRAWS = """
+import random
+
+def noisy(completions, seed, **_):
+    draw = random.Random(seed)
+    return [len(text) / 20 + draw.random() + random.random() for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    return save_tiny_reward_model(tmp_path_factory.mktemp("models") / "reward", seed=3)
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Send this very process SIGTERM as it writes a stage's metrics of one step: a scheduler that takes the machine."""
+
+    def arrange(folder: Path, step: int) -> None:
+        write = MetricsLog.write
+
+        def written(log: MetricsLog, update: int, metrics: Any) -> None:
+            write(log, update, metrics)
+            if update == step and Path(log._lines._file.name).parent == folder:
+                monkeypatch.setattr(MetricsLog, "write", write)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(MetricsLog, "write", written)
+
+    return arrange
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    """Every weight that a run leaves."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("model/*.safetensors"))}
+
+
+def assert_same(resumed: Path, whole: Path) -> None:
+    assert metrics_without_times(resumed) == metrics_without_times(whole)
+    assert model_bytes(resumed) == model_bytes(whole) != {}
+    for name in ("samples.jsonl",):
+        if (whole / name).exists():
+            assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"critic": "shared"},
+        {"critic": "separate", "adam_eps_mode": "tf1"},
+        {"kl_controller": "ziegler", "kl_target": 0.5, "kl_wait_fraction": 0.0, "kl_horizon": 20},
+        {"policy_loss": "kl_penalty_adaptive", "score_at": "after_last", "num_responses": 2},
+        {"entropy_coef": 0.01, "entropy_target": 3.0, "value_warmup_updates": 3},
+        {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
+    ],
+    ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
+)
+@pytest.mark.parametrize("stopped_after", [1, 3])
+def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, stopped_after):
+    (tmp_path / "reward.py").write_text(DRAWS)
+    rewards = [f"{tmp_path / 'reward.py'}:noisy"]
+    # Six prompts, four an update: the run stops in the middle of an epoch over them.
+    whole, split = (configure(policy, tmp_path / name, num_updates=5, **settings) for name in ("whole", "split"))
+    run_ppo(whole, prompts=PROMPTS, reward=rewards)
+    stop_at(tmp_path / "split", stopped_after)
+    with pytest.raises(Terminated):
+        run_ppo(split, prompts=PROMPTS, reward=rewards)
+    assert len(metrics_without_times(tmp_path / "split")) == stopped_after
+    run_ppo(split, prompts=PROMPTS, reward=rewards, resume=Resume())
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, reward_model, stop_at):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"The tide {n}"}) + "\n" for n in range(9)))
+    settings = {"num_updates": 4, "ptx_coef": 0.5, "data.pretraining": [str(tmp_path / "texts.jsonl")]}
+    whole, split = (
+        configure(policy, tmp_path / name, reward=[{"source": str(reward_model)}], **settings)
+        for name in ("whole", "split")
+    )
+    run_ppo(whole, prompts=PROMPTS)
+    stop_at(tmp_path / "split", 2)
+    with pytest.raises(Terminated):
+        run_ppo(split, prompts=PROMPTS)
+    run_ppo(split, prompts=PROMPTS, resume=Resume())
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("stopped_after", [1, 4])
+def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at, stopped_after):
+    stages = {
+        "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2}),
+        "reward": (
+            run_reward,
+            {"comparisons": PAIRS, "demonstrations": ROWS},
+            {"reward_model.batch_size": 3, "reward_model.num_epochs": 2, "reward_model.normalize_scale": True},
+        ),
+    }  # fmt: skip
+    for stage, (run, data, settings) in stages.items():
+        whole, split = (
+            config_from_settings(
+                stage, {"model": str(policy), "out": str(tmp_path / stage / name), "runtime.plots": False, **settings}
+            )
+            for name in ("whole", "split")
+        )
+        expected = run(whole, **data)
+        stop_at(tmp_path / stage / "split", stopped_after)
+        with pytest.raises(Terminated):
+            run(split, **data)
+        actual = run(split, **data, resume=Resume())
+        assert_same(tmp_path / stage / "split", tmp_path / stage / "whole")
+        assert run(split, **data, resume=Resume()) == actual  # it has ended: what it came to is read
+        assert vars(actual) | {"folder": None} == vars(expected) | {"folder": None}
+
+
+@pytest.mark.parametrize(("stage", "step"), [("sft", 2), ("reward", 1), ("ppo", 1), ("reward-2", 2), ("ppo-2", 1)])
+def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_at, stage, step):
+    def judge(completions: list[str], **_: Any) -> list[float]:
+        return [float(text.count("e")) for text in completions]
+
+    def configured(name: str) -> Config:
+        settings = [
+            "sft.batch_size=4", "reward_model.batch_size=3", "data.eval_fraction=0", "rollout.num_prompts=4",
+            "rollout.max_new_tokens=6", "ppo.num_updates=2", "ppo.num_epochs=1", "rlhf.num_rounds=2",
+            "rlhf.num_prompts=4", "rlhf.num_responses=3", "runtime.plots=false", "rlhf.labeller=x:y",
+        ]  # fmt: skip
+        return load_config(None, settings, {"model": str(policy), "out": str(tmp_path / name)})
+
+    data = {"demonstrations": ROWS, "comparisons": PAIRS, "prompts": ROWS, "labeller": judge}
+    run_rlhf(configured("whole"), **data)
+    stop_at(tmp_path / "split" / stage, step)
+    with pytest.raises(Terminated):
+        run_rlhf(configured("split"), **data)
+    run_rlhf(configured("split"), **data, resume=Resume())
+    for part in ("sft", "reward", "ppo", "reward-2", "ppo-2"):
+        assert metrics_without_times(tmp_path / "split" / part) == metrics_without_times(tmp_path / "whole" / part)
+    assert model_bytes(tmp_path / "split") == model_bytes(tmp_path / "whole") != {}
+
+
+def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+
+    def configured(**settings: Any) -> Config:
+        return configure(policy, tmp_path / "run", **{"num_updates": 3, "data.prompts": [str(prompts)], **settings})
+
+    stop_at(tmp_path / "run", 1)
+    with pytest.raises(Terminated):
+        run_ppo(configured(), reward=len_of)
+    with pytest.raises(
+        ConfigError, match=r"ppo\.learning_rate: 0\.001 in the run, 0\.002 now.*--allow-changes ppo\.lea"
+    ):
+        run_ppo(configured(learning_rate=2e-3), reward=len_of, resume=Resume())
+    prompts.write_text(prompts.read_text().replace("tide", "ebb"))
+    with pytest.raises(ConfigError, match=r"data\.prompts: what lies there now is not what the run began with"):
+        run_ppo(configured(), reward=len_of, resume=Resume())
+    result = run_ppo(
+        configured(learning_rate=2e-3), reward=len_of, resume=Resume(("data.prompts", "ppo.learning_rate"))
+    )
+    assert [row["update"] for row in result.metrics] == [1, 2, 3]
+
+
+def len_of(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) / 10 for text in completions]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, policy, stop_at, capsys):
+    settings = {"num_updates": 5, "checkpoint.every": 1, "checkpoint.keep": 3}
+    whole, split = (configure(policy, tmp_path / name, **settings) for name in ("whole", "split"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    stop_at(tmp_path / "split", 3)
+    with pytest.raises(Terminated):
+        run_ppo(split, prompts=PROMPTS, reward=len_of)
+    damaged = tmp_path / "split/checkpoints/update-000003/actor_critic.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    capsys.readouterr()
+    run_ppo(split, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert "update-000003/actor_critic.safetensors" in capsys.readouterr().err.replace("\n", "")
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):
+    settings = {"num_updates": 3, "checkpoint.every_minutes": None}
+    whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_run_slowly, args=(killed,))
+    process.start()
+    _wait_for_rows(tmp_path / "killed", 1)
+    process.kill()
+    process.join()
+    assert not list((tmp_path / "killed").glob("checkpoints/*"))
+    run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def _run_slowly(config: Config, seconds: float = 0.3, resume: Resume | None = None) -> None:
+    run_ppo(config, prompts=PROMPTS, reward=len_of, resume=resume, on_update=lambda *_: time.sleep(seconds))
+
+
+def _wait_for_rows(folder: Path, count: int) -> None:
+    log = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.read_bytes().count(b"\n") >= count):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int) -> None:
+    """Kill a run that saves after every update, again and again, at random moments; then let it finish."""
+    settings = {"num_updates": num_updates, "checkpoint.every": 1}
+    whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    context, chooser = multiprocessing.get_context("forkserver"), random.Random(0)
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    newest = 0
+    for _ in range(kills):
+        process = context.Process(target=_run_slowly, args=(killed, 0.0, Resume()))
+        process.start()
+        _wait_for_rows(tmp_path / "killed", newest)
+        time.sleep(chooser.uniform(0.0, 0.6))
+        process.kill()
+        process.join()
+        rejected: list[str] = []
+        found = newest_valid(checkpoints, on_rejected=rejected.append)
+        assert not rejected
+        assert (found.update if found else 0) >= newest
+        newest = found.update if found else 0
+    run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
+    survive_kills(tmp_path, policy, kills=3, num_updates=12)
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
+    survive_kills(tmp_path, policy, kills=50, num_updates=300)
+
+
+def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, policy):
+    (tmp_path / "reward.py").write_text(DRAWS.replace("    draw =", "    import time; time.sleep(0.05)\n    draw ="))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    command = [
+        sys.executable, "-m", "kedge", "ppo", "--model", str(policy), "--prompts", "prompts.jsonl", "--reward",
+        "reward.py:noisy", "--out", "run", "--resume", "auto", "ppo.num_updates=40", "rollout.num_prompts=4",
+        "rollout.max_new_tokens=6", "runtime.plots=false",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as process:
+        _wait_for_rows(tmp_path / "run", 2)
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+    assert 2 <= len(metrics_without_times(tmp_path / "run")) < 40
+    done = kedge("ppo", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["update"] for row in metrics_without_times(tmp_path / "run")] == list(range(1, 41))
+    again = kedge("ppo", "--resume", "run", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "run has come to its end: there is nothing to resume.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--resume", "nowhere"], "--resume: nowhere is not the folder of a run"),
+        (["--allow-changes", "ppo.clip_range"], "--allow-changes is about a run that is resumed"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, policy, arguments, said):
+    done = kedge("ppo", "--model", policy, "--prompts", "p.jsonl", "--reward", "r:f", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,75 @@
+"""How a run ends early: the first signal is a request, the second is the end, and the grace is not for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kedge.training.stopping import Terminated, stopping
+
+
+@pytest.mark.parametrize(("signum", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_is_a_request_until_the_block_looks_for_it(signum, error):
+    before = signal.getsignal(signum)
+    with stopping() as asked:
+        assert not asked.requested
+        asked.raise_if_requested()
+        os.kill(os.getpid(), signum)
+        assert asked.requested
+        with pytest.raises(error) as caught:
+            asked.raise_if_requested()
+    assert signal.getsignal(signum) == before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+    assert error is KeyboardInterrupt or caught.value.code == 143
+
+
+def test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over():
+    started = time.monotonic()
+
+    def stubborn() -> None:
+        with stopping(grace_seconds=0.2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+
+    with pytest.raises(Terminated):
+        stubborn()
+    assert 0.15 < time.monotonic() - started < 15
+
+
+def test_off_the_main_thread_nothing_is_changed():
+    handlers = []
+
+    def work() -> None:
+        with stopping() as asked:
+            handlers.append((signal.getsignal(signal.SIGTERM), asked.requested))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [(signal.getsignal(signal.SIGTERM), False)]
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_the_process_at_once(signum, status):
+    stubborn = """
+import time
+from kedge.training.stopping import stopping
+with stopping() as asked:
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+    with subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signum)
+        assert process.wait(timeout=20) == status
