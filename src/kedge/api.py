@@ -43,7 +43,7 @@ def sft(
     """
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.demonstrations", demonstrations)
-    return run_sft(given.config("sft"), demonstrations=rows, resume=Resume() if resume else None)
+    return run_sft(given.config("sft"), demonstrations=rows, resume=_resume(resume))
 
 
 def reward(
@@ -71,9 +71,7 @@ def reward(
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.comparisons", comparisons)
     exemplary = given.rows("data.demonstrations", demonstrations)
-    return run_reward(
-        given.config("reward"), comparisons=rows, demonstrations=exemplary, resume=Resume() if resume else None
-    )
+    return run_reward(given.config("reward"), comparisons=rows, demonstrations=exemplary, resume=_resume(resume))
 
 
 def ppo(
@@ -101,7 +99,7 @@ def ppo(
     given = Arguments(settings, policy=policy, out=out)
     rows = given.rows("data.prompts", prompts)
     scorers = given.rewards(reward)
-    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers, resume=Resume() if resume else None)
+    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers, resume=_resume(resume))
 
 
 def rlhf(
@@ -137,7 +135,7 @@ def rlhf(
         "prompts": given.rows("data.prompts", prompts),
     }
     function = given.function("rlhf.labeller", labeller)
-    return run_rlhf(given.config("rlhf"), **rows, labeller=function, resume=Resume() if resume else None)
+    return run_rlhf(given.config("rlhf"), **rows, labeller=function, resume=_resume(resume))
 
 
 def generate(
@@ -189,3 +187,7 @@ def evaluate(
     rows = given.rows("data.prompts", prompts)
     function = given.function("evaluate.judge", judge)
     return run_evaluate(given.config("evaluate"), prompts=rows, judge=function)
+
+
+def _resume(wanted: bool) -> Resume | None:
+    return Resume() if wanted else None
