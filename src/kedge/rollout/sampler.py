@@ -158,6 +158,8 @@ def _draw_dtype(device: torch.device) -> torch.dtype:
 
 def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The token at which the cumulative distribution first exceeds the draw; never one of probability 0."""
-    cumulative = logits.to(draws.dtype).softmax(dim=-1).cumsum(dim=-1)
+    # In place, and without dividing by the sum: over a large vocabulary each tensor of this kind is a large one.
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(draws.dtype).exp_()
+    cumulative = weights.cumsum_(dim=-1)
     thresholds = (draws * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)

@@ -95,7 +95,7 @@ class TrainingSettings(TypedDict, total=False):
     num_evaluations: int
     seed: int
     on_step: StepCallback
-    keeper: Keeper | None
+    keeper: Keeper | Unkept
 
 
 def train_supervised(
@@ -117,7 +117,7 @@ def train_supervised(
     num_evaluations: int = 5,
     seed: int = 0,
     on_step: StepCallback = lambda step, metrics: None,
-    keeper: Keeper | None = None,
+    keeper: Keeper | Unkept | None = None,
 ) -> Outcome:
     """Minimise an objective over shuffled batches with Adam.
 
@@ -146,7 +146,7 @@ def train_supervised(
         keeper: Saves the run on its way, and says from where it goes on; None keeps nothing.
 
     Raises:
-        NumericsError: A gradient was not finite; the weights are those before it.
+        NumericsError: A loss or gradient was not finite; the weights are those before it. The example is named.
     """
     weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
@@ -158,18 +158,21 @@ def train_supervised(
         adam_eps_mode=adam_eps_mode,
         weight_decay=weight_decay,
     )
-    keeper, evaluation = keeper or Unkept(), dict[str, float]()
+    keeper = keeper or Unkept()
+    evaluation: dict[str, float] = {}
     if made := keeper.restore(Resumable({"weights": weights}, optimizer, lambda: {"evaluation": evaluation})):
         evaluation = dict(made["evaluation"])
-    batches = _batches(examples, num_epochs=num_epochs, batch_size=batch_size, seed=seed)
+    batches = _batches(len(examples), num_epochs=num_epochs, batch_size=batch_size, seed=seed)
     try:
-        for step, batch in zip(keeper.steps(num_steps), islice(batches, keeper.done, None), strict=False):
+        for step, rows in zip(keeper.steps(num_steps), islice(batches, keeper.done, None), strict=False):
             rate = learning_rate_at(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(optimizer, rate)
             keeper.weights_change()
-            metrics = _take_step(objective, optimizer, batch, micro_batch_tokens=split, max_grad_norm=max_grad_norm)
+            metrics = _take_step(
+                objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm
+            )
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
                 evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
@@ -239,34 +242,46 @@ def _means(
 def _take_step(
     objective: SupervisedLoss[Example],
     optimizer: Optimizer,
-    batch: Sequence[Example],
+    examples: Sequence[Example],
+    rows: Sequence[int],
     *,
     micro_batch_tokens: int | None,
     max_grad_norm: float | None,
 ) -> dict[str, float]:
     started = time.perf_counter()
+    batch = [examples[row] for row in rows]
     optimizer.zero_grad()
     metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens)
     norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
-    if not math.isfinite(norm):
-        raise NumericsError(f"the gradient is {norm} (loss {metrics['loss']:.4g}): a lower learning_rate may help")
+    if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
+        culprit = _find_culprit(objective, examples, rows)
+        raise NumericsError(
+            f"the gradient is {norm} (loss {metrics['loss']:.4g}; {culprit}): a lower learning_rate may help"
+        )
     optimizer.step()
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)
     return metrics | {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
 
 
+def _find_culprit(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:
+    """The first of some examples whose loss is not finite when it is alone, in words."""
+    for row in rows:
+        loss = evaluate(objective, [examples[row]], micro_batch_tokens=None)["loss"]
+        if not math.isfinite(loss):
+            return f"example {row} alone, counted from 0 among those that are trained on, has {loss}"
+    return "the loss of each example alone is finite"
+
+
 def _num_draws(num_examples: int, num_epochs: float) -> int:
     return max(1, round(num_examples * num_epochs))
 
 
-def _batches(
-    examples: Sequence[Example], *, num_epochs: float, batch_size: int, seed: int
-) -> Iterator[Sequence[Example]]:
+def _batches(num_examples: int, *, num_epochs: float, batch_size: int, seed: int) -> Iterator[Sequence[int]]:
     """Shuffle anew each pass and cut the passes, end to end, into batches; only the very last can be smaller."""
-    draws = _num_draws(len(examples), num_epochs)
+    draws = _num_draws(num_examples, num_epochs)
     order: list[int] = []
-    for epoch in range(math.ceil(draws / len(examples))):
-        order += torch.randperm(len(examples), generator=stream(seed, "supervised", epoch)).tolist()
+    for epoch in range(math.ceil(draws / num_examples)):
+        order += torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
     for start in range(0, draws, batch_size):
-        yield [examples[index] for index in order[start : min(start + batch_size, draws)]]
+        yield order[start : min(start + batch_size, draws)]
