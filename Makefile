@@ -8,7 +8,7 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint types format bench bench-gpu clean
+.PHONY: demo test test-all lint types format bench bench-gpu clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -16,6 +16,10 @@ demo: $(VENV)/installed
 # One thread per process, and idle threads sleep instead of spinning: the test processes share the cores.
 test: lint types
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
+
+# What takes minutes, too: thousands of generated cases, kills at random moments.
+test-all: test
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -18,8 +18,18 @@ typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 sys.modules[typechecker.__name__] = typechecker
 jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
 
+GENERATED = "generated cases"
+
 settings.register_profile("kedge", deadline=None, derandomize=True, max_examples=40, database=None)
 settings.load_profile("kedge")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many cases the fuzz tests have generated."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    counts = [int(str(count)) for report in reports for name, count in report.user_properties if name == GENERATED]
+    if counts:
+        terminalreporter.write_line(f"{sum(counts):,} generated cases in {len(counts)} tests")
 
 
 @pytest.fixture

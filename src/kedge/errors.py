@@ -4,6 +4,8 @@ A `KedgeError` is a user's mistake or the outside world's: the command line prin
 Anything else that escapes is a defect of kedge and keeps its traceback.
 """
 
+from kedge.texts import printable
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -17,8 +19,15 @@ __all__ = [
 ]
 
 
+LONGEST_MESSAGE = 2000
+
+
 class KedgeError(Exception):
-    """The root of all errors that kedge raises on purpose."""
+    """The root of all errors that kedge raises on purpose: one printable line, whatever names and values it quotes."""
+
+    def __str__(self) -> str:
+        line = printable(super().__str__())
+        return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
 
 
 class ShapeError(KedgeError, ValueError):

@@ -13,6 +13,7 @@ from kedge.errors import OutputError
 
 __all__ = [
     "CONFIG_FILE",
+    "INCIDENTS_FILE",
     "LEFT_BEHIND",
     "REJECTED_FILE",
     "REWARD_LOG",
@@ -33,7 +34,10 @@ REJECTED_FILE = "rejected.jsonl"
 REWARD_LOG = "reward.log"
 """What reward functions print and raise."""
 
-LEFT_BEHIND = frozenset({REJECTED_FILE, REWARD_LOG})
+INCIDENTS_FILE = "incidents.jsonl"
+"""What a run met that must not be learnt from."""
+
+LEFT_BEHIND = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
 """What tells why a run came to nothing. A folder that holds nothing else is free."""
 
 
@@ -43,7 +47,8 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     Raises:
         OutputError: Something is in it, or the nearest folder above it that exists is none or is write-protected.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
+    _check_name(folder)
     nearest = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
     if not os.path.isdir(nearest):
         raise OutputError(f"{folder} cannot be made: {nearest} is not a folder")
@@ -56,6 +61,20 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def _check_name(folder: Path) -> None:
+    """Refuse what no folder can be called: the system says so at once, before anything is loaded."""
+    if str(folder).startswith("~"):
+        raise OutputError(f"{folder} cannot be made: there is no user of that name")
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # told below, with the folder that is in the way
+        pass
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be made: {error.strerror or error}") from error
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        raise OutputError(f"{folder} cannot be made: {error}") from error
+
+
 def first_free_folder(path: Path) -> Path:
     """The first of `path`, `path-2`, `path-3`, … that is free."""
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
@@ -64,7 +83,7 @@ def first_free_folder(path: Path) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in this folder."""
-    return (folder.expanduser() / CONFIG_FILE).is_file()
+    return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def test_a_file_in_the_way_is_named(tmp_path):
 
 
 def test_what_cannot_be_made_after_all_is_named(tmp_path):
-    with pytest.raises(OutputError, match="cannot be written: File name too long"):
+    with pytest.raises(OutputError, match="cannot be made: File name too long"):
         create_run_folder(tmp_path / ("n" * 300))
 
 

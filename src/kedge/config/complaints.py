@@ -7,10 +7,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.config.root import Config, RewardTerm
-from kedge.config.words import accepts, all_fields, find_field, printable, section_type, suggestion, written
+from kedge.config.words import accepts, all_fields, find_field, section_type, suggestion, written
 from kedge.errors import ConfigError
 
 __all__ = ["validated"]
+
+MOST_NAMED = 10
 
 
 def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
@@ -32,11 +34,12 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
 def _one_line(findings: list[ErrorDetails], places: Mapping[str, str]) -> str:
     first = findings[0]
     name = _dotted(first)
-    others = list(dict.fromkeys(_dotted(finding) for finding in findings))[1:]
-    more = f" (also wrong: {', '.join(others)})" if others else ""
+    others = list(dict.fromkeys(written(_dotted(finding)) for finding in findings))[1:]
+    unnamed = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    more = f" (also wrong: {', '.join(others[:MOST_NAMED])}{unnamed})" if others else ""
     combination = first["type"] == "value_error" and find_field(name) is None
     place = f"{places[name]}: " if name in places and not combination else ""
-    return printable(f"{place}{_complaint(first, name)}{more}")
+    return f"{place}{_complaint(first, name)}{more}"
 
 
 def _dotted(finding: ErrorDetails) -> str:
@@ -58,7 +61,7 @@ def _complaint(finding: ErrorDetails, name: str) -> str:
     if find_field(name) is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
         known = [*dict(all_fields()), *sections]
-        return f"{name} is not a field{suggestion(name, known)}"
+        return f"{written(name)} is not a field{suggestion(name, known)}"
     field = find_field(name)
     expected = accepts(field) if field else "a section of fields"
     return f"{name} must be {expected}; it is {written(finding['input'])}"

@@ -7,7 +7,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from kedge.texts import unwritable
+
 __all__ = ["Knob", "Section", "StringList", "knob", "knob_of"]
+
+DEEPEST = 50
+"""Levels of lists and mappings in a setting."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,16 @@ class Section(BaseModel):
         """Refuse true and false where a number is meant: Python would take them for 1 and 0."""
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
             raise PydanticCustomError("unexpected_bool", "true and false are no numbers")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_extremes(cls, value: object) -> object:
+        """Refuse what no file or machine word can hold."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("whole numbers must be below 2⁶³")
+        if (fault := unwritable(value, deepest=DEEPEST)) is not None:
+            raise ValueError(f"a value that {fault}")
         return value
 
 

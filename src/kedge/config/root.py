@@ -1,5 +1,6 @@
 """The whole configuration of a run."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
@@ -18,6 +19,8 @@ from kedge.config.runtime import Runtime
 from kedge.config.supervised import RewardModel, Sft
 
 __all__ = ["Config", "RewardTerm"]
+
+MOST_TRIED = 10**6
 
 
 class RewardTerm(Section):
@@ -134,7 +137,8 @@ class Config(Section):
 
 def _nearest_divisors(total: int, wanted: int) -> str:
     """The divisors of `total` on both sides of `wanted`, in words."""
-    divisors = [divisor for divisor in range(1, total + 1) if total % divisor == 0]
+    small = [divisor for divisor in range(1, min(math.isqrt(total), MOST_TRIED) + 1) if total % divisor == 0]
+    divisors = [*small, *(total // divisor for divisor in small)]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)
     above = min((divisor for divisor in divisors if divisor > wanted), default=total)
     return " and ".join(str(divisor) for divisor in dict.fromkeys((below, above)))

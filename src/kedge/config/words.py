@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 
 from kedge.config.knob import Section
 from kedge.config.root import Config
+from kedge.texts import printable
 
-__all__ = ["accepts", "all_fields", "find_field", "printable", "section_type", "suggestion", "written"]
+__all__ = ["accepts", "all_fields", "find_field", "section_type", "suggestion", "written"]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _LONGEST_VALUE = 60
@@ -101,14 +102,11 @@ def written(value: object) -> str:
     """A value as a configuration file has it, cut where it is long."""
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        value = hex(value)  # Python writes no more than 4,300 decimal digits
     text = value if isinstance(value, str) and value else _as_json(value)
     text = printable(text)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-
-
-def printable(text: str) -> str:
-    """The text with line breaks and control characters written as escapes, so that it stays one line."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def _as_json(value: object) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
+from kedge.data.deadline import deadline
 from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
 from kedge.errors import DataError
@@ -11,7 +14,9 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["render_answer", "render_prompt", "shared_messages"]
+__all__ = ["apply_template", "render_answer", "render_prompt", "shared_messages"]
+
+TEMPLATE_SECONDS = 10.0
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
@@ -63,15 +68,45 @@ def _render(
             "the row is a conversation and the tokenizer has no chat template: take an instruction-tuned model's "
             "tokenizer, set tokenizer.chat_template, or write prompts and completions as plain text"
         )
-    from jinja2 import TemplateError  # transformers loads it with the first template only
+    return apply_template(
+        tokenizer,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
 
+
+def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
+    """A conversation as the tokenizer's chat template writes it, in jinja's sandbox.
+
+    Args:
+        tokenizer: Has a template, unless the settings bring one.
+        messages: The conversation.
+        settings: Handed to `apply_chat_template`.
+
+    Raises:
+        DataError: The template does not come to an end, or need not.
+        RowError: It refuses these messages.
+    """
     try:
-        text = tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise RowError(f"the chat template refuses the conversation: {' '.join(str(error).split())[:200]}") from error
-    return str(text)
+        if _takes_powers(str(settings.get("chat_template") or tokenizer.chat_template)):
+            raise DataError("the chat template takes powers of numbers, which may have no end")
+        with deadline(TEMPLATE_SECONDS):
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
+    except DataError:
+        raise
+    except TimeoutError as error:
+        raise DataError(f"the chat template takes over {TEMPLATE_SECONDS:g} s for one conversation") from error
+    except Exception as error:  # a template is a stranger's program, which may raise whatever it likes
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RowError(f"the chat template refuses the conversation: {reason}") from error
+
+
+@lru_cache
+def _takes_powers(template: str) -> bool:
+    """Whether a template computes such as 9**9**9: one step of Python code, which no deadline interrupts."""
+    from jinja2 import Environment  # transformers loads it with the first template only
+
+    tokens = [text for _, kind, text in Environment().lex(template) if kind != "whitespace"]
+    # Behind a parenthesis or a comma, two stars unpack arguments.
+    return any(here == "**" and before not in ("(", ",") for before, here in pairwise(tokens))

@@ -8,12 +8,14 @@ from numbers import Real
 from typing import Any, TypeAlias
 
 from kedge.data.rejections import RowError
+from kedge.texts import unwritable
 
 __all__ = ["Fields", "Messages", "check_fields", "entries_of", "field_of", "messages_of", "number_of", "text_of"]
 
 Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 
+_DEEPEST = 100
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
@@ -21,15 +23,16 @@ def check_fields(value: object) -> Fields:
     """A row as named fields, none of which holds what UTF-8 cannot write.
 
     Raises:
-        RowError: The value is no mapping, a name is no text, or a text holds half of a surrogate pair.
+        RowError: The value is no mapping, a name is no text, a text holds half of a surrogate pair, or a field nests
+            too deeply to be sent to a reward function or written down.
     """
     if not isinstance(value, Mapping):
         raise RowError(f"the row is {_kind(value)}, expected an object with named fields")
     for name, entry in value.items():
         if not isinstance(name, str):
             raise RowError(f"a field's name is {_kind(name)}, expected text")
-        if not (_encodable(name) and _encodable(entry)):
-            raise RowError(f"field {name!r} holds a lone surrogate, which UTF-8 cannot write")
+        if (fault := unwritable((name, entry), deepest=_DEEPEST)) is not None:
+            raise RowError(f"field {name[:40]!r} {fault}")
     return value
 
 
@@ -108,21 +111,3 @@ def _message(entry: object, name: str) -> dict[str, str]:
 
 def _kind(value: object) -> str:
     return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-def _encodable(value: object) -> bool:
-    """Whether no text inside holds a lone surrogate. A stack of its own: rows may nest deeper than Python recurses."""
-    pending = [value]
-    while pending:
-        entry = pending.pop()
-        if isinstance(entry, str):
-            try:
-                entry.encode("utf-8")
-            except UnicodeEncodeError:
-                return False
-        elif isinstance(entry, Mapping):
-            pending.extend(entry.keys())
-            pending.extend(entry.values())
-        elif isinstance(entry, (list, tuple)):
-            pending.extend(entry)
-    return True

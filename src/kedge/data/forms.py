@@ -72,6 +72,8 @@ def prompt_of(value: object, rules: Rules) -> Prompt:
         if rules.max_prompt_tokens is not None:
             text = truncate_prompt(rules.tokenizer, text, rules.max_prompt_tokens, rules.truncate)
         check_lengths(text, {}, rules)
+        if fields.get("messages") is not None:
+            messages_of(fields["messages"], "messages")  # reward models render this column
         return Prompt(text, _columns(fields, name))
     messages = messages_of(prompt, name)
     if name == "messages" and messages[-1]["role"] == "assistant" and len(messages) > 1:

@@ -10,11 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, BinaryIO
 
 from kedge.errors import DataError
 
 __all__ = ["Row", "json_rows", "listed_rows", "parquet_rows"]
+
+# A file without line breaks, or an endless one, must not fill the memory.
+_LONGEST_LINE = 2**27
+_LONGEST_ARRAY = 2**31
 
 _BOM = b"\xef\xbb\xbf"
 _PREVIEW_CHARACTERS = 120
@@ -63,10 +67,10 @@ def json_rows(path: Path) -> Iterator[Row]:
         with path.open("rb") as stream:
             if path.suffix == ".json" and stream.read(64).removeprefix(_BOM).lstrip().startswith(b"["):
                 stream.seek(0)
-                yield from _array_rows(stream.read(), str(path))
+                yield from _array_rows(stream.read(_LONGEST_ARRAY + 1), str(path))
                 return
             stream.seek(0)
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(_lines(stream), start=1):
                 # Only the first line can hold the byte-order mark that some editors put in front of a file.
                 raw = (line.removeprefix(_BOM) if number == 1 else line).strip()
                 if raw:
@@ -81,8 +85,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     Raises:
         DataError: The file cannot be read as Parquet.
     """
-    from pyarrow.lib import ArrowException  # slow to import, and most users have no such file
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import ParquetFile  # slow to import, and most users have no such file
 
     number = 0
     try:
@@ -91,7 +94,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
                 for value in batch.to_pylist():
                     number += 1
                     yield Row(str(path), number, value)
-    except (ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # damaged files raise whatever their numbers lead to
         raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
 
 
@@ -101,7 +104,17 @@ def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:
         yield Row(source, number, value)
 
 
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines, of a giant its beginning alone."""
+    while line := stream.readline(_LONGEST_LINE + 1):
+        yield line
+        while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
+            line = stream.readline(_LONGEST_LINE + 1)
+
+
 def _decoded(raw: bytes, source: str, number: int) -> Row:
+    if len(raw) > _LONGEST_LINE:
+        return Row(source, number, None, f"the line is longer than {_LONGEST_LINE:,} bytes", raw)
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -116,6 +129,8 @@ def _decoded(raw: bytes, source: str, number: int) -> Row:
 
 
 def _array_rows(content: bytes, source: str) -> Iterator[Row]:
+    if len(content) > _LONGEST_ARRAY:
+        raise DataError(f"{source} is a JSON array of over {_LONGEST_ARRAY:,} bytes; write its rows as JSON lines")
     try:
         values = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

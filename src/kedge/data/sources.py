@@ -75,6 +75,8 @@ def _named_rows(name: str) -> Iterator[Row]:
         return _file_rows(Path(name))
     if os.path.isdir(name):
         return _folder_rows(Path(name), None)
+    if os.path.exists(name):
+        raise DataError(f"{name} is neither a file nor a folder")
     match = _NAME.fullmatch(name)
     if match is None:
         raise DataError(f"{name!r} names no data: no such file, and not of the form org/name:split")
@@ -98,9 +100,9 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
-    if any((folder / file).exists() for file in _SAVED_DATASET_FILES):
+    if any(os.path.exists(folder / file) for file in _SAVED_DATASET_FILES):
         return _saved_rows(folder, split)
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _FOLDER_SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _FOLDER_SUFFIXES and os.path.isfile(path))
     chosen = [path for path in files if _belongs(path, split or "train")]
     if split is None and not chosen:
         chosen = files
@@ -117,28 +119,34 @@ def _belongs(path: Path, split: str) -> bool:
 
 def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
     import datasets  # takes a second, and only these sources need it
-    from datasets.exceptions import DatasetsError
 
     try:
         saved = datasets.load_from_disk(str(folder))
-    except (DatasetsError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
         raise DataError(f"{folder} cannot be read as a saved data set: {' '.join(str(error).split())[:300]}") from error
     if isinstance(saved, datasets.Dataset):
         if split is not None:
             raise DataError(f"{folder} is a data set without splits: leave :{split} out")
-        return listed_rows(saved, str(folder))
+        return _stored_rows(saved, str(folder))
     if (split or "train") not in saved:
         raise DataError(f"{folder} has no split {split or 'train'!r}; it has {', '.join(map(str, saved))}")
-    return listed_rows(saved[split or "train"], f"{folder}:{split or 'train'}")
+    return _stored_rows(saved[split or "train"], f"{folder}:{split or 'train'}")
+
+
+def _stored_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
+    """Rows that are read from the disk one by one, where each may be damaged."""
+    try:
+        yield from listed_rows(dataset, name)
+    except Exception as error:  # damaged Arrow files raise even SystemError
+        raise DataError(f"{name} cannot be read to its end: {' '.join(str(error).split())[:300]}") from error
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
     import datasets
-    from datasets.exceptions import DatasetsError
 
     try:
         dataset = datasets.load_dataset(repository, config, split=split)
-    except (DatasetsError, OSError, ValueError) as error:
+    except Exception as error:  # as above, and all that a network does
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{name!r} is no file here and cannot be read from the Hugging Face hub: {reason}") from error
-    return listed_rows(dataset, name)
+    return _stored_rows(dataset, name)

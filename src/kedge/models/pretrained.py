@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
@@ -22,11 +23,15 @@ __all__ = [
     "fit_embedding",
     "fuse_activations",
     "load_pretrained",
+    "loading_reason",
     "model_width",
 ]
 
-# What transformers, the hub client and safetensors raise for a folder or id that cannot be loaded.
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
+MOST_LAYERS = 10_000
+"""Each is built before the weights can show that it is not there."""
+
+FEWEST = 4
+"""Tokens that a loaded model is tried out with."""
 
 
 @contextmanager
@@ -49,15 +54,23 @@ def check_source(source: str | Path) -> str:
     Raises:
         ModelError: The source is written like a path, and no such folder exists.
     """
-    path = Path(source)
+    path, folder = Path(source), os.path.expanduser(source)
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
-    if looks_like_path and not path.expanduser().is_dir():
+    if looks_like_path and not os.path.isdir(folder):
         raise ModelError(
             f"model {str(source)!r}: no such folder; give a folder with config.json or a hub id (org/name)"
         )
-    if path.is_dir() and not (path / "config.json").is_file():
+    if os.path.isdir(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
         raise ModelError(f"model folder {str(source)!r} has no config.json; give a folder saved by save_pretrained()")
-    return str(path.expanduser()) if path.expanduser().is_dir() else str(source)
+    return folder if os.path.isdir(folder) else str(source)
+
+
+def loading_reason(error: Exception) -> str:
+    """What an error of transformers' says, on one line, or what it means."""
+    words = " ".join(str(error).split())
+    if "trust_remote_code" in words:
+        return "it needs code that it brings along, which runs with runtime.trust_remote_code=true alone"
+    return words[:300] or type(error).__name__
 
 
 def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
@@ -66,14 +79,8 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
     Raises:
         ModelError: There is no configuration that transformers knows.
     """
-    name = check_source(source)
-    try:
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        return int(config.get_text_config().hidden_size)
-    except _LOADING_ERRORS as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"model {name!r}: its config.json cannot be used: {reason}") from error
+    config = _load_config(check_source(source), trust_remote_code=trust_remote_code)
+    return int(config.get_text_config().hidden_size)
 
 
 def load_pretrained(
@@ -91,9 +98,11 @@ def load_pretrained(
         The model, with dropout off, and the names of the weights that were newly initialised.
 
     Raises:
-        ModelError: Nothing loadable there; weights that are pickle only, of the wrong shape, or partly missing.
+        ModelError: Nothing loadable there; weights that are pickle only, of the wrong shape, or no finite numbers.
     """
     name = check_source(source)
+    _check_weight_files(name)
+    _load_config(name, trust_remote_code=trust_remote_code)
     try:
         with quiet_transformers():
             model, report = auto_class.from_pretrained(
@@ -101,18 +110,56 @@ def load_pretrained(
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are told, and refused below
                 trust_remote_code=trust_remote_code,
                 **settings,
             )
-    except _LOADING_ERRORS as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"model {name!r} cannot be loaded: {reason}") from error
+    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
+        raise ModelError(f"model {name!r} cannot be loaded: {loading_reason(error)}") from error
     if report["mismatched_keys"]:
-        first = sorted(str(key) for key in report["mismatched_keys"])[0]
-        raise ModelError(f"model {name!r}: the weights' shapes differ from config.json, first: {first}")
+        weight, saved, expected = sorted(report["mismatched_keys"])[0]
+        raise ModelError(
+            f"model {name!r}: the weights' shapes differ from config.json, first: {weight} is {tuple(saved)}, "
+            f"expected {tuple(expected)}"
+        )
+    if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
+        raise ModelError(f"model {name!r}: the weights hold NaN or infinity, first: {broken}")
     disable_dropout(model)
     fuse_activations(model)
     return model, set(report["missing_keys"])
+
+
+def _load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """A model's configuration, once nothing in it is beyond reason or fetches code."""
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            text = config.get_text_config()
+            num_layers, kernel = int(getattr(text, "num_hidden_layers", 0)), str(config._attn_implementation)
+            int(text.hidden_size)
+    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
+        raise ModelError(f"model {name!r}: its config.json cannot be used: {loading_reason(error)}") from error
+    if num_layers > MOST_LAYERS:
+        raise ModelError(f"model {name!r}: its config.json names {num_layers:,} layers; no model has that many")
+    if "/" in kernel and not trust_remote_code:
+        raise ModelError(f"model {name!r}: its config.json asks for the code of {kernel!r}: runtime.trust_remote_code")
+    return config
+
+
+def _check_weight_files(source: str) -> None:
+    """Refuse a folder whose list of weight files leads to anything but safetensors in the folder itself."""
+    index = Path(source) / "model.safetensors.index.json"
+    if not os.path.isfile(index):
+        return
+    try:
+        files = set(json.loads(index.read_bytes())["weight_map"].values())
+        foreign = sorted(file for file in files if file != Path(file).name or not file.endswith(".safetensors"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"model {source!r}: its {index.name} cannot be read") from error
+    if foreign:
+        raise ModelError(
+            f"model {source!r}: {index.name} names {foreign[0]!r}; weights are .safetensors files beside it"
+        )
 
 
 def context_length(model: PreTrainedModel) -> int | None:
@@ -125,10 +172,15 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other gap.
 
     Raises:
-        ModelError: The tokenizer has tokens that the model has no embedding for.
+        ModelError: The tokenizer has tokens that the model has no embedding for, or one of them has hardly anything.
     """
     rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
-    needed = max(tokenizer.get_vocab().values()) + 1
+    length = context_length(model)
+    if rows < FEWEST or (length is not None and length < FEWEST):
+        raise ModelError(
+            f"the model embeds {rows} tokens and reads {length} at a time; it takes {FEWEST} to try it out"
+        )
+    needed = max(tokenizer.get_vocab().values(), default=0) + 1
     if needed > rows + 1 or (needed == rows + 1 and tokenizer.pad_token_id != rows):
         raise ModelError(
             f"the tokenizer has {needed} tokens but the model embeds only {rows}; they do not belong together"

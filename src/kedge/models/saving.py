@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from kedge.errors import ModelError
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
+from kedge.texts import printable
 
 __all__ = ["ModelCard", "load_value_head", "save_policy", "save_scalar_model"]
 
@@ -38,16 +40,21 @@ class ModelCard:
 
     def render(self, usage: str) -> str:
         """The card as markdown, with the header that model hubs read."""
-        base = Path(self.base_model).name if Path(self.base_model).exists() else self.base_model
+        base = printable(Path(self.base_model).name if os.path.exists(self.base_model) else self.base_model)
         header = {"library_name": "transformers", "tags": ["kedge", self.stage, "rlhf"]}
         if base == self.base_model and "/" in base:
             header["base_model"] = base
-        rows = "\n".join(f"| {name} | {value} |" for name, value in self.facts.items())
+        rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in self.facts.items())
         table = f"\n| | |\n|---|---|\n{rows}\n" if rows else ""
         return (
             f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n# {base}, {_STAGES[self.stage]}\n\n"
             f"Made with kedge from `{base}`.\n{table}\n## Use\n\n```python\n{usage}\n```\n"
         )
+
+
+def _cell(value: object) -> str:
+    """A value that stays in its cell, whatever a reward is called."""
+    return printable(str(value)).replace("|", "\\|")
 
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -103,15 +110,17 @@ def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
     """Take over the value head that lies beside a policy's weights, if one does; say whether.
 
     Raises:
-        ModelError: It is of another width.
+        ModelError: It is of another width, or its weights are no finite numbers.
     """
     path = Path(folder) / VALUE_HEAD_FILE
     if not path.is_file():
         return False
     try:
         head.load_state_dict(load_file(path))
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, OSError, SafetensorError) as error:
         raise ModelError(f"{path}: this is not the value head of the model beside it") from error
+    if not all(weight.isfinite().all() for weight in head.parameters()):
+        raise ModelError(f"{path}: the value head holds NaN or infinity")
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
@@ -33,7 +34,8 @@ class ScalarModel(nn.Module):
         tokenizer: Names the pad token.
 
     Raises:
-        ModelError: The model has more than one label, or more tokens in the tokenizer than embeddings.
+        ModelError: The model has more than one label, more tokens in the tokenizer than embeddings, or a normalisation
+            that is no finite number.
     Source: spec §1 (read-out), §3.8, §3.11, §7.34.
     """
 
@@ -46,7 +48,7 @@ class ScalarModel(nn.Module):
         fit_embedding(classifier, tokenizer)
         disable_dropout(classifier)
         self.classifier = classifier
-        shift = float(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
+        shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
         # An encoder's pooled head reads whole texts: nobody asks for the states of its tokens.
         self.trunk = None if self.head is None else Trunk(cast(PreTrainedModel, classifier.base_model))
@@ -105,6 +107,12 @@ class ScalarModel(nn.Module):
                 head.bias.div_(std)
         self.shift.copy_((self.shift + mean) / std)
         setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))
+
+
+def _checked_shift(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:  # nor NaN
+        raise ModelError(f"the reward model's {NORMALIZATION_KEY} is {value!r}; expected a finite number")
+    return float(value)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import cast
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
-from kedge.models.pretrained import check_source, quiet_transformers
+from kedge.models.pretrained import check_source, loading_reason, quiet_transformers
 
 __all__ = ["load_tokenizer", "stop_token_id"]
 
@@ -22,17 +22,17 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     a pad token, or with that one, gets a fresh token; the embedding grows by it when the model is loaded.
 
     Raises:
-        ModelError: The source holds no tokenizer that transformers can load.
+        ModelError: The source holds no tokenizer that transformers can load and use.
     Source: spec §2.1 (S3, N+).
     """
     name = check_source(source)
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"tokenizer of {name!r} cannot be loaded: {reason}") from error
-    ensure_pad_token(tokenizer)
+            ensure_pad_token(tokenizer)
+            tokenizer.decode(tokenizer.encode("Some settings show only now that they are wrong."))
+    except Exception as error:  # a stranger's files: tokenizers raises plain exceptions for whatever is wrong
+        raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     return tokenizer
 

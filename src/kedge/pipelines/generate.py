@@ -119,12 +119,24 @@ def _sample(
 
 def _rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
     """Each response as a row: a column whose name is taken (a reference `completion`) becomes `given_<name>`."""
+    own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
+    names = _free_names(responses.columns, own)
     for index, (prompt, completion) in enumerate(zip(responses.prompts, responses.completions, strict=True)):
         row: dict[str, Any] = {"prompt": prompt, "completion": completion, "stopped": responses.stopped[index]}
         if scores is not None:
             row["score"] = scores[index]
-        columns = {name: entries[index] for name, entries in responses.columns.items()}
-        yield {**row, **{f"given_{name}" if name in row else name: entry for name, entry in columns.items()}}
+        yield {**row, **{names[column]: entries[index] for column, entries in responses.columns.items()}}
+
+
+def _free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """What each column is called where some names are taken: no two alike, and none of those."""
+    names = {column: column for column in columns if column not in taken}
+    for column in (column for column in columns if column in taken):
+        name = f"given_{column}"
+        while name in names.values():
+            name = f"given_{name}"
+        names[column] = name
+    return names
 
 
 def _mean_score(scores: Scores, config: Config) -> Interval:

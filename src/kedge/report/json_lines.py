@@ -17,6 +17,9 @@ from kedge.output import replace_file
 
 __all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
 
+LONGEST_INT = 8192
+"""Bits of a whole number that is written in decimal; Python refuses to at 4,300 digits."""
+
 
 class JsonLines:
     """A JSON-lines file: rows are added to what it holds and flushed one by one.
@@ -102,6 +105,8 @@ def plain_json(value: Any) -> Any:
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, int) and value.bit_length() > LONGEST_INT:
+        return hex(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):

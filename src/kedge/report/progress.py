@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from kedge.texts import printable
+
 __all__ = ["Progress", "format_duration", "format_figure", "say"]
 
 PLAIN_INTERVAL = 1.0
@@ -42,7 +44,7 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stage, self._total, self._done, self._clock = stage, total, done, clock
+        self._stage, self._total, self._done, self._clock = printable(stage), total, done, clock
         self._first, self._started = done, clock()
         console = Console(file=stream or sys.stderr, highlight=False)
         self._view: _View = _Bar(console, total) if console.is_terminal else _PlainLines(console, clock)

@@ -12,6 +12,7 @@ from rich.table import Table
 from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
 from kedge.report.progress import format_figure
+from kedge.texts import printable
 
 __all__ = ["Cell", "print_table"]
 
@@ -35,13 +36,13 @@ def print_table(
     Raises:
         ShapeError: A row has more or fewer cells than there are headings for.
     """
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=printable(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for name, cells in rows.items():
         if len(cells) != len(columns) - 1:
             raise ShapeError(f"row {name!r} has {len(cells)} cells for {len(columns) - 1} columns")
-        table.add_row(name, *(_text(cell) for cell in cells))
+        table.add_row(printable(name), *(_text(cell) for cell in cells))
     console = Console(file=stream, highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(file=stream, highlight=False, markup=False, width=PLAIN_WIDTH)

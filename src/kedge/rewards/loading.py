@@ -103,7 +103,7 @@ def load_reward(
 
 
 def _is_function(text: str) -> bool:
-    return names_function(text) and not Path(text).is_dir()
+    return names_function(text) and not os.path.isdir(text)
 
 
 def _load_function(term: RewardTerm, rules: CallRules, log: Path | None) -> GuardedReward:

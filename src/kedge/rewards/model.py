@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from kedge.data.chat import apply_template
+from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_completion, encode_prompt
-from kedge.errors import RewardError
+from kedge.errors import DataError, RewardError
 from kedge.models import ScalarModel, score_rows
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, checked_scores
 
@@ -90,13 +91,11 @@ class ModelReward:
             messages, completion = messages[:-1], f"{messages[-1]['content']}{completion}"
         answer = {"role": "assistant", "content": completion}
         try:
-            text = self.tokenizer.apply_chat_template(
-                [*messages, answer], chat_template=self._chat_template, tokenize=False
-            )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise RewardError(f"reward model {self.name!r}: its chat template refuses the messages: {error}") from error
+            text = apply_template(self.tokenizer, [*messages, answer], chat_template=self._chat_template)
+        except (RowError, DataError) as error:
+            raise RewardError(f"reward model {self.name!r}: {error}") from error
         # A template writes every special token itself, BOS included.
-        return list(self.tokenizer.encode(str(text), add_special_tokens=False, verbose=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def _check_lengths(self, rows: list[list[int]]) -> None:
         for index, row in enumerate(rows):

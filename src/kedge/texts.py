@@ -1,0 +1,47 @@
+"""Texts and values of strangers: shown on one line, and known to be writable before anything is made of them."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+__all__ = ["printable", "unwritable"]
+
+
+def printable(text: str) -> str:
+    """The text with line breaks and control characters written as escapes, so that it stays one line."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def unwritable(value: object, *, deepest: int) -> str | None:
+    """Why a value could not be written to a file or sent to another process; None where it can be.
+
+    Level by level, not by recursion: a value may nest deeper than Python recurses, or hold itself.
+
+    Args:
+        value: Texts, numbers, and lists and mappings of them.
+        deepest: The most levels of lists and mappings.
+    """
+    level = [value]
+    for _ in range(deepest + 1):
+        if not all(map(_is_utf8, level)):
+            return "holds a lone surrogate, which UTF-8 cannot write"
+        held = [part for entry in level for part in _parts(entry)]
+        level = list({id(part): part for part in held}.values())
+        if not level:
+            return None
+    return f"nests deeper than {deepest} levels"
+
+
+def _is_utf8(value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        inside = cast("Mapping[Any, Any]", value)
+        return [*inside.keys(), *inside.values()]
+    return list(cast("list[object]", value)) if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,115 @@
+"""The promise about bad input: success, or one clear line. A traceback, a hang or debris is a defect."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+from kedge.cli import main
+from kedge.errors import KedgeError
+from kedge.output import LEFT_BEHIND
+
+__all__ = ["Hang", "case_counts", "debris", "fuzz", "kedge", "line_or_result", "lines_of", "within"]
+
+T = TypeVar("T")
+
+LONGEST_LINE = 2500
+
+
+def case_counts(short: int, whole: int) -> pytest.MarkDecorator:
+    """A test of a few generated cases, and the same of many for `make test-all`."""
+    return pytest.mark.parametrize("num_cases", [short, pytest.param(whole, marks=pytest.mark.slow)])
+
+
+class Hang(BaseException):
+    """A case passed its deadline. No `except Exception` on the way may take it for an answer."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """End a case that hangs."""
+
+    def end(*_: object) -> None:
+        raise Hang(f"over {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def fuzz(
+    num_cases: int, strategy: SearchStrategy[T], check: Callable[[T], object], record: Callable[[str, object], None]
+) -> None:
+    """Check the same seeded cases in every run, and count them for the report."""
+    count = 0
+
+    @settings(max_examples=num_cases, suppress_health_check=list(HealthCheck), print_blob=True)
+    @given(strategy)
+    def cases(case: T) -> None:
+        nonlocal count
+        count += 1
+        check(case)
+
+    cases()
+    record("generated cases", count)
+
+
+def line_or_result(call: Callable[..., T], *arguments: Any, seconds: float = 20.0, **named: Any) -> T | str:
+    """What a call returns, or its one line; any other exception is a defect."""
+    try:
+        with within(seconds):
+            return call(*arguments, **named)
+    except KedgeError as error:
+        check_line(str(error))
+        return str(error)
+
+
+def kedge(*arguments: str, seconds: float = 60.0) -> tuple[int, str]:
+    """The command, in this process: its exit code, and what it printed to standard error."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["kedge", *arguments]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), within(seconds):
+            main()
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    finally:
+        sys.argv = before
+    assert "\x1b" not in out.getvalue() + err.getvalue(), "a text of the data speaks to the terminal"
+    assert code in (0, 2), err.getvalue()
+    if code == 2:
+        *_, line = err.getvalue().splitlines()
+        assert line.startswith("error: "), err.getvalue()
+        check_line(line)
+    return code, err.getvalue()
+
+
+def check_line(line: str) -> None:
+    """One line that a person can read."""
+    assert line.strip()
+    assert line.isprintable()
+    assert len(line) <= LONGEST_LINE
+    line.encode("utf-8")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file; none where there is no file."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def debris(folder: Path) -> list[str]:
+    """What a run that came to nothing has left in its folder beside what tells why."""
+    return sorted(path.name for path in folder.glob("*") if path.name not in LEFT_BEHIND)

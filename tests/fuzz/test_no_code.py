@@ -1,0 +1,72 @@
+"""Nothing in the sources could run code from data: no pickle, no eval, no unsafe YAML, no model code by default."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kedge
+from kedge.config import Config
+from kedge.config.yaml_text import parse_value
+from kedge.errors import ConfigError
+
+SOURCES = sorted(Path(kedge.__file__).parent.rglob("*.py"))
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "code"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "compile", "__import__", "input"),
+    *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load", "np.load", "numpy.load", "pandas.read_pickle"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.UnsafeLoader", "yaml.FullLoader"),
+    *("yaml.Loader", "yaml.dump", "os.system", "os.popen", "os.execv", "subprocess.getoutput"),
+}
+# What runs a file or module by its name does so for reward functions, which a user names, and for kedge's own modules.
+IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
+IMPORTERS = {"rewards/import_function.py", "rewards/__init__.py", "__init__.py"}
+PACKAGE = Path(kedge.__file__).parent
+
+
+def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every name, and every dotted name, that is mentioned, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            yield node.lineno, str(node.module)
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load):
+            yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_no_source_can_run_data(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for line, name in names_in(tree):
+        assert name.partition(".")[0] not in FORBIDDEN_MODULES, f"{path.name}:{line}"
+        assert name not in FORBIDDEN_CALLS, f"{path.name}:{line}"
+        assert path.relative_to(PACKAGE).as_posix() in IMPORTERS or name not in IMPORTING, f"{path.name}:{line}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword):
+            trusted = node.arg == "trust_remote_code" and isinstance(node.value, ast.Constant) and node.value.value
+            assert not trusted, f"{path.name}:{node.value.lineno}"
+            assert node.arg != "shell", f"{path.name}:{node.value.lineno}"
+            assert node.arg != "allow_pickle", f"{path.name}:{node.value.lineno}"
+
+
+def test_the_check_finds_what_it_looks_for() -> None:
+    code = "import torch\nfrom pickle import loads\nimport dill as d\ntorch.load(x)\neval(y)\n"
+    found = {name for _, name in names_in(ast.parse(code))}
+    assert {"pickle.loads", "pickle", "dill", "torch.load", "eval"} <= found
+
+
+def test_code_beside_models_is_not_trusted_unless_asked_for() -> None:
+    assert Config().runtime.trust_remote_code is False
+
+
+@pytest.mark.parametrize(
+    "tag", ["python/object/apply:os.getcwd []", "python/name:os.system", "python/module:os", "python/tuple [a]"]
+)
+def test_yaml_makes_no_objects(tag: str) -> None:
+    with pytest.raises(ConfigError, match="could not determine a constructor for the tag"):
+        parse_value(f"!!{tag}", "x")
