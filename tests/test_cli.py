@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     recorded: list[Any] = []
     for stage in STAGES:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
-        setattr(module, f"run_{stage}", lambda config, stage=stage: recorded.append((stage, config)))
+        setattr(module, f"run_{stage}", lambda config, stage=stage, **_: recorded.append((stage, config)))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     demo = types.ModuleType("kedge.pipelines.demo")
     setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010
@@ -57,6 +57,13 @@ def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeyp
     assert called == stage
     assert isinstance(config, Config)
     assert (config.model, config.runtime.seed, config.out, config.ppo.clip_range) == ("m", 7, "run", 0.1)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "rlhf"])
+def test_every_stage_that_trains_can_be_strict(stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags in ([], ["--strict"], ["runtime.strict=true"]):
+        kedge(monkeypatch, stage, *COMMANDS[stage], *flags)
+    assert [config.runtime.strict for _, config in calls] == [False, True, True]
 
 
 def test_data_means_what_the_stage_learns_from(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +170,7 @@ def test_a_reward_models_base_stands_in_for_the_model(calls: list[Any], monkeypa
 def test_how_a_pipeline_ends(
     error: BaseException, status: int, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: Config) -> None:
+    def fail(config: Config, **_: Any) -> None:
         raise error
 
     monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)
@@ -171,7 +178,7 @@ def test_how_a_pipeline_ends(
 
 
 def test_a_defect_keeps_its_traceback(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(config: Config) -> None:
+    def fail(config: Config, **_: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)

@@ -57,7 +57,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the files that the commands name, in an empty working directory."""
     for stage in (*STAGES, "demo"):
         module = types.ModuleType(f"kedge.pipelines.{stage}")
-        setattr(module, f"run_{stage}", lambda *_: None)
+        setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")

@@ -58,6 +58,9 @@ Reward = Annotated[
 ]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="New folder for the run; runs/STAGE by default.")]
 Seed = Annotated[int | None, typer.Option(help="Seeds every random stream.")]
+Strict = Annotated[
+    bool | None, typer.Option("--strict", help="Stop where the run would only warn that its numbers are in doubt.")
+]
 ResumeFrom = Annotated[
     str | None,
     typer.Option(
@@ -79,11 +82,12 @@ def sft(
     data: DemonstrationData = None,
     out: Out = None,
     seed: Seed = None,
+    strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
     """Fine-tune a language model on demonstrations."""
-    flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed}
+    flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed, "runtime.strict": strict}
     resolved = _resolve("sft", config, overrides, flags, preset, resume)
     from kedge.pipelines.sft import run_sft
 
@@ -100,6 +104,7 @@ def reward(
     demonstrations: Demonstrations = None,
     out: Out = None,
     seed: Seed = None,
+    strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
@@ -110,6 +115,7 @@ def reward(
         "data.demonstrations": demonstrations,
         "out": out,
         "runtime.seed": seed,
+        "runtime.strict": strict,
     }
     resolved = _resolve("reward", config, overrides, flags, preset, resume)
     from kedge.pipelines.reward import run_reward
@@ -127,11 +133,19 @@ def ppo(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
     """Train a policy with PPO against a reward model, a function, or several."""
-    flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
+    flags = {
+        "model": model,
+        "data.prompts": prompts,
+        "reward": reward,
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+    }
     resolved = _resolve("ppo", config, overrides, flags, preset, resume)
     from kedge.pipelines.ppo import run_ppo
 
@@ -150,6 +164,7 @@ def rlhf(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
@@ -162,6 +177,7 @@ def rlhf(
         "reward": reward,
         "out": out,
         "runtime.seed": seed,
+        "runtime.strict": strict,
     }
     resolved = _resolve("rlhf", config, overrides, flags, preset, resume)
     from kedge.pipelines.rlhf import run_rlhf

@@ -11,6 +11,7 @@ __all__ = [
     "DataError",
     "KedgeError",
     "ModelError",
+    "NonfiniteScoreError",
     "NumericsError",
     "OutputError",
     "RewardError",
@@ -52,6 +53,18 @@ class NumericsError(KedgeError, ArithmeticError):
 
 class RewardError(KedgeError, RuntimeError):
     """A reward function that could not be loaded or broke its contract."""
+
+
+class NonfiniteScoreError(RewardError):
+    """A score that is NaN or infinite.
+
+    Attributes:
+        row: The response that was given it, counted from 0 among those that the reward was asked about.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class UnscoredError(RewardError):

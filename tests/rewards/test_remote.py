@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import DataError, RewardError
+from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallRules, Responses
 from kedge.rewards.calls import CallTimeout
 from kedge.rewards.remote import RemoteFunction
@@ -158,6 +158,12 @@ def test_what_goes_wrong_is_one_line_and_the_next_call_is_made_all_the_same(stra
         with pytest.raises(RewardError, match=words) as caught:
             function.scores(batch())
         assert "\n" not in str(caught.value)
+
+
+def test_the_response_whose_score_is_not_finite_is_known_on_this_side(stranger):
+    with pytest.raises(NonfiniteScoreError) as caught:
+        stranger("returns_nan").scores(batch())
+    assert caught.value.row == 1
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_in_c", "is_stopped", "prints_without_end"])

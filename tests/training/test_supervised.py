@@ -126,7 +126,7 @@ def test_an_interruption_leaves_what_was_learnt():
     outcome = train_supervised(
         objective, [objective.point], PULLS, learning_rate=0.1, batch_size=2, on_step=stop_after_three
     )
-    assert outcome.interrupted
+    assert isinstance(outcome.interruption, KeyboardInterrupt)
     assert outcome.num_steps == 3
     assert objective.point.item() != 0.0
 
@@ -136,6 +136,17 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weight
     with pytest.raises(NumericsError, match=r"gradient is inf.*learning_rate"):
         run(objective, [(math.inf, 1.0)])
     assert objective.point.item() == 2.0
+
+
+@pytest.mark.parametrize("row", [0, 5])
+@pytest.mark.parametrize(("target", "loss"), [(math.nan, "nan"), (1e200, "inf")])  # whose square alone overflows
+def test_the_example_to_blame_is_named(row, target, loss):
+    examples = [*PULLS]
+    examples[row] = (target, 1.0)
+    objective = WeightedPull()
+    with pytest.raises(NumericsError, match=rf"example {row} alone, .* has {loss}"):
+        run(objective, examples, batch_size=8)
+    assert objective.point.item() == 0.0
 
 
 def test_nothing_to_learn_from_is_refused():

@@ -1,10 +1,11 @@
-"""`ppo`: one flat section, declared in four files by subject, and the combinations that it refuses."""
+"""`ppo`: one flat section, declared in five files by subject, and the combinations that it refuses."""
 
 from typing import Literal
 
 from pydantic import model_validator
 
 from kedge.config.ppo_critic import PpoCritic
+from kedge.config.ppo_guard import PpoGuard
 from kedge.config.ppo_kl import PpoKl
 from kedge.config.ppo_loop import PpoLoop
 from kedge.config.ppo_objective import PpoObjective
@@ -12,8 +13,8 @@ from kedge.config.ppo_objective import PpoObjective
 __all__ = ["Ppo"]
 
 
-class Ppo(PpoCritic, PpoKl, PpoObjective, PpoLoop):
-    """The PPO update: loop, policy loss, KL to the reference, critic."""
+class Ppo(PpoGuard, PpoCritic, PpoKl, PpoObjective, PpoLoop):
+    """The PPO update: loop, policy loss, KL to the reference, critic, guard."""
 
     @property
     def value_weight(self) -> float:

@@ -55,6 +55,11 @@ class Runtime(Section):
         meaning="Whether Python code that lies beside a model may run.",
         source="kedge: code from data runs only when asked for",
     )
+    strict: bool = knob(
+        False,
+        meaning="Whether a run stops where it would only warn: when sampler and trainer disagree about a token.",
+        source="kedge: a long run should not end over a doubt; a test of a new set-up should",
+    )
     plots: bool = knob(True, meaning="Whether the run draws its PNG plots.", source="kedge")
     num_samples: int = knob(
         4,

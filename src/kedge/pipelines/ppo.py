@@ -14,6 +14,7 @@ from kedge.config import Config, schedule_in_words
 from kedge.data import PromptStream, encode_prompt
 from kedge.errors import KedgeError
 from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.guarding import ACTOR_CRITIC, guarded_update, new_guard
 from kedge.pipelines.keeping import keeping
 from kedge.pipelines.ppo_result import PpoResult, keep_what_was_learnt
 from kedge.pipelines.ppo_setup import Roles, load_roles
@@ -84,12 +85,9 @@ def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Cal
     coefficients = Coefficients.start(config)
 
     def progress_made() -> dict[str, Any]:
-        return {"prompts": prompts.state(), "coefficients": coefficients.state()}
+        return {"prompts": prompts.state(), "coefficients": coefficients.state(), "guard": guard.state()}
 
-    modules = {"actor_critic": policy_and_critic}
-    if made := keeper.restore(Resumable(modules, roles.optimizer, progress_made)):
-        prompts.restore(made["prompts"])
-        coefficients = coefficients.restore(made["coefficients"])
+    made = keeper.restore(Resumable({ACTOR_CRITIC: policy_and_critic}, roles.optimizer, progress_made))
     numerics: dict[str, Any] = {
         "temperature": sampling.temperature,
         "precision": run.precision,
@@ -103,104 +101,118 @@ def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Cal
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
         keeper.sync_before_saving(log, kept)
+        guard = new_guard(config, run, roles, keeper, warn=progress.say)
+        if made:
+            prompts.restore(made["prompts"])
+            coefficients = coefficients.restore(made["coefficients"])
+            guard.restore(made["guard"])
         for update in keeper.steps(ppo.num_updates):
-            clock = Stopwatch(run.device)
+            with guarded_update(config, update, guard, keeper, log):
+                clock = Stopwatch(run.device)
 
-            with clock.phase("rollout"):
-                batch = [prompt for prompt in prompts.next(sampling.num_prompts) for _ in range(sampling.num_responses)]
-                seeds = [stream_seed(seed, "rollout", update, row) for row in range(len(batch))]
-                prompt_ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in batch]
-                rollout = roles.engine.generate(prompt_ids, seeds=seeds, policy_version=update - 1)
+                with clock.phase("rollout"):
+                    batch = [
+                        prompt for prompt in prompts.next(sampling.num_prompts) for _ in range(sampling.num_responses)
+                    ]
+                    seeds = [stream_seed(seed, "rollout", update, row) for row in range(len(batch))]
+                    prompt_ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in batch]
+                    rollout = roles.engine.generate(prompt_ids, seeds=seeds, policy_version=update - 1)
+                    guard.check_rollout(rollout)
 
-            with clock.phase("reward"):
-                scored = score_rollout(
-                    rollout,
-                    batch,
-                    roles.reward,
-                    roles.tokenizer,
-                    max_new_tokens=sampling.max_new_tokens,
-                    missing_eos_score=roles.missing_eos_score,
-                    missing_eos_mode=sampling.missing_eos_mode,
-                    seed=stream_seed(seed, "reward", update),
-                )
+                with clock.phase("reward"):
+                    scored = score_rollout(
+                        rollout,
+                        batch,
+                        roles.reward,
+                        roles.tokenizer,
+                        max_new_tokens=sampling.max_new_tokens,
+                        missing_eos_score=roles.missing_eos_score,
+                        missing_eos_mode=sampling.missing_eos_mode,
+                        seed=stream_seed(seed, "reward", update),
+                    )
 
-            with clock.phase("experience"):
-                train_policy = update > ppo.value_warmup_updates
-                begun = first_pass(
-                    policy_and_critic,
-                    scored.rollout,
-                    num_minibatches=ppo.num_minibatches,
-                    train_policy=train_policy,
-                    entropy_gradient=coefficients.entropy_coef != 0,
-                    value_after_last=ppo.score_at == "after_last",
-                    **numerics,
-                )
-                experience = collect_experience(
-                    scored.rollout,
-                    scored.scores,
-                    policy_and_critic,
-                    reference,
-                    first_pass=begun,
-                    kl_coef=coefficients.reward_kl_coef,
-                    kl_estimator=ppo.resolved_kl_estimator,
-                    kl_scope=ppo.kl_scope,
-                    score_at=ppo.score_at,
-                    gamma=ppo.gamma,
-                    gae_lambda=ppo.gae_lambda,
-                    advantage=ppo.advantage,
-                    num_steps=ppo.advantage_steps,
-                    whiten_rewards=ppo.whiten_rewards,
-                    whiten_advantages=ppo.whiten_advantages,
-                    reuse_sampled=roles.engine.is_exact,
-                    **numerics,
-                )
+                with clock.phase("experience"):
+                    train_policy = update > ppo.value_warmup_updates
+                    begun = first_pass(
+                        policy_and_critic,
+                        scored.rollout,
+                        num_minibatches=ppo.num_minibatches,
+                        train_policy=train_policy,
+                        entropy_gradient=coefficients.entropy_coef != 0,
+                        value_after_last=ppo.score_at == "after_last",
+                        **numerics,
+                    )
+                    experience = collect_experience(
+                        scored.rollout,
+                        scored.scores,
+                        policy_and_critic,
+                        reference,
+                        first_pass=begun,
+                        kl_coef=coefficients.reward_kl_coef,
+                        kl_estimator=ppo.resolved_kl_estimator,
+                        kl_scope=ppo.kl_scope,
+                        score_at=ppo.score_at,
+                        gamma=ppo.gamma,
+                        gae_lambda=ppo.gae_lambda,
+                        advantage=ppo.advantage,
+                        num_steps=ppo.advantage_steps,
+                        whiten_rewards=ppo.whiten_rewards,
+                        whiten_advantages=ppo.whiten_advantages,
+                        reuse_sampled=roles.engine.is_exact,
+                        **numerics,
+                    )
+                    guard.check_experience(experience)
 
-            with clock.phase("train"):
-                keeper.weights_change()
-                learning_rate = learning_rate_at(
-                    update - 1,
-                    ppo.num_updates,
-                    learning_rate=ppo.learning_rate,
-                    schedule=ppo.schedule,
-                    warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
-                )
-                set_learning_rate(roles.optimizer, learning_rate)
-                result = ppo_update(
-                    policy_and_critic,
-                    roles.optimizer,
-                    experience,
-                    coefficients.objective(experience),
-                    num_epochs=ppo.num_epochs,
-                    num_minibatches=ppo.num_minibatches,
-                    max_grad_norm=ppo.max_grad_norm,
-                    early_stop_kl=ppo.early_stop_kl,
-                    generator=stream(seed, "minibatches", update),
-                    train_policy=train_policy,
-                    first_pass=begun,
-                    extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
-                    **numerics,
-                )
-                figures = result.mean()
-                if ppo.policy_loss == "kl_penalty_adaptive":
-                    figures["policy/distance_moved"] = distance_moved(policy_and_critic, experience, **numerics)
+                with clock.phase("train"):
+                    keeper.weights_change()
+                    learning_rate = learning_rate_at(
+                        update - 1,
+                        ppo.num_updates,
+                        learning_rate=ppo.learning_rate,
+                        schedule=ppo.schedule,
+                        warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
+                    )
+                    set_learning_rate(roles.optimizer, learning_rate)
+                    result = ppo_update(
+                        policy_and_critic,
+                        roles.optimizer,
+                        experience,
+                        coefficients.objective(experience),
+                        num_epochs=ppo.num_epochs,
+                        num_minibatches=ppo.num_minibatches,
+                        max_grad_norm=ppo.max_grad_norm,
+                        early_stop_kl=ppo.early_stop_kl,
+                        generator=stream(seed, "minibatches", update),
+                        train_policy=train_policy,
+                        first_pass=begun,
+                        extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
+                        judge=guard.allows,
+                        **numerics,
+                    )
+                    figures = result.mean()
+                    if ppo.policy_loss == "kl_penalty_adaptive":
+                        figures["policy/distance_moved"] = distance_moved(policy_and_critic, experience, **numerics)
 
-            metrics = {
-                **describe_experience(experience),
-                **scored.metrics(),
-                **figures,
-                **coefficients.metrics(),
-                "policy/learning_rate": learning_rate,
-                "policy/optimiser_steps": result.num_steps,
-            }
-            log.write(
-                update, {**metrics, **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens)}
-            )
-            kept.write(
-                update, describe_samples(experience, scored.prompts, roles.tokenizer, count=config.runtime.num_samples)
-            )
-            progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
-            coefficients = coefficients.adapt(metrics, num_responses=experience.rollout.num_responses)
-            on_update(update, roles)
+                metrics = {
+                    **describe_experience(experience),
+                    **scored.metrics(),
+                    **figures,
+                    **coefficients.metrics(),
+                    **guard.metrics(),
+                    "policy/learning_rate": learning_rate,
+                    "policy/optimiser_steps": result.num_steps,
+                }
+                log.write(
+                    update, {**metrics, **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens)}
+                )
+                kept.write(
+                    update,
+                    describe_samples(experience, scored.prompts, roles.tokenizer, count=config.runtime.num_samples),
+                )
+                progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
+                if not result.refused:
+                    coefficients = coefficients.adapt(metrics, num_responses=experience.rollout.num_responses)
+                on_update(update, roles)
 
 
 SHOWN = {

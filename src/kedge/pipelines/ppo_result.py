@@ -58,8 +58,8 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         "responses": len(metrics) * config.responses_per_update,
         "reward": roles.reward.name,
     }
-    if metrics:
-        first, last = metrics[0], metrics[-1]
+    if scored := [row for row in metrics if "reward/score_mean" in row]:  # an update that was dropped has none
+        first, last = scored[0], scored[-1]
         facts["mean score, first and last update"] = (
             f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
         )

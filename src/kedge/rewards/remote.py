@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import DataError, RewardError
+from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.calls import CallRules, CallTimeout
 from kedge.rewards.function import words_of
 from kedge.rewards.log import RewardLog
@@ -160,7 +160,9 @@ class RemoteFunction:
             worker.kill()
             raise self._failed(RewardError(f"{self.name}: its process sent something else than scores")) from error
         if "error" in reply:
-            raise self._failed(RewardError(reply["error"]), reply["traceback"])
+            words, row = reply["error"], reply["row"]
+            error = RewardError(words) if row is None else NonfiniteScoreError(words, row)
+            raise self._failed(error, reply["traceback"])
         self._log.end()
         return reply["answer"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
-from kedge.errors import RewardError
+from kedge.errors import NonfiniteScoreError, RewardError
 
 __all__ = ["MESSAGES_COLUMN", "Responses", "RewardSource", "Scores", "checked_scores"]
 
@@ -109,7 +109,8 @@ def checked_scores(returned: object, *, name: str, count: int) -> Scores:
         count: Number of responses that it was to score.
 
     Raises:
-        RewardError: Another type, another length, or an entry that is neither a finite number nor None.
+        RewardError: Another type, another length, or an entry that is neither a number nor None.
+        NonfiniteScoreError: An entry is NaN or infinite.
     """
     entries = returned.tolist() if isinstance(returned, _Array) else returned
     if not isinstance(entries, (list, tuple)):
@@ -132,7 +133,8 @@ def _checked_score(entry: object, *, name: str, index: int) -> float | None:
     except OverflowError:
         score = math.inf
     if not math.isfinite(score):
-        raise RewardError(f"{name} gave response {index} {score}; expected a finite number, or None for no score")
+        told = f"{name} gave response {index} {score}; expected a finite number, or None for no score"
+        raise NonfiniteScoreError(told, index)
     return score
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
-from kedge.errors import RewardError
+from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward, words_of
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses
@@ -73,10 +73,11 @@ class _Session:
         try:
             answer = self._doings[request["do"]](**request["given"])
         except RewardError as error:
-            return {"id": request["id"], "error": str(error), "traceback": _told(error.__cause__)}
+            row = error.row if isinstance(error, NonfiniteScoreError) else None
+            return {"id": request["id"], "error": str(error), "traceback": _told(error.__cause__), "row": row}
         except BaseException as error:
             words = f"{request['of']} raised {type(error).__name__}: {words_of(error)}"
-            return {"id": request["id"], "error": words, "traceback": _told(error)}
+            return {"id": request["id"], "error": words, "traceback": _told(error), "row": None}
         return {"id": request["id"], "answer": answer}
 
     def _load(self, *, spec: str, name: str | None, settings: dict[str, Any]) -> dict[str, Any]:

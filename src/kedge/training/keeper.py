@@ -166,6 +166,7 @@ class Keeper:
         """Save a run that ends on its way, for whatever reason, as it was after its last whole step."""
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
             self.save()
+        self._run = None  # who is asked for its progress may hold this keeper: models are freed now, not some day
 
     def _remember(self) -> None:
         """What moves before the weights do: a step that is dropped half way is taken again from here."""

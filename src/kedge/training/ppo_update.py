@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.errors import NumericsError
 from kedge.models import ActorCritic, ResponseOutputs, budget_batches
-from kedge.training.objective import Objective
+from kedge.training.guard import Judge, refuse_nonfinite
+from kedge.training.objective import Divisors, Objective, Terms
+from kedge.training.offender import Offender, search_minibatch
 from kedge.training.optimiser import clip_gradients
 
 __all__ = ["ExtraLoss", "UpdateResult", "distance_moved", "first_pass", "ppo_update"]
@@ -34,18 +35,20 @@ class UpdateResult:
 
     Attributes:
         steps: The figures of every optimiser step, in order, by metric name; where the very first one went too far,
-            those of that step, which was not taken.
+            those of that step, which was not taken. None where the very first one was refused.
         num_steps: Optimiser steps taken.
         stopped_early: The approximate KL went over its limit, and the rest of the epochs was left out.
+        refused: The judge refused a step, and the rest of the epochs was left out.
     """
 
     steps: list[dict[str, float]]
     num_steps: int
     stopped_early: bool
+    refused: bool = False
 
     def mean(self) -> dict[str, float]:
         """Each figure's mean over the steps; of `…_max` figures, the maximum."""
-        names = self.steps[0].keys()
+        names = self.steps[0].keys() if self.steps else ()
         return {
             name: (max if name.endswith("_max") else _mean)([figures[name] for figures in self.steps]) for name in names
         }
@@ -68,6 +71,7 @@ def ppo_update(
     train_policy: bool = True,
     extra_loss: ExtraLoss | None = None,
     first_pass: ResponseOutputs | None = None,
+    judge: Judge = refuse_nonfinite,
 ) -> UpdateResult:
     """Improve policy and critic on one batch of experience.
 
@@ -94,34 +98,34 @@ def ppo_update(
         train_policy: False while the critic warms up on a frozen policy.
         extra_loss: One more loss that joins every step.
         first_pass: The first epoch's forward pass, where it was made already.
+        judge: Asked before each step whether it may be taken; after one that may not, the rest is left out.
 
     Raises:
-        NumericsError: A loss or gradient is not finite; the step was not taken.
+        NumericsError: The judge has it so: by default, where a loss or gradient is not finite. The step was not taken.
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
     steps: list[dict[str, float]] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    learner = _Learner(actor_critic, objective, temperature, precision, train_policy)
     with _frozen(() if train_policy else actor_critic.policy_parameters()):
         for _ in range(num_epochs):
             for rows in _minibatches(experience.rollout.num_responses, num_minibatches, generator):
                 optimizer.zero_grad(set_to_none=True)
+                minibatch = experience.select(rows.to(experience.scores.device))
                 figures = _accumulate(
-                    actor_critic,
-                    experience.select(rows.to(experience.scores.device)),
-                    objective,
-                    temperature=temperature,
+                    learner,
+                    minibatch,
                     micro_batch_tokens=micro_batch_tokens,
-                    precision=precision,
-                    train_policy=train_policy,
                     extra_loss=extra_loss,
                     outputs=first_pass,
                 )
                 first_pass = None
+                figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
+                if not judge(len(steps), figures, partial(_search, learner, minibatch, parameters, rows.tolist())):
+                    return UpdateResult(steps, len(steps), stopped_early=False, refused=True)
                 if early_stop_kl is not None and figures["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
                     return UpdateResult(steps or [figures], len(steps), stopped_early=True)
-                figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
-                _check_finite(figures)
                 optimizer.step()
                 steps.append(figures)
     return UpdateResult(steps, len(steps), stopped_early=False)
@@ -167,17 +171,6 @@ def first_pass(
     )
 
 
-def _check_finite(figures: dict[str, float]) -> None:
-    """Refuse a step that would turn the weights into NaN."""
-    wrong = {name: figure for name, figure in figures.items() if not math.isfinite(figure)}
-    if wrong:
-        name, figure = next(iter(wrong.items()))
-        raise NumericsError(
-            f"{name} is {figure}: the step was not taken, and the weights are those before it; "
-            "a lower ppo.learning_rate may help"
-        )
-
-
 @torch.no_grad()
 def distance_moved(
     actor_critic: ActorCritic,
@@ -201,42 +194,63 @@ def distance_moved(
     return total / rollout.num_tokens
 
 
+@dataclass(frozen=True)
+class _Learner:
+    """Who learns, and what from: the same for every minibatch of an update."""
+
+    actor_critic: ActorCritic
+    objective: Objective
+    temperature: float
+    precision: Literal["fp32", "bf16"]
+    train_policy: bool
+
+    def outputs(self, rollout: Rollout) -> ResponseOutputs:
+        return self.actor_critic(
+            rollout,
+            temperature=self.temperature,
+            precision=self.precision,
+            entropy_gradient=self.objective.needs_entropy_gradient,
+            value_after_last=self.objective.value_after_last,
+        )
+
+    def terms(self, outputs: ResponseOutputs, part: Experience, divisors: Divisors) -> Terms:
+        return self.objective(outputs, part, divisors, train_policy=self.train_policy)
+
+
 def _accumulate(
-    actor_critic: ActorCritic,
+    learner: _Learner,
     minibatch: Experience,
-    objective: Objective,
     *,
-    temperature: float,
     micro_batch_tokens: int | None,
-    precision: Literal["fp32", "bf16"],
-    train_policy: bool,
     extra_loss: ExtraLoss | None,
     outputs: ResponseOutputs | None = None,
 ) -> dict[str, float]:
     """The minibatch's gradient, summed up over its micro-batches, and its figures; `outputs` are of all its rows."""
-    divisors = objective.divisors(minibatch)
+    divisors = learner.objective.divisors(minibatch)
     total: dict[str, Tensor] = {}
     for part in [minibatch] if outputs is not None else _micro_batches(minibatch, micro_batch_tokens):
-        terms = objective(
-            outputs
-            or actor_critic(
-                part.rollout,
-                temperature=temperature,
-                precision=precision,
-                entropy_gradient=objective.needs_entropy_gradient,
-                value_after_last=objective.value_after_last,
-            ),
-            part,
-            divisors,
-            train_policy=train_policy,
-        )
+        terms = learner.terms(outputs or learner.outputs(part.rollout), part, divisors)
         terms.loss.backward()
         _add(total, terms.figures)
-    for share in extra_loss() if extra_loss is not None and train_policy else ():
+    for share in extra_loss() if extra_loss is not None and learner.train_policy else ():
         share.backward()
         _add(total, {"loss/ptx": share.detach()})
     # One wait for the device per step, however many figures and parts.
     return dict(zip(total, torch.stack(list(total.values())).tolist(), strict=True))
+
+
+def _search(
+    learner: _Learner, minibatch: Experience, parameters: Sequence[nn.Parameter], rows: Sequence[int]
+) -> Offender:
+    """Who is to blame for a minibatch's figures, as a row of the whole batch."""
+    divisors = learner.objective.divisors(minibatch)
+
+    def evaluate(part: Experience) -> tuple[ResponseOutputs, Tensor]:
+        outputs = learner.outputs(part.rollout)
+        return outputs, learner.terms(outputs, part, divisors).loss
+
+    found = search_minibatch(evaluate, minibatch, parameters)
+    return found if found.row is None else replace(found, row=rows[found.row])
 
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
