@@ -217,19 +217,14 @@ def _accumulate(
     divisors = objective.divisors(minibatch)
     total: dict[str, Tensor] = {}
     for part in [minibatch] if outputs is not None else _micro_batches(minibatch, micro_batch_tokens):
-        terms = objective(
-            outputs
-            or actor_critic(
-                part.rollout,
-                temperature=temperature,
-                precision=precision,
-                entropy_gradient=objective.needs_entropy_gradient,
-                value_after_last=objective.value_after_last,
-            ),
-            part,
-            divisors,
-            train_policy=train_policy,
+        figures = outputs or actor_critic(
+            part.rollout,
+            temperature=temperature,
+            precision=precision,
+            entropy_gradient=objective.needs_entropy_gradient,
+            value_after_last=objective.value_after_last,
         )
+        terms = objective(figures, part, divisors, train_policy=train_policy)
         terms.loss.backward()
         _add(total, terms.figures)
     for share in extra_loss() if extra_loss is not None and train_policy else ():
