@@ -346,8 +346,8 @@ MUTATIONS = (
     Mutation(
         "micro-batches-weighted-alike",
         "training/ppo_update.py",
-        "terms = objective(outputs, part, divisors, train_policy=train_policy)",
-        "terms = objective(outputs, part, objective.divisors(part), train_policy=train_policy)",
+        "terms = learner.terms(outputs or learner.outputs(part.rollout), part, divisors)",
+        "terms = learner.terms(outputs or learner.outputs(part.rollout), part, learner.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(

@@ -127,6 +127,6 @@ def _row(marks: Marks, ppo: Marks) -> list[Cell]:
 def _describe_overoptimization(curve: Sequence[Checkpoint]) -> str:
     best, last = max(curve, key=lambda checkpoint: checkpoint.gold.value), curve[-1]
     return (
-        f"Without the KL penalty the reward model's score rises from {best.proxy:.2f} to {last.proxy:.2f} "
-        f"and the judge's falls from {best.gold.value:.2f} to {last.gold.value:.2f} (plots/overoptimization.png)"
+        f"Without the KL penalty the reward model's score goes from {best.proxy:.2f} to {last.proxy:.2f} "
+        f"and the judge's from its best, {best.gold.value:.2f}, to {last.gold.value:.2f} (plots/overoptimization.png)"
     )

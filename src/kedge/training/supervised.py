@@ -162,6 +162,7 @@ def train_supervised(
     evaluation: dict[str, float] = {}
     if made := keeper.restore(Resumable({"weights": weights}, optimizer, lambda: {"evaluation": evaluation})):
         evaluation = dict(made["evaluation"])
+    taken = keeper.done
     batches = _batches(len(examples), num_epochs=num_epochs, batch_size=batch_size, seed=seed)
     try:
         for step, rows in zip(keeper.steps(num_steps), islice(batches, keeper.done, None), strict=False):
@@ -173,6 +174,7 @@ def train_supervised(
             metrics = _take_step(
                 objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm
             )
+            taken = step
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
                 evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
@@ -180,8 +182,8 @@ def train_supervised(
     except (KeyboardInterrupt, Terminated) as interruption:
         # Now, before anybody works on the weights for their last use.
         keeper.save()
-        return Outcome(keeper.done, interruption, evaluation)
-    return Outcome(keeper.done, evaluation=evaluation)
+        return Outcome(taken, interruption, evaluation)
+    return Outcome(taken, evaluation=evaluation)
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
