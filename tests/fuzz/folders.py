@@ -47,13 +47,14 @@ def damages(draw: st.DrawFn, source: Path) -> Damage:
     """Something that happens to a folder, with its name."""
     files = sorted(path.name for path in source.iterdir())
     file = draw(st.sampled_from([*files, "config.json", "model.safetensors", "tokenizer.json"]))
-    kinds = ["missing", "cut", "bytes", "empty", "text", "json"]
+    kinds = ["missing", "cut", "bytes", "folder", "empty", "text", "json"]
     kinds += {".json": ["value"] * 6, ".safetensors": ["tensor"] * 4 + ["header"] * 2}.get(Path(file).suffix, [])
     kind = draw(st.sampled_from(kinds))
     change = {
         "missing": _missing,
         "cut": _cut,
         "bytes": _bytes,
+        "folder": lambda draw, path: _as_folder,
         "empty": lambda draw, path: lambda path: path.write_bytes(b""),
         "text": lambda draw, path: lambda path: path.write_bytes(b"\xef\xbb\xbf version https://git-lfs\n"),
         "json": _json,
@@ -81,6 +82,11 @@ def _bytes(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
         path.write_bytes(content[:at] + new + content[at + len(new) :])
 
     return change
+
+
+def _as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def _json(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -299,6 +300,34 @@ def test_names_that_lead_to_no_folder(name: str, tmp_path: Path, monkeypatch: py
     tokenizer = tiny_tokenizer()
     assert isinstance(line_or_result(load_language_model, name, tokenizer=tokenizer, seconds=10), str)
     assert isinstance(line_or_result(load_scalar_model, name, tokenizer=tokenizer, seconds=10), str)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\nb", "loop", "~nobody-of-that-name/x", "file/x", "./pipe"])
+@pytest.mark.parametrize("flag", ["--model", "--prompts", "--reward"])
+def test_the_command_names_what_leads_nowhere(
+    name: str, flag: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("file").touch()
+    os.mkfifo("pipe")
+    paths = {"--model": "policy", "--prompts": "prompts.jsonl", "--reward": "reward"}
+    flags = {**{word: str(base / path) for word, path in paths.items()}, flag: name}
+    arguments = [part for pair in flags.items() for part in pair]
+    code, _ = kedge("generate", *arguments, "--out", "out", *SETTINGS, seconds=20)
+    assert code == 2
+    assert debris(Path("out")) == []
+
+
+def test_folders_with_pipes_in_them(base: Path, tmp_path: Path) -> None:
+    folder = copied(base / "policy", tmp_path / "policy")
+    os.mkfifo(folder / "extra.json")
+    (folder / "folder.json").mkdir()
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "pipe.jsonl")
+    (tmp_path / "data" / "rows.jsonl").write_text('{"prompt": "Why?"}\n')
+    arguments = ["--model", str(folder), "--prompts", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    assert kedge("generate", *arguments, *SETTINGS, seconds=20)[0] == 0
 
 
 @pytest.mark.slow

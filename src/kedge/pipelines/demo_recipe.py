@@ -90,7 +90,7 @@ SETTINGS: Final[dict[str, Any]] = {
 WITHOUT_LEASH: Final[dict[str, Any]] = {
     "ppo.kl_coef": 0.0,
     "ppo.measure_kl": True,
-    "ppo.learning_rate": 8e-4,
+    "ppo.learning_rate": 6e-4,
     "ppo.schedule": "constant",
     "ppo.clip_range": 0.1,
     "ppo.num_epochs": 3,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kedge.config import Config
+from kedge.errors import DataError
 from kedge.report.json_lines import plain_json
 from kedge.training.hashed_files import record_file
 
@@ -59,17 +61,21 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
 def _hash_of(sources: list[str]) -> str:
     """One hash of all files behind some names; empty where there is none."""
     files = [path for source in sources for path in _files(source)]
-    return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
+    try:
+        return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
 
 def _files(source: str) -> list[Path]:
     """The files that a name leads to: itself, a folder's data or model files, or a reward function's source."""
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
         data = [*path.rglob("*.jsonl"), *path.rglob("*.parquet"), *path.rglob("*.arrow")]
-        return sorted({*data, *(file for pattern in MODEL_FILES for file in path.glob(pattern))})
-    candidates = (path, Path(source.rpartition(":")[0] or source).expanduser())
-    return next(([file] for file in candidates if file.is_file()), [])
+        found = {*data, *(file for pattern in MODEL_FILES for file in path.glob(pattern))}
+        return sorted(file for file in found if os.path.isfile(file))  # not a folder or pipe of such a name
+    candidates = (path, Path(os.path.expanduser(source.rpartition(":")[0] or source)))
+    return next(([file] for file in candidates if os.path.isfile(file)), [])
 
 
 def _digest(pieces: Iterable[bytes]) -> str:
