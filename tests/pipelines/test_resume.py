@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, DataError, OutputError
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.rlhf import run_rlhf
@@ -310,3 +310,18 @@ def test_mistakes_are_one_line(tmp_path, policy, arguments, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_damaged_note_of_the_end_is_one_line(tmp_path, policy):
+    config = config_from_settings("sft", {"model": str(policy), "out": str(tmp_path / "run"), "runtime.plots": False})
+    run_sft(config, demonstrations=ROWS)
+    for damaged in ("{", "[]", "{}"):
+        (tmp_path / "run/finished.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"finished\.json is damaged"):
+            run_sft(config, demonstrations=ROWS, resume=Resume())
+
+
+def test_a_home_that_nobody_has_is_one_line(policy):
+    config = configure(policy, "~nobody-of-this-name/run", num_updates=1)
+    with pytest.raises(OutputError, match="there is no user of that name"):
+        run_ppo(config, prompts=PROMPTS, reward=len_of, resume=Resume())

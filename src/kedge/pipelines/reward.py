@@ -68,7 +68,7 @@ def run_reward(
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     if resume and (folder := finished_run(config)):
-        return RewardResult(folder, read_ending(folder)["summary"])
+        return RewardResult(folder, *read_ending(folder, "summary"))
     given = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", given=given, resume=resume)
     settings, data, seed = config.reward_model, config.data, config.runtime.seed

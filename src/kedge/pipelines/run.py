@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, DataError
 from kedge.models import model_width, resolve_precision
 from kedge.output import CONFIG_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
 from kedge.pipelines.inputs import changed_inputs, fingerprint
@@ -134,7 +135,7 @@ def open_run(
     config = with_values(config, dict.fromkeys(given, IN_MEMORY)) if given else config
     check_stage(config, stage)
     resumed = resume is not None and config.out is not None and is_run(Path(config.out))
-    folder = Path(str(config.out)).expanduser() if resumed else choose_output(config.out, stage)
+    folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
     inputs, checkpoint = fingerprint(config, given), None
     if resume is not None and resumed:
         checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
@@ -156,13 +157,22 @@ def open_run(
 
 def finished_run(config: Config) -> Path | None:
     """The output folder, if the run in it has come to its end."""
-    folder = None if config.out is None else Path(config.out).expanduser()
+    folder = None if config.out is None else Path(os.path.expanduser(config.out))
     return folder if folder and (folder / FINISHED_FILE).is_file() else None
 
 
-def read_ending(folder: Path) -> dict[str, Any]:
-    """What `Run.finish` noted."""
-    return json.loads((folder / FINISHED_FILE).read_bytes())
+def read_ending(folder: Path, *names: str) -> list[Any]:
+    """What `Run.finish` noted under these names.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    path = folder / FINISHED_FILE
+    try:
+        ending = json.loads(path.read_bytes())
+        return [ending[name] for name in names]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged; without it, --resume takes the run's last steps again") from error
 
 
 def _check_unchanged(

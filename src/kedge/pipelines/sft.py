@@ -45,8 +45,8 @@ class SftResult:
     @classmethod
     def read(cls, folder: Path) -> SftResult:
         """Of a run that has come to its end."""
-        ending = read_ending(folder)
-        return cls(folder, ending["num_steps"], ending["evaluation"])
+        num_steps, evaluation = read_ending(folder, "num_steps", "evaluation")
+        return cls(folder, num_steps, evaluation)
 
     @property
     def model(self) -> Path:

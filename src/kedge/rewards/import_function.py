@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import itertools
+import os
 import re
 import sys
 import traceback
@@ -59,7 +60,7 @@ def find_function(spec: str) -> Callable[..., Any]:
     source, _, attribute = spec.rpartition(":")
     if not source or not _DOTTED_NAME.fullmatch(attribute):
         raise RewardError(f"reward {spec!r} names no function; expected {_EXPECTED}")
-    module = _run_file(Path(source).expanduser()) if source.endswith(".py") else _import_module(source)
+    module = _run_file(Path(os.path.expanduser(source))) if source.endswith(".py") else _import_module(source)
     function = _attribute(module, attribute, spec)
     if not callable(function):
         raise RewardError(f"reward {spec!r} is a {type(function).__name__}, not a function")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -182,7 +183,7 @@ class RemoteFunction:
 
 def _source_of(spec: str) -> bytes | None:
     """The text of a function's file; None where the function is in a module, or there is no such file."""
-    path = Path(spec.rpartition(":")[0]).expanduser()
+    path = Path(os.path.expanduser(spec.rpartition(":")[0]))
     return path.read_bytes() if path.suffix == ".py" and path.is_file() else None
 
 
