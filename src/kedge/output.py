@@ -13,10 +13,12 @@ from kedge.errors import OutputError
 
 __all__ = [
     "CONFIG_FILE",
+    "FINISHED_FILE",
     "INCIDENTS_FILE",
     "LEFT_BEHIND",
     "REJECTED_FILE",
     "REWARD_LOG",
+    "ROLES_FILE",
     "check_output",
     "first_free_folder",
     "is_run",
@@ -27,6 +29,12 @@ __all__ = [
 
 CONFIG_FILE = "config.yaml"
 """What a run was made under. A folder that holds it is a run's."""
+
+FINISHED_FILE = "finished.json"
+"""What a run leaves that has come to its end."""
+
+ROLES_FILE = "roles.json"
+"""Which models take part in a run, and how large they are."""
 
 REJECTED_FILE = "rejected.jsonl"
 """The rows that cannot be used. Readers write it before a run starts."""

@@ -23,7 +23,7 @@ from kedge.config import (
 )
 from kedge.errors import ConfigError, DataError
 from kedge.models import model_width, resolve_precision
-from kedge.output import CONFIG_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
+from kedge.output import CONFIG_FILE, FINISHED_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
 from kedge.pipelines.inputs import changed_inputs, fingerprint
 from kedge.report.progress import say
 from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
@@ -32,9 +32,6 @@ from kedge.training.keeper import CHECKPOINTS
 from kedge.training.runtime import keep_freed_memory, resolve_device, seed_everything, set_threads
 
 __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
-
-FINISHED_FILE = "finished.json"
-"""What a run leaves that has come to its end."""
 
 IN_MEMORY = "python:in_memory"
 """What stands in `config.yaml` for data or functions that no configuration can name."""

@@ -1,0 +1,49 @@
+"""From what is typed to a configuration that a stage can run under, and whether it goes on with a run."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from kedge.config import Config, check_stage, choose_output, load_config, with_values
+from kedge.errors import ConfigError
+from kedge.output import CONFIG_FILE, is_run
+
+__all__ = ["resolve", "resume_from"]
+
+
+def resolve(
+    stage: str,
+    file: Path | None,
+    overrides: list[str] | None,
+    flags: dict[str, Any],
+    preset: str | None,
+    resume: str | None = None,
+) -> Config:
+    """The stage's configuration, complete and with a folder to write to: a free one, or the run's that is resumed."""
+    if resume not in (None, "auto"):
+        folder = Path(resume)
+        if not is_run(folder):
+            raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
+        config = load_config(file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset)
+    else:
+        config = load_config(file, overrides or (), flags, preset)
+    check_stage(config, stage)
+    if resume == "auto" and config.out is None:
+        config = with_values(config, {"out": str(Path("runs") / stage)})
+    resumed = resume is not None and is_run(Path(str(config.out)))
+    return config if resumed else with_values(config, {"out": str(choose_output(config.out, stage))})
+
+
+def resume_from(config: Config, resume: str | None, allow_changes: list[str] | None) -> Any:
+    """What a pipeline is told about going on; exits where the run has come to its end."""
+    if resume is None:
+        if allow_changes:
+            raise ConfigError("--allow-changes is about a run that is resumed: give --resume, too")
+        return None
+    from kedge.pipelines.run import Resume, finished_run
+
+    if folder := finished_run(config):
+        typer.echo(f"{folder} has come to its end: there is nothing to resume.")
+        raise typer.Exit
+    return Resume(tuple(allow_changes or ()))

@@ -1,0 +1,7 @@
+"""The commands that read runs: none of them touches one."""
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer()

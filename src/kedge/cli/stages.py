@@ -1,0 +1,200 @@
+"""The commands that train, sample and judge."""
+
+from typing import Annotated
+
+import typer
+
+from kedge.cli.options import (
+    Changes,
+    ComparisonData,
+    Comparisons,
+    ConfigFile,
+    DemonstrationData,
+    Demonstrations,
+    Model,
+    Out,
+    Overrides,
+    PresetName,
+    Prompts,
+    ResumeFrom,
+    Reward,
+    Seed,
+    Strict,
+)
+from kedge.cli.resolving import resolve, resume_from
+from kedge.config import choose_output
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+def sft(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    data: DemonstrationData = None,
+    out: Out = None,
+    seed: Seed = None,
+    strict: Strict = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+) -> None:
+    """Fine-tune a language model on demonstrations."""
+    flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed, "runtime.strict": strict}
+    resolved = resolve("sft", config, overrides, flags, preset, resume)
+    from kedge.pipelines.sft import run_sft
+
+    run_sft(resolved, resume=resume_from(resolved, resume, allow_changes))
+
+
+@app.command()
+def reward(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    data: ComparisonData = None,
+    demonstrations: Demonstrations = None,
+    out: Out = None,
+    seed: Seed = None,
+    strict: Strict = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+) -> None:
+    """Train a reward model on comparisons; its scores average 0 on the demonstrations, if there are any."""
+    flags = {
+        "model": model,
+        "data.comparisons": data,
+        "data.demonstrations": demonstrations,
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+    }
+    resolved = resolve("reward", config, overrides, flags, preset, resume)
+    from kedge.pipelines.reward import run_reward
+
+    run_reward(resolved, resume=resume_from(resolved, resume, allow_changes))
+
+
+@app.command()
+def ppo(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    prompts: Prompts = None,
+    reward: Reward = None,
+    out: Out = None,
+    seed: Seed = None,
+    strict: Strict = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+) -> None:
+    """Train a policy with PPO against a reward model, a function, or several."""
+    flags = {
+        "model": model,
+        "data.prompts": prompts,
+        "reward": reward,
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+    }
+    resolved = resolve("ppo", config, overrides, flags, preset, resume)
+    from kedge.pipelines.ppo import run_ppo
+
+    run_ppo(resolved, resume=resume_from(resolved, resume, allow_changes))
+
+
+@app.command()
+def rlhf(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    demonstrations: Demonstrations = None,
+    comparisons: Comparisons = None,
+    prompts: Prompts = None,
+    reward: Reward = None,
+    out: Out = None,
+    seed: Seed = None,
+    strict: Strict = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+) -> None:
+    """Run SFT, reward model and PPO in a chain, once or in rounds; rewards are added to the reward model's."""
+    flags = {
+        "model": model,
+        "data.demonstrations": demonstrations,
+        "data.comparisons": comparisons,
+        "data.prompts": prompts,
+        "reward": reward,
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+    }
+    resolved = resolve("rlhf", config, overrides, flags, preset, resume)
+    from kedge.pipelines.rlhf import run_rlhf
+
+    run_rlhf(resolved, resume=resume_from(resolved, resume, allow_changes))
+
+
+@app.command()
+def generate(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    prompts: Prompts = None,
+    reward: Reward = None,
+    out: Out = None,
+    seed: Seed = None,
+) -> None:
+    """Write a model's responses to prompts, with their scores where a reward is given."""
+    flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
+    resolved = resolve("generate", config, overrides, flags, preset)
+    from kedge.pipelines.generate import run_generate
+
+    run_generate(resolved)
+
+
+@app.command()
+def evaluate(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    prompts: Prompts = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The other policy; the data's references by default.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="JUDGE", help="Reward model (folder or id) or function that judges.")
+    ] = None,
+    out: Out = None,
+    seed: Seed = None,
+) -> None:
+    """Measure a policy's win rate against another policy or the references."""
+    flags = {
+        "model": model,
+        "data.prompts": prompts,
+        "evaluate.against": against,
+        "evaluate.judge": judge,
+        "out": out,
+        "runtime.seed": seed,
+    }
+    resolved = resolve("evaluate", config, overrides, flags, preset)
+    from kedge.pipelines.evaluate import run_evaluate
+
+    run_evaluate(resolved)
+
+
+@app.command()
+def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Seeds every random stream.")] = 0) -> None:
+    """Train a small summariser from nothing, by SFT, reward model and PPO, and judge it: five minutes on two cores."""
+    folder = choose_output(out, "demo")
+    from kedge.pipelines.demo import run_demo
+
+    run_demo(folder, seed)
