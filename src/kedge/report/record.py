@@ -81,7 +81,7 @@ def read_run(folder: Path) -> RunRecord:
     if not config.is_file():
         raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
     text = config.read_text(encoding="utf-8", errors="replace")
-    header = [line[2:].split(": ", 1) for line in text.splitlines() if line.startswith("# ") and ": " in line]
+    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
     try:
         settings = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -90,7 +90,7 @@ def read_run(folder: Path) -> RunRecord:
     ending = _mapping(folder / FINISHED_FILE)
     return RunRecord(
         folder,
-        facts={name: value for name, value in header},
+        facts={name: value for name, _, value in header},
         config=settings if isinstance(settings, Mapping) else {},
         metrics=metrics,
         details=_rows(folder / DETAILS_FILE),
