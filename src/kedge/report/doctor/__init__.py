@@ -1,0 +1,6 @@
+"""The doctor: rules that read a run's figures and say what is wrong, and what to turn."""
+
+from kedge.report.doctor.finding import Advice, Direction, Finding, Severity
+from kedge.report.doctor.registry import RULES, diagnose
+
+__all__ = ["RULES", "Advice", "Direction", "Finding", "Severity", "diagnose"]

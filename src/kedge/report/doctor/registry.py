@@ -1,0 +1,51 @@
+"""All rules, and their judgement of a run."""
+
+from __future__ import annotations
+
+from kedge.report.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
+from kedge.report.record import RunRecord
+
+__all__ = ["RULES", "diagnose"]
+
+RULES: tuple[Rule, ...] = ()
+"""Causes stand before what follows from them: it is the order of findings that are equally grave."""
+
+GRAVITY: tuple[Severity, ...] = ("serious", "warning", "note")
+
+
+def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
+    """What is the matter with a run, gravest first, causes before their consequences.
+
+    Args:
+        record: The run, as far as it has come.
+        advice: What the configuration says about its settings.
+    """
+    found = [(rule, symptom) for rule in RULES if (symptom := rule.check(record)) is not None]
+    return [_finding(rule, symptom, advice) for rule, symptom in sorted(found, key=_gravity)]
+
+
+def _gravity(found: tuple[Rule, Symptom]) -> int:
+    return GRAVITY.index(found[1].severity)
+
+
+def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
+    first = symptom.remedies[0] if symptom.remedies else None
+    return Finding(
+        rule.name,
+        symptom.severity,
+        symptom.seen,
+        rule.means,
+        first.knob if first else "",
+        first.direction if first else "switch",
+        "; ".join(_in_words(symptom, advice)),
+        f"{DOCS}#{rule.name}",
+    )
+
+
+def _in_words(symptom: Symptom, advice: Advice) -> list[str]:
+    """What to try: each remedy with what the configuration says is the matter with its setting."""
+    told = [symptom.advice] if symptom.advice else []
+    for remedy in symptom.remedies:
+        why = advice(remedy.knob, remedy.direction)
+        told.append(f"{remedy.change} ({remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change)
+    return told
