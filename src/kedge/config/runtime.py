@@ -61,6 +61,11 @@ class Runtime(Section):
         source="kedge: a long run should not end over a doubt; a test of a new set-up should",
     )
     plots: bool = knob(True, meaning="Whether the run draws its PNG plots.", source="kedge")
+    report: bool = knob(
+        True,
+        meaning="Whether the run leaves report.html, one page that shows what it did.",
+        source="kedge: a second's work at the end of a run",
+    )
     num_samples: int = knob(
         4,
         ge=0,
