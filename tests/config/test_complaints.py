@@ -33,6 +33,7 @@ def complaint(*overrides: str) -> str:
         ("rollout.missing_eos_score=off", "rollout.missing_eos_score must be a number, auto, or null; it is false"),
         ("ppo=3", "ppo must be a section of fields; it is 3"),
         ("data.prompts=3", "data.prompts must be a source or a list of sources; it is 3"),
+        ("runtime.loggers=[wandb, ledger]", "runtime.loggers must be any of tensorboard, wandb, trackio; it is ledger"),
         ("reward={f.py:g: heavy}", "reward: the weight must be a number; it is heavy"),
     ],
 )

@@ -7,9 +7,19 @@ from kedge.config.words import written
 
 __all__ = ["changed_settings"]
 
-FREE = ("out", "preset", "runtime.plots", "runtime.num_samples", "runtime.strict", "checkpoint")
-"""What moves no bit of a result: where it lies, what a recipe is called, what is drawn and kept, what is only
-warned of, when it is saved.
+FREE = (
+    "out",
+    "preset",
+    "runtime.plots",
+    "runtime.report",
+    "runtime.loggers",
+    "runtime.project",
+    "runtime.num_samples",
+    "runtime.strict",
+    "checkpoint",
+)
+"""What moves no bit of a result: where it lies, what a recipe is called, what is drawn and kept and who is told, what
+is only warned of, when it is saved.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not among them. They change no mathematics, but
 they change the order of sums, and with it the last bits; a run that is resumed exactly must not notice.

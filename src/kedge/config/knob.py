@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from kedge.texts import unwritable
 
-__all__ = ["Knob", "Section", "StringList", "knob", "knob_of"]
+__all__ = ["Knob", "Section", "StringList", "as_list", "knob", "knob_of"]
 
 DEEPEST = 50
 """Levels of lists and mappings in a setting."""
@@ -81,9 +81,10 @@ class Section(BaseModel):
         return value
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """A single string as a list of one."""
     return [value] if isinstance(value, str) else value
 
 
-StringList = Annotated[list[str], BeforeValidator(_as_list)]
+StringList = Annotated[list[str], BeforeValidator(as_list)]
 """A list of strings; a single string is a list of one."""

@@ -1,8 +1,10 @@
 """`runtime`: the machine, the seed, and what a run writes down."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from kedge.config.knob import Section, knob
+from pydantic import BeforeValidator
+
+from kedge.config.knob import Section, as_list, knob
 
 __all__ = ["Runtime"]
 
@@ -65,6 +67,15 @@ class Runtime(Section):
         True,
         meaning="Whether the run leaves report.html, one page that shows what it did.",
         source="kedge: a second's work at the end of a run",
+    )
+    loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = knob(
+        [],
+        meaning="Who is told the metrics and samples beside the run's own files; each is an extra, such as "
+        "kedge[tensorboard]. W&B stays offline unless WANDB_MODE says otherwise.",
+        source="kedge: the files hold all of it",
+    )
+    project: str = knob(
+        "kedge", min_length=1, meaning="The project that W&B and Trackio file the run under.", source="kedge"
     )
     num_samples: int = knob(
         4,
