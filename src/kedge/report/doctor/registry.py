@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
+from kedge.report.doctor import (
+    agreement,
+    cost,
+    critic,
+    exploration,
+    hacking,
+    kl,
+    numerics,
+    responses,
+    rewards,
+    steps,
+    supervised,
+)
 from kedge.report.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
 from kedge.report.record import RunRecord
 
 __all__ = ["RULES", "diagnose"]
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (
+    agreement.STALE_ROLLOUTS,
+    agreement.SAMPLER_TRAINER_MISMATCH,
+    numerics.NOT_FINITE,
+    rewards.REWARD_FUNCTION_FAILING,
+    kl.KL_SIGN_FLIPPED,
+    kl.KL_NEGATIVE,
+    critic.WHITENING_CONSTANT_BATCH,
+    rewards.REWARD_FLAT,
+    exploration.NO_EXPLORATION,
+    responses.DUPLICATED_PROMPTS,
+    hacking.PROXY_UP_JUDGE_DOWN,
+    hacking.HACKING_BY_LENGTH,
+    hacking.HACKING_BY_REPETITION,
+    hacking.HACKING_BY_NOT_STOPPING,
+    exploration.ENTROPY_RISING,
+    kl.BETA_TOO_LARGE,
+    steps.STEPS_TOO_SMALL,
+    steps.STEPS_TOO_LARGE,
+    kl.BETA_TOO_SMALL,
+    kl.KL_EXPLODING,
+    exploration.ENTROPY_COLLAPSE,
+    responses.STOPS_AT_ONCE,
+    responses.TOO_FEW_EOS,
+    responses.TRUNCATED_AT_CAP,
+    critic.VALUE_SCALE_MISMATCH,
+    critic.VALUE_CLIP_BINDING,
+    critic.DEAD_CRITIC,
+    rewards.SCORE_FALLING,
+    rewards.REWARD_SATURATED,
+    numerics.STEPS_SKIPPED,
+    numerics.GRADIENT_SPIKES,
+    supervised.LOSS_RISING,
+    supervised.REWARD_MODEL_AT_CHANCE,
+    supervised.REWARD_MODEL_BARELY_BETTER_THAN_LENGTH,
+    supervised.OVERFITTING,
+    cost.MEMORY_GROWING,
+    cost.REWARD_DOMINATES_TIME,
+)
 """Causes stand before what follows from them: it is the order of findings that are equally grave."""
 
 GRAVITY: tuple[Severity, ...] = ("serious", "warning", "note")

@@ -1,0 +1,136 @@
+"""A metric's course over a run, and what can be said of it in spite of its noise.
+
+Everything is a median: one odd update is no finding, and sixteen updates have to be enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kedge.report.progress import format_figure
+from kedge.report.record import RunRecord
+
+__all__ = ["CERTAIN", "TREND", "WINDOW", "Course", "course", "fell", "figure", "rose", "span"]
+
+ENOUGH = 4
+"""Updates before anything is said of a figure's size: a live run is to be told early, but not of its first step."""
+
+TREND = 8
+"""Updates before anything is said of its course: early and late ones, with room between them."""
+
+WINDOW = 3
+"""Fewest updates of a median: the least that bear one that is odd."""
+
+CERTAIN = 3.0
+"""Standard errors that make a difference. A run has dozens of courses, and two would be passed by chance every day."""
+
+MEDIAN_ERROR = 1.25
+"""Standard error of a median, in those of a mean: √(π/2)."""
+
+MAD_TO_STD = 1.4826
+"""Standard deviation of a normal variable, in its median absolute deviations."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The figures of a metric, and the updates that have them."""
+
+    updates: Sequence[int]
+    figures: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.figures)
+
+    @property
+    def window(self) -> int:
+        """Updates that are late: a quarter of the run."""
+        return max(WINDOW, len(self) // 4)
+
+    @property
+    def first(self) -> float:
+        """The first figure. Of what is sampled it is the model's that the run started from, which nothing has moved."""
+        return self.figures[0]
+
+    @property
+    def early(self) -> float:
+        """Median of the first few updates: what there was before much was learnt."""
+        return median(self.figures[:WINDOW])
+
+    @property
+    def late(self) -> float:
+        """Median of the last quarter."""
+        return median(self.figures[-self.window :])
+
+    @property
+    def peak(self) -> float:
+        """The largest median of three updates in a row."""
+        return max(self._rolling())
+
+    @property
+    def peak_span(self) -> str:
+        """Which updates those were."""
+        rolling = self._rolling()
+        first = rolling.index(max(rolling))
+        return span(self.updates[first : first + WINDOW])
+
+    @property
+    def late_span(self) -> str:
+        """Which updates are late ones: `updates 13 to 16`."""
+        return span(self.updates[-self.window :])
+
+    @property
+    def rise(self) -> float:
+        """Late less early."""
+        return self.late - self.early
+
+    @property
+    def error(self) -> float:
+        """Standard error of `rise`: of two medians of figures as noisy as neighbours differ."""
+        steps = [after - before for before, after in zip(self.figures, self.figures[1:], strict=False)]
+        noise = MAD_TO_STD * median(map(abs, steps)) / math.sqrt(2) if steps else math.inf
+        return MEDIAN_ERROR * noise * math.sqrt(1 / WINDOW + 1 / self.window)
+
+    def _rolling(self) -> list[float]:
+        last = max(1, len(self) - WINDOW + 1)
+        return [median(self.figures[first : first + WINDOW]) for first in range(last)]
+
+
+def course(
+    run: RunRecord, name: str, *, least: int = ENOUGH, where: Callable[[float], bool] = math.isfinite
+) -> Course | None:
+    """A metric's course; None where fewer than `least` updates have it.
+
+    Args:
+        run: Whose metric.
+        name: Which one.
+        least: Updates that make it worth a look.
+        where: Figures that count.
+    """
+    updates, figures = run.series(name)
+    kept = [(update, figure) for update, figure in zip(updates, figures, strict=True) if where(figure)]
+    if len(kept) < max(least, 1):
+        return None
+    return Course([update for update, _ in kept], [figure for _, figure in kept])
+
+
+def rose(found: Course | None) -> bool:
+    """Whether a course has come up, beyond its noise."""
+    return found is not None and len(found) >= TREND and found.rise > CERTAIN * found.error
+
+
+def fell(found: Course | None) -> bool:
+    """Whether it has come down, beyond its noise."""
+    return found is not None and len(found) >= TREND and -found.rise > CERTAIN * found.error
+
+
+def span(updates: Sequence[int]) -> str:
+    """Updates in words."""
+    return f"updates {updates[0]} to {updates[-1]}" if len(updates) > 1 else f"update {updates[0]}"
+
+
+def figure(value: float) -> str:
+    """A figure as findings write it."""
+    return format_figure(value)

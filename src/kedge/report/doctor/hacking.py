@@ -1,0 +1,153 @@
+"""A score that rises for the wrong reason."""
+
+from __future__ import annotations
+
+from kedge.report.doctor.courses import TREND, Course, course, fell, figure, rose
+from kedge.report.doctor.finding import Remedy, Rule, Symptom
+from kedge.report.doctor.remedies import scale
+from kedge.report.record import RunRecord
+
+__all__ = ["HACKING_BY_LENGTH", "HACKING_BY_NOT_STOPPING", "HACKING_BY_REPETITION", "PROXY_UP_JUDGE_DOWN"]
+
+LONGER, MUCH_LONGER = 1.2, 1.5
+"""Growth of the responses: the demo's grow by a quarter, as its judge wants them to. InstructGPT-like runs grow by half
+where the reward model loves length."""
+
+SHORTER = 0.5
+"""The same downwards."""
+
+CORRELATED = 0.5
+"""Correlation of score and length at which length explains a quarter of the scores. Reward models of human preferences
+have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
+
+REPETITIVE = 0.2
+"""Share of 4-grams that a response had before, above what it was at first. Natural short text has next to none."""
+
+STOPS_LOST = 0.25
+"""Fall of the share of responses that stop, while their score rises."""
+
+
+def _score_rises(run: RunRecord) -> Course | None:
+    score = course(run, "reward/score_mean", least=TREND)
+    return score if rose(score) else None
+
+
+def _pays(score: Course) -> str:
+    return f"while the mean score rises from {figure(score.early)} to {figure(score.late)}"
+
+
+def _leash(run: RunRecord) -> Remedy:
+    """More of what holds the policy to the reference; there may be none at all."""
+    return scale(run, "ppo.kl_coef", 3.0)
+
+
+def _by_length(run: RunRecord) -> Symptom | None:
+    score, length = _score_rises(run), course(run, "response/length", least=TREND)
+    tie = course(run, "reward/length_correlation")
+    if score is None or length is None or tie is None:
+        return None
+    growth = length.late / length.early
+    strongest = max(tie.figures, key=abs) if len(tie) < TREND else _strongest(tie)
+    longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
+    shorter = growth <= SHORTER and strongest <= -CORRELATED
+    if not (longer or shorter):
+        return None
+    return Symptom(
+        "serious" if growth >= MUCH_LONGER or shorter else "warning",
+        f"responses go from {figure(length.early)} to {figure(length.late)} tokens ({length.late_span}), "
+        f"{_pays(score)}; scores and lengths correlate by {figure(strongest)}",
+        (_leash(run),),
+        "pay for something else than length: take a length penalty into the reward, or a reward model that was "
+        "trained on pairs of equal length",
+    )
+
+
+def _strongest(tie: Course) -> float:
+    """The early correlation or the late one: the policy may have used up all differences in length since."""
+    return max((tie.early, tie.late), key=abs)
+
+
+def _by_repetition(run: RunRecord) -> Symptom | None:
+    score, repeated = _score_rises(run), course(run, "response/repetition", least=TREND)
+    if score is None or repeated is None or not rose(repeated) or repeated.rise < REPETITIVE:
+        return None
+    return Symptom(
+        "serious",
+        f"{repeated.late:.0%} of a response's 4-grams occurred in it before ({repeated.late_span}), "
+        f"{repeated.early:.0%} at first, {_pays(score)}",
+        (_leash(run),),
+        "take a penalty for repetition into the reward",
+    )
+
+
+def _by_not_stopping(run: RunRecord) -> Symptom | None:
+    score, stops = _score_rises(run), course(run, "response/eos_rate", least=TREND)
+    if score is None or stops is None or not fell(stops) or -stops.rise < STOPS_LOST:
+        return None
+    return Symptom(
+        "serious",
+        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.early:.0%} at first, {_pays(score)}",
+        (scale(run, "rollout.missing_eos_score", 1.0), _leash(run)),
+        "let a response that does not stop score less than any that does",
+    )
+
+
+def _judge_down(run: RunRecord) -> Symptom | None:
+    score = _score_rises(run)
+    if score is None:
+        return None
+    for name in _judges(run):
+        judge = course(run, name, least=TREND)
+        if judge is not None and fell(judge):
+            best = max(range(len(judge)), key=lambda index: judge.figures[index])
+            return Symptom(
+                "serious",
+                f"{name}, which judges and is not trained on, falls from {figure(judge.early)} to {figure(judge.late)} "
+                f"({judge.late_span}), {_pays(score)}; it was best at update {judge.updates[best]}",
+                (_leash(run),),
+                f"take the checkpoint of about update {judge.updates[best]}",
+            )
+    return None
+
+
+def _judges(run: RunRecord) -> list[str]:
+    """The metrics of those reward terms that have no weight."""
+    terms = run.config.get("reward")
+    silent = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
+    names = {name for row in run.metrics[:1] for name in row if name.startswith("score/")}
+    return sorted(name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in silent))
+
+
+def _is_called(name: str, term: dict[str, object]) -> bool:
+    """Whether a term's metric has this name: its own, or the last part of its source."""
+    source = str(term.get("source") or "")
+    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
+
+
+PROXY_UP_JUDGE_DOWN = Rule(
+    "proxy_up_judge_down",
+    "The reward is over-optimised: what it pays for and what is wanted have parted.",
+    ("reward/score_mean", "score/NAME"),
+    _judge_down,
+)
+
+HACKING_BY_LENGTH = Rule(
+    "hacking_by_length",
+    "The score follows the length of a response, and the policy has noticed.",
+    ("reward/score_mean", "response/length", "reward/length_correlation"),
+    _by_length,
+)
+
+HACKING_BY_REPETITION = Rule(
+    "hacking_by_repetition",
+    "Saying the same again pays, and the policy has noticed.",
+    ("reward/score_mean", "response/repetition"),
+    _by_repetition,
+)
+
+HACKING_BY_NOT_STOPPING = Rule(
+    "hacking_by_not_stopping",
+    "Responses that are cut off score better than those that end, and the policy has noticed.",
+    ("reward/score_mean", "response/eos_rate"),
+    _by_not_stopping,
+)
