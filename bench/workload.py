@@ -40,11 +40,12 @@ from kedge.data import encode_completion, encode_prompt
 __all__ = ["build_models", "build_tokenizer", "draw_rows", "make_workload", "source_texts"]
 
 SHAPES: dict[str, dict[str, int]] = {
+    "XS": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     "S": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4},
     "M": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 6},
     "0.5B": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
-VOCAB_SIZES = {"S": 2048, "M": 8192, "0.5B": 32000}
+VOCAB_SIZES = {"XS": 300, "S": 2048, "M": 8192, "0.5B": 32000}
 PAD, EOS, BOS = 0, 1, 2
 NEVER = -30.0
 """A logit that is not sampled in the life of a benchmark."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def model_bytes(folder: Path) -> dict[str, bytes]:
 def assert_same(resumed: Path, whole: Path) -> None:
     assert metrics_without_times(resumed) == metrics_without_times(whole)
     assert model_bytes(resumed) == model_bytes(whole) != {}
-    for name in ("samples.jsonl",):
+    for name in ("samples.jsonl", "details.jsonl"):
         if (whole / name).exists():
             assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
@@ -232,8 +233,8 @@ def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
-def _run_slowly(config: Config, seconds: float = 0.3, resume: Resume | None = None) -> None:
-    run_ppo(config, prompts=PROMPTS, reward=len_of, resume=resume, on_update=lambda *_: time.sleep(seconds))
+def _run_slowly(config: Config) -> None:
+    run_ppo(config, prompts=PROMPTS, reward=len_of, on_update=lambda *_: time.sleep(0.3))
 
 
 def _wait_for_rows(folder: Path, count: int) -> None:
@@ -244,37 +245,52 @@ def _wait_for_rows(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int) -> None:
-    """Kill a run that saves after every update, again and again, at random moments; then let it finish."""
+def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int) -> int:
+    """Kill a run that saves after every update, again and again, at random moments; then let it finish.
+
+    Returns:
+        How many of the kills left a save half done.
+    """
     settings = {"num_updates": num_updates, "checkpoint.every": 1}
     whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
     run_ppo(whole, prompts=PROMPTS, reward=len_of)
     context, chooser = multiprocessing.get_context("forkserver"), random.Random(0)
+    context.set_forkserver_preload(["kedge.pipelines.ppo"])
     checkpoints = tmp_path / "killed" / "checkpoints"
-    newest = 0
+    newest, halves = 0, 0
     for _ in range(kills):
-        process = context.Process(target=_run_slowly, args=(killed, 0.0, Resume()))
+        told, telling = context.Pipe(duplex=False)
+        process = context.Process(target=_run_and_tell, args=(killed, telling))
         process.start()
-        _wait_for_rows(tmp_path / "killed", newest)
-        time.sleep(chooser.uniform(0.0, 0.6))
+        for _ in range(chooser.randint(1, 4)):
+            assert told.poll(60), "no update came"
+            told.recv()
+        time.sleep(chooser.uniform(0.0, 0.05))
+        assert process.is_alive()
         process.kill()
         process.join()
         rejected: list[str] = []
         found = newest_valid(checkpoints, on_rejected=rejected.append)
         assert not rejected
-        assert (found.update if found else 0) >= newest
-        newest = found.update if found else 0
+        assert found is None or found.update >= newest
+        newest = found.update if found else newest
+        halves += any(path.name.startswith(".tmp-") for path in checkpoints.glob(".*"))
     run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
     assert_same(tmp_path / "killed", tmp_path / "whole")
+    return halves
+
+
+def _run_and_tell(config: Config, telling: Connection) -> None:
+    run_ppo(config, prompts=PROMPTS, reward=len_of, resume=Resume(), on_update=lambda update, _: telling.send(update))
 
 
 def test_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
-    survive_kills(tmp_path, policy, kills=3, num_updates=12)
+    survive_kills(tmp_path, policy, kills=3, num_updates=30)
 
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
-    survive_kills(tmp_path, policy, kills=50, num_updates=300)
+    assert survive_kills(tmp_path, policy, kills=50, num_updates=400) > 5
 
 
 def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, policy):
