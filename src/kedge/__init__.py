@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from kedge.version import __version__
 
 if TYPE_CHECKING:
-    from kedge.api import evaluate, generate, ppo, reward, rlhf, sft
+    from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft
     from kedge.errors import KedgeError
 
-__all__ = ["KedgeError", "__version__", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+__all__ = ["KedgeError", "__version__", "doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
 
-_HOMES: dict[str, str] = dict.fromkeys(("evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
+_HOMES: dict[str, str] = dict.fromkeys(("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
 _HOMES["KedgeError"] = "kedge.errors"
 
 

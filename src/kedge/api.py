@@ -11,9 +11,11 @@ Each function makes the run's folder, which `out` names (`runs/STAGE` otherwise)
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kedge.arguments import Arguments, Data, StrPath, Weighted
+from kedge.pipelines.diagnosis import diagnose_run
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
@@ -21,9 +23,10 @@ from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf import RlhfResult, run_rlhf
 from kedge.pipelines.run import Resume
 from kedge.pipelines.sft import SftResult, run_sft
+from kedge.report.doctor import Finding
 from kedge.rewards import RewardSpec
 
-__all__ = ["evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
 
 
 def sft(
@@ -187,6 +190,18 @@ def evaluate(
     rows = given.rows("data.prompts", prompts)
     function = given.function("evaluate.judge", judge)
     return run_evaluate(given.config("evaluate"), prompts=rows, judge=function)
+
+
+def doctor(run: StrPath) -> list[Finding]:
+    """What is the matter with a run, gravest first; see `kedge.pipelines.diagnosis.diagnose_run`.
+
+    Args:
+        run: The run's folder, or one that holds the folders of several stages.
+
+    Raises:
+        DataError: It is no run's folder, or a file in it is damaged.
+    """
+    return diagnose_run(Path(run))
 
 
 def _resume(wanted: bool) -> Resume | None:

@@ -1,7 +1,32 @@
 """The commands that read runs: none of them touches one."""
 
+import json
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 __all__ = ["app"]
 
 app = typer.Typer()
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, or one that holds several stages'.")]
+
+
+@app.command()
+def doctor(
+    run: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the findings as JSON.")] = False,
+) -> None:
+    """Say what is wrong with a run, and what to try. Exit code 1 if something serious is."""
+    from rich.console import Console
+
+    from kedge.pipelines.diagnosis import diagnose_run
+    from kedge.report.doctor import print_findings
+
+    findings = diagnose_run(run)
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}, ensure_ascii=False, indent=2))
+    else:
+        print_findings(str(run), findings, Console(highlight=False))
+    raise typer.Exit(any(finding.severity == "serious" for finding in findings))

@@ -17,6 +17,7 @@ from typing import Any
 from kedge.config import Config
 from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.pipelines.diagnosis import tell_findings
 from kedge.pipelines.keeping import keeping, logged_steps
 from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
@@ -114,6 +115,7 @@ def run_reward(
         if report.outcome.interruption is not None:
             raise report.outcome.interruption
     run.finish({"summary": summary})
+    tell_findings(run.folder)
     return RewardResult(run.folder, summary)
 
 

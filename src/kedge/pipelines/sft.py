@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from kedge.config import Config
 from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.pipelines.diagnosis import tell_findings
 from kedge.pipelines.keeping import keeping, logged_steps
 from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
@@ -108,6 +109,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         if outcome.interruption is not None:
             raise outcome.interruption
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
+    tell_findings(run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 

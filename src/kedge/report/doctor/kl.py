@@ -122,7 +122,7 @@ def _beta_too_small(run: RunRecord) -> Symptom | None:
         "serious" if per_token > FAR_PER_TOKEN and drift.late > FAR else "warning",
         f"at β = {beta.late:g} the {figure(drift.late)} nats from the reference ({drift.late_span}) cost "
         f"{figure(cost)}, while the score has gained {figure(score.rise)}; at first the KL was {figure(drift.early)}",
-        (_beta_for(run, drift, gain),),
+        (_beta_for(run, gain),),
     )
 
 
@@ -131,11 +131,11 @@ def _per_token(run: RunRecord, drift: Course) -> float:
     return drift.late / max(length.late, 1.0) if length else 0.0
 
 
-def _beta_for(run: RunRecord, drift: Course, gain: float) -> Remedy:
-    """A β at which the KL that was reached would have cost a quarter of the gain."""
+def _beta_for(run: RunRecord, gain: float) -> Remedy:
+    """A β at which the first nats of a drift cost a quarter of what the score has gained."""
     present = run.setting("ppo.kl_coef")
     was = f" instead of {present:g}" if isinstance(present, (int, float)) else ""
-    return Remedy("ppo.kl_coef", "too_low", f"ppo.kl_coef={gain / drift.late / 4:.2g}{was}")
+    return Remedy("ppo.kl_coef", "too_low", f"ppo.kl_coef={gain / DRIFTED / 4:.2g}{was}")
 
 
 def _beta_too_large(run: RunRecord) -> Symptom | None:

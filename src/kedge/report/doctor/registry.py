@@ -18,7 +18,7 @@ from kedge.report.doctor import (
 from kedge.report.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
 from kedge.report.record import RunRecord
 
-__all__ = ["RULES", "diagnose"]
+__all__ = ["RULES", "diagnose", "graver"]
 
 RULES: tuple[Rule, ...] = (
     agreement.STALE_ROLLOUTS,
@@ -72,11 +72,12 @@ def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
         advice: What the configuration says about its settings.
     """
     found = [(rule, symptom) for rule in RULES if (symptom := rule.check(record)) is not None]
-    return [_finding(rule, symptom, advice) for rule, symptom in sorted(found, key=_gravity)]
+    return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=graver)
 
 
-def _gravity(found: tuple[Rule, Symptom]) -> int:
-    return GRAVITY.index(found[1].severity)
+def graver(finding: Finding) -> int:
+    """Sorts the gravest first, and leaves the order of those that are equally grave."""
+    return GRAVITY.index(finding.severity)
 
 
 def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
