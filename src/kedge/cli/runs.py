@@ -12,6 +12,10 @@ app = typer.Typer()
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, or one that holds several stages'.")]
 
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="The runs' folders, or ones that hold several stages'.")
+]
+
 
 @app.command()
 def doctor(
@@ -30,3 +34,16 @@ def doctor(
     else:
         print_findings(str(run), findings, Console(highlight=False))
     raise typer.Exit(any(finding.severity == "serious" for finding in findings))
+
+
+@app.command()
+def report(
+    runs: RunFolders,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the page; RUN/report.html by default.")
+    ] = None,
+) -> None:
+    """Write a page that shows what a run did, or several over each other; also while they are at work."""
+    from kedge.pipelines.reporting import write_report
+
+    typer.echo(write_report(runs, out))

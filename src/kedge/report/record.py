@@ -18,7 +18,7 @@ from kedge.report.json_lines import read_json_lines
 from kedge.report.metrics import METRICS_FILE
 from kedge.report.samples import SAMPLES_FILE
 
-__all__ = ["RunRecord", "read_run"]
+__all__ = ["RunRecord", "read_mapping", "read_run"]
 
 SUMMARY_FILE = "summary.json"
 QUIET_SECONDS = 60.0
@@ -87,7 +87,7 @@ def read_run(folder: Path) -> RunRecord:
     except yaml.YAMLError as error:
         raise DataError(f"{str(config)!r} is damaged: {error}") from error
     metrics = _rows(folder / METRICS_FILE)
-    ending = _mapping(folder / FINISHED_FILE)
+    ending = read_mapping(folder / FINISHED_FILE)
     return RunRecord(
         folder,
         facts={name: value for name, _, value in header},
@@ -96,8 +96,8 @@ def read_run(folder: Path) -> RunRecord:
         details=_rows(folder / DETAILS_FILE),
         samples=_rows(folder / SAMPLES_FILE),
         incidents=_rows(folder / INCIDENTS_FILE),
-        roles=_mapping(folder / ROLES_FILE),
-        summary={**ending, **_mapping(folder / SUMMARY_FILE)},
+        roles=read_mapping(folder / ROLES_FILE),
+        summary={**ending, **read_mapping(folder / SUMMARY_FILE)},
         state="finished" if ending else _guess_state(folder, metrics),
     )
 
@@ -106,7 +106,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return read_json_lines(path) if path.is_file() else []
 
 
-def _mapping(path: Path) -> Mapping[str, Any]:
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """What a JSON file holds; empty where there is none.
+
+    Raises:
+        DataError: It is damaged.
+    """
     if not path.is_file():
         return {}
     try:

@@ -1,0 +1,101 @@
+// Charts: plotly draws them, each only when it comes into sight.
+
+const state = { x: "update", smoothing: {}, hidden: new Set(), range: null };
+const plots = new Map();
+let library = null;
+
+const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const runColour = index => colour(`c${index % 8}`);
+const faint = (hex, alpha) => `rgba(${[1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16)).join(", ")}, ${alpha})`;
+/** Text for plotly, which reads some markup: here nothing is. */
+const plain = text => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
+/** The library lies packed in the page; it is unpacked once, and runs as the script that the page's policy names. */
+const unpack = async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), char => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = el("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+  return window.Plotly;
+};
+
+const baseLayout = () => {
+  const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), tickcolor: colour("line"),
+    automargin: true, tickfont: { size: 11, color: colour("muted") }, title: { font: { size: 11, color: colour("muted") }, standoff: 6 } };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 12, t: 8, b: 36 },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },
+    hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },
+    xaxis: axis, yaxis: axis, yaxis2: axis, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+  };
+};
+const merged = (base, changes) => {
+  const result = { ...base };
+  for (const [name, value] of Object.entries(changes)) {
+    const nested = value && typeof value === "object" && !Array.isArray(value);
+    result[name] = nested ? merged(base[name] ?? {}, value) : value;
+  }
+  return result;
+};
+const OPTIONS = { displaylogo: false, responsive: true, scrollZoom: false, showTips: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"] };
+
+const sight = new IntersectionObserver(entries => {
+  for (const { target, isIntersecting } of entries) {
+    const plot = plots.get(target);
+    if (!plot) continue;
+    plot.visible = isIntersecting;
+    if (isIntersecting) draw(target);
+  }
+}, { rootMargin: "250px" });
+
+const draw = host => {
+  const plot = plots.get(host);
+  if (!library || !plot?.visible || !plot.stale) return;
+  plot.stale = false;
+  const { traces, layout = {} } = plot.build();
+  library.react(host, traces, merged(baseLayout(), layout), OPTIONS).then(() => {
+    host.dataset.drawn = "";
+    if (plot.listens) return;
+    plot.listens = true;
+    if (plot.onrange) host.on("plotly_relayout", change => plot.onrange(change));
+  });
+};
+
+/** Draw anew what `build` now gives: at once where it is in sight. */
+const redraw = hosts => { for (const host of hosts) if (plots.has(host)) { plots.get(host).stale = true; draw(host); } };
+const redrawAll = () => redraw([...plots.keys()]);
+
+/** Let go of the charts below an element that goes. */
+const forget = root => {
+  for (const host of plots.keys()) {
+    if (!root.contains(host)) continue;
+    sight.unobserve(host);
+    if (library && host.dataset.drawn !== undefined) library.purge(host);
+    plots.delete(host);
+  }
+};
+
+/** A chart with its caption; `build` gives plotly's traces and layout, `summary` what a screen reader says. */
+const chart = ({ title, unit = "", note = "", summary = "", size = "", build, onrange = null, bare = false }) => {
+  const host = el("div", { class: "plot", role: "img", "aria-label": `${title}. ${summary}` });
+  plots.set(host, { build, onrange, stale: true, visible: false, listens: false });
+  sight.observe(host);
+  const widen = el("button", { type: "button", "aria-pressed": "false", "aria-label": `Enlarge ${title}`, onclick: () => {
+    const wide = node.classList.toggle("wide");
+    widen.setAttribute("aria-pressed", wide);
+    widen.textContent = wide ? "smaller" : "larger";
+    if (library && host.dataset.drawn !== undefined) library.Plots.resize(host);
+  } }, "larger");
+  const node = el("figure", { class: `${bare ? "" : "card"} chart ${size}` },
+    el("figcaption", {}, el("h3", {}, title), el("span", { class: "unit" }, unit), bare ? null : widen), host, note ? el("p", { class: "note" }, note) : null);
+  return Object.assign(node, { host });
+};
+
+const wakeLibrary = async () => {
+  library = await unpack();
+  for (const host of plots.keys()) draw(host);
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("kedge:drawn")));
+};

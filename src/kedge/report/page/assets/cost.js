@@ -1,0 +1,37 @@
+// Cost: seconds and FLOPs by phase, in steps of plain fine-tuning, and memory by role.
+
+const PHASES = { rollout: "Rollout", reward: "Reward", experience: "Experience", train: "Training", other: "Other" };
+
+const shareChart = (title, unit, runs, key) => chart({ title, unit, size: "short", build: () => ({
+  traces: Object.keys(PHASES).flatMap((phase, at) => {
+    const parts = runs.map(run => run.cost.phases.find(each => each.phase === phase)?.[key] ?? 0);
+    if (!parts.some(Boolean)) return [];
+    const totals = runs.map(run => run.cost.phases.reduce((sum, each) => sum + (each[key] ?? 0), 0) || 1);
+    return [{ type: "bar", orientation: "h", name: PHASES[phase], y: runs.map(run => plain(run.name)), x: parts.map((part, place) => part / totals[place]),
+      customdata: parts.map(part => (key === "seconds" ? seconds(part) : `${large(part)}FLOP`)), marker: { color: runColour(at) }, hovertemplate: "%{x:.1%}: %{customdata}" }];
+  }),
+  layout: { barmode: "stack", hovermode: "closest", xaxis: { tickformat: ".0%", range: [0, 1] }, yaxis: { automargin: true, showgrid: false, autorange: "reversed" }, bargap: 0.45 } }) });
+
+const phasesTable = run => {
+  const total = run.cost.phases.reduce((sum, each) => sum + each.seconds, 0), flops = run.cost.phases.reduce((sum, each) => sum + (each.flops ?? 0), 0);
+  return table(["Phase", "time", "share", ...(flops ? ["FLOPs", "share", "FLOP/s"] : [])], run.cost.phases.map(each => [PHASES[each.phase], seconds(each.seconds), percent(each.seconds / total),
+    ...(flops ? [each.flops ? large(each.flops) : "–", each.flops ? percent(each.flops / flops) : "–", each.flops ? large(each.flops / each.seconds) : "–"] : [])]));
+};
+
+const memoryTable = run => table(["Role", "parameters", "weights, GiB", "optimiser, GiB", "trained"],
+  run.cost.roles.map(role => [role.role, large(role.parameters), figure(role.weights, 3), figure(role.optimizer, 3), role.trained ? "yes" : "no"]));
+
+const cost = data => section("cost", "Cost", "Where the time and the arithmetic went, and what lay in memory.", () => {
+  const runs = data.runs.filter(run => !run.cost.empty), phased = runs.filter(run => run.cost.phases.length);
+  if (!runs.length) return empty(data.runs[0]?.cost.empty ?? "There is no run.");
+  const told = runs.map(run => el("p", {}, el("b", {}, run.name), `: ${seconds(run.cost.seconds)} for ${run.cost.updates.toLocaleString("en-GB")} ${run.stage === "ppo" ? "updates" : "steps"}`,
+    known(run.cost.sft_steps) ? `; an update costs as much as ${figure(run.cost.sft_steps, 3)} steps of fine-tuning on the same tokens` : "",
+    Object.entries(run.cost.peak).map(([place, size]) => `; at most ${figure(size, 3)} GiB in the ${place}`), "."));
+  const counted = phased.filter(run => run.cost.phases.some(phase => phase.flops));
+  return [card(told),
+    phased.length ? el("div", { class: "two" }, shareChart("Time", "share of each phase", phased, "seconds"),
+      counted.length ? shareChart("Arithmetic", "share of each phase's FLOPs", counted, "flops") : empty("FLOPs were not counted: runs of this version count them in every update.")) : null,
+    el("div", { class: "two" }, phased.map(run => card(el("h3", {}, phased.length > 1 ? `By phase: ${run.name}` : "By phase"), phasesTable(run))),
+    runs.filter(run => run.cost.roles.length).map(run => card(el("h3", {}, `Memory by role${phased.length > 1 ? `: ${run.name}` : ""}`), memoryTable(run)))),
+    phased.length && !runs.some(run => run.cost.roles.length) ? empty("The models' sizes are not known: runs of this version write roles.json as they begin.") : null];
+});

@@ -1,0 +1,76 @@
+// Elements and numbers. All that comes from a run goes through `el`, which knows text and no markup.
+
+const el = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, entry] of Object.entries(value)) node.style.setProperty(key, entry);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
+  return node;
+};
+
+const known = value => typeof value === "number" && Number.isFinite(value);
+
+/** A figure with four significant digits; a minus sign that lines up. */
+const figure = (value, digits = 4) => {
+  if (!known(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e15)) return value.toExponential(2).replace("-", "−").replace("e−", "e−");
+  const places = size >= 1 ? Math.max(0, digits - 1 - Math.floor(Math.log10(size))) : digits;
+  return value.toLocaleString("en-GB", { maximumFractionDigits: Math.min(places, 6) }).replace("-", "−");
+};
+const signed = value => (known(value) && value > 0 ? `+${figure(value, 3)}` : figure(value, 3));
+const percent = value => (known(value) ? `${figure(100 * value, 3)} %` : "–");
+const seconds = value => {
+  if (!known(value)) return "–";
+  if (value < 90) return `${figure(value, 3)} s`;
+  return value < 5400 ? `${figure(value / 60, 3)} min` : `${figure(value / 3600, 3)} h`;
+};
+const large = value => {
+  if (!known(value)) return "–";
+  const steps = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+  const [size, name] = steps.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  return `${figure(value / size, 3)} ${name}`.trim();
+};
+
+const card = (...children) => el("div", { class: "card stack" }, children);
+const empty = reason => el("p", { class: "empty" }, reason);
+
+/** A section that is filled anew whenever what it shows changes. */
+const section = (id, title, lead, fill, level = "h2") => {
+  const body = el("div", { class: "stack" });
+  const node = el("section", { id, "aria-labelledby": `${id}-title` },
+    el("header", {}, el(level, { id: `${id}-title` }, title), lead ? el("p", {}, lead) : null), body);
+  return { id, title, node, refresh: () => { forget(body); body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean)); } };
+};
+
+/** One of several options: radio buttons where they are few, a list where they are many. */
+let choices = 0;
+const choice = (label, options, selected, onchange) => {
+  if (options.length > 6) {
+    const list = el("select", { "aria-label": label, onchange: event => onchange(options[event.target.selectedIndex][0]) },
+      options.map(([value, text]) => el("option", { value, selected: value === selected }, text)));
+    return el("label", { class: "field" }, el("span", {}, label), list);
+  }
+  const name = `choice-${choices++}`;
+  return el("fieldset", { class: "field" }, el("legend", {}, label), el("div", { class: "segments" },
+    options.map(([value, text]) => el("label", {},
+      el("input", { type: "radio", name, value, checked: value === selected, onchange: () => onchange(value) }), text))));
+};
+
+const slider = (label, { min, max, step = 1, value, show }, oninput) => {
+  const output = el("output", { class: "number small" }, show(value));
+  const input = el("input", { type: "range", min, max, step, value, "aria-label": label, oninput: () => {
+    output.textContent = show(Number(input.value));
+    oninput(Number(input.value));
+  } });
+  return el("label", { class: "field" }, el("span", {}, label), input, output);
+};
+
+const table = (head, rows, wrapped = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head[0] || "Table" },
+  el("table", {},
+    el("thead", {}, el("tr", {}, head.map((text, place) => el("th", { scope: "col", class: wrapped.includes(place) ? "wrap" : null }, text)))),
+    el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => el("td", { class: wrapped.includes(place) ? "wrap" : null }, cell)))))));

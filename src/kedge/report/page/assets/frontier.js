@@ -1,0 +1,30 @@
+// Over-optimisation: what the proxy says and what judges say whom training never sees, over √KL.
+
+const frontier = data => section("overoptimisation", "Over-optimisation",
+  "The reward that is trained on goes on rising; a judge's may turn. Over √KL, the axis on which both courses are simple.", () => {
+    const runs = data.runs.map((run, index) => ({ ...run, index })).filter(run => run.stage === "ppo" && !run.frontier.empty);
+    if (!runs.length) return empty((data.runs.find(run => run.stage === "ppo") ?? data.runs[0])?.frontier.empty ?? "There is no run.");
+    const names = [...new Set(runs.flatMap(run => run.frontier.judges.map(judge => judge.name)))];
+    const points = (run, figures, name) => ({ type: "scatter", mode: "lines+markers", name: plain(name), x: run.frontier.root_kl, y: figures, customdata: run.frontier.update,
+      marker: { size: 5, color: runColour(run.index) }, line: { color: faint(runColour(run.index), 0.5), width: 1.5 }, hovertemplate: "%{y:.4~g} at √KL %{x:.3~g}, update %{customdata}<extra>%{fullData.name}</extra>" });
+    const layout = { hovermode: "closest", xaxis: { title: { text: "√KL to the reference (KL in nats per response)" } } };
+    const proxy = chart({ title: "Proxy: what PPO maximises", unit: "mean score", size: "tall",
+      build: () => ({ traces: runs.map(run => ({ ...points(run, run.frontier.proxy, run.name), showlegend: runs.length > 1 })), layout }) });
+    const judged = names.map(name => chart({ title: `Judge: ${name}`, unit: "figure", size: "tall", note: "The ring marks the best policy in this judge's eyes.",
+      build: () => ({ layout, traces: runs.flatMap(run => {
+        const judge = run.frontier.judges.find(each => each.name === name);
+        if (!judge) return [];
+        const at = judge.best, limits = judge.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 2, color: faint(runColour(run.index), 0.5),
+          array: judge.high.map((high, place) => high - judge.figures[place]), arrayminus: judge.figures.map((value, place) => value - judge.low[place]) } } : {};
+        return [{ ...points(run, judge.figures, run.name), ...limits, showlegend: runs.length > 1 },
+          { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.figures[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: "top center", textfont: { color: runColour(run.index) },
+            marker: { size: 14, color: "rgba(0,0,0,0)", line: { width: 2.5, color: runColour(run.index) } }, hoverinfo: "skip", showlegend: false, cliponaxis: false }];
+      }) }) }));
+    const told = runs.flatMap(run => run.frontier.judges.map(judge => {
+      const last = judge.figures.length - 1;
+      const verdict = judge.best === last ? "its last update is the best so far" : `update ${run.frontier.update[judge.best]} is the best (${figure(judge.figures[judge.best], 3)}; at the end ${figure(judge.figures[last], 3)})`;
+      return el("p", {}, `${run.name}, by the judge ${judge.name}: ${verdict}.`);
+    }));
+    return [told, el("div", { class: "two" }, proxy, judged),
+      names.length ? null : empty("No judge was asked, so nobody can tell whether the proxy was gamed. A reward term of weight 0 is one: it is measured and never trained on.")];
+  });

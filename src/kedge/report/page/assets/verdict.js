@@ -1,0 +1,50 @@
+// Verdict: what each run did, what the doctor says, and where the figures ended.
+
+const severities = { serious: "serious", warning: "warning", note: "note" };
+
+const finding = each => el("li", { class: `finding ${severities[each.severity] ?? ""}` },
+  el("h3", {}, `${each.rule}`, " ", el("span", { class: "badge" }, each.severity)),
+  el("dl", {}, [["Seen", each.seen], ["Means", each.means], ["Try", each.try], ["More", each.docs]]
+    .filter(([, text]) => text).map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])));
+
+const findingsOf = run => {
+  if (run.findings === null) return null;
+  if (!run.findings.length) return el("p", { class: "healthy" }, "✓ The doctor found nothing wrong.");
+  const [first, rest] = [run.findings.slice(0, 3), run.findings.slice(3)];
+  return [el("ul", { class: "findings" }, first.map(finding)),
+    rest.length ? el("details", {}, el("summary", {}, `${rest.length} more`), el("ul", { class: "findings" }, rest.map(finding))) : null];
+};
+
+const changeOf = ({ first, last, good }) => {
+  const change = last - first;
+  const better = !good || change === 0 || Math.abs(change) < 1e-12 ? "" : (change > 0) === (good === "up") ? "up" : "down";
+  return el("span", { class: better }, first === last ? "0" : signed(change));
+};
+
+const figuresTable = run => table(["", "first", "last", "change"],
+  run.figures.map(row => [[row.label, " ", el("span", { class: "unit-of" }, row.unit)], figure(row.first), el("b", {}, figure(row.last)), changeOf(row)]));
+
+const runCard = (run, index, many) => {
+  const facts = [run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
+  const versions = Object.entries(run.facts).filter(([name]) => !["stage", "device", "precision"].includes(name));
+  return el("article", { class: "card stack" },
+    el("div", { class: "run-title" },
+      many ? el("span", { class: "swatch", style: { background: `var(--c${index % 8})` } }) : null,
+      el("h3", {}, run.name), el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
+    run.sentences.map(text => el("p", { class: "sentences" }, text)),
+    run.incidents ? el("p", { class: "down" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: see incidents.jsonl.`) : null,
+    findingsOf(run),
+    el("details", { open: !many || run.stage === "ppo" }, el("summary", {}, "First and last figures: means over a twentieth of the run"), figuresTable(run)),
+    versions.length ? el("p", { class: "muted small" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null);
+};
+
+const verdict = data => section("verdict", data.title, "", () => {
+  const many = data.runs.length > 1;
+  const headlines = data.headlines.map(each => el("div", { class: "card headline" },
+    el("span", { class: "muted small" }, each.label), el("b", { class: "number" }, figure(each.value, 3)),
+    known(each.low) ? el("span", { class: "muted small number" }, `${figure(each.low, 3)} to ${figure(each.high, 3)}`) : null));
+  return [headlines.length ? el("div", { class: "headlines" }, headlines) : null,
+    el("div", { class: many ? "two" : "stack" }, data.runs.map((run, index) => [run, index])
+      .sort(([one], [other]) => (other.stage === "ppo") - (one.stage === "ppo"))
+      .map(([run, index]) => runCard(run, index, many)))];
+}, "h1");
