@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kedge.config import Config
+from kedge.pipelines.loggers import open_loggers
 from kedge.pipelines.run import Run
 from kedge.report.json_lines import truncate_rows
 from kedge.report.metrics import METRICS_FILE, MetricsLog
@@ -47,17 +48,22 @@ def keeping(config: Config, run: Run) -> Iterator[Keeper]:
 
 @contextmanager
 def logged_steps(
-    run: Run, keeper: Keeper, num_steps: int, *, shown: tuple[str, ...]
+    config: Config, run: Run, keeper: Keeper, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """A callback that writes a step's metrics to `metrics.jsonl` and shows some of them with the time to come.
 
     Args:
+        config: The stage's configuration.
         run: What is running.
         keeper: Its keeper.
         num_steps: Steps of the whole stage.
         shown: Names of the metrics to show; those that a step lacks are left out.
     """
-    with Progress(run.stage, total=num_steps, done=keeper.done) as progress, MetricsLog(run.folder) as log:
+    with (
+        Progress(run.stage, total=num_steps, done=keeper.done) as progress,
+        open_loggers(config, run, warn=progress.say) as loggers,
+        MetricsLog(run.folder, also=loggers.write) as log,
+    ):
         keeper.sync_before_saving(log)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:

@@ -92,7 +92,11 @@ def run_reward(
 
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
     shown = ("loss", "accuracy", "eval/accuracy")
-    with run.started(), keeping(config, run) as keeper, logged_steps(run, keeper, num_steps, shown=shown) as on_step:
+    with (
+        run.started(),
+        keeping(config, run) as keeper,
+        logged_steps(config, run, keeper, num_steps, shown=shown) as on_step,
+    ):
         report = train_reward_model(
             model,
             tokenizer,

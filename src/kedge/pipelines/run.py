@@ -25,6 +25,7 @@ from kedge.errors import ConfigError, DataError
 from kedge.models import model_width, resolve_precision
 from kedge.output import CONFIG_FILE, FINISHED_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
 from kedge.pipelines.inputs import changed_inputs, fingerprint
+from kedge.report.loggers import check_loggers
 from kedge.report.progress import say
 from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
 from kedge.training.checkpoint import Checkpoint, newest_valid
@@ -124,13 +125,14 @@ def open_run(
         resume: Go on with the run in the output folder; where there is none, begin it.
 
     Raises:
-        ConfigError: A field that the stage needs is missing, the device is not there, or the run that is to be resumed
-            was made under another configuration, from another model or other data.
+        ConfigError: A field that the stage needs is missing, a logger is not installed, the device is not there, or the
+            run that is to be resumed was made under another configuration, from another model or other data.
         OutputError: The folder holds something already, or cannot be made.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     config = with_values(config, dict.fromkeys(given, IN_MEMORY)) if given else config
     check_stage(config, stage)
+    check_loggers(config.runtime.loggers)
     resumed = resume is not None and config.out is not None and is_run(Path(config.out))
     folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
     inputs, checkpoint = fingerprint(config, given), None

@@ -89,7 +89,11 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
 
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
     shown = ("loss", "eval/loss")
-    with run.started(), keeping(config, run) as keeper, logged_steps(run, keeper, num_steps, shown=shown) as on_step:
+    with (
+        run.started(),
+        keeping(config, run) as keeper,
+        logged_steps(config, run, keeper, num_steps, shown=shown) as on_step,
+    ):
         outcome = train_sft(
             model,
             tokenizer,

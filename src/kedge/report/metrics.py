@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ class MetricsLog:
 
     Args:
         folder: The run's folder.
+        also: Who else is told, such as `Loggers.write`, once the file has the row.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._lines = JsonLines(folder / METRICS_FILE)
+    def __init__(self, folder: Path, also: Callable[[int, Mapping[str, Any]], None] | None = None) -> None:
+        self._lines, self._also = JsonLines(folder / METRICS_FILE), also
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Add the row of one update.
@@ -37,6 +38,8 @@ class MetricsLog:
         """
         names = sorted(metrics, key=lambda name: (name.startswith(TIMING), name))
         self._lines.write({"update": update, **{name: metrics[name] for name in names}})
+        if self._also is not None:
+            self._also(update, metrics)
 
     def sync(self) -> None:
         """Have the disk take all rows now, before a checkpoint that counts on them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,16 +62,20 @@ class SamplesLog:
 
     Args:
         folder: The run's folder.
+        also: Who else is told, such as `Loggers.write_samples`, once the file has the rows.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._lines = JsonLines(folder / SAMPLES_FILE)
+    def __init__(self, folder: Path, also: Callable[[int, Sequence[Sample]], None] | None = None) -> None:
+        self._lines, self._also = JsonLines(folder / SAMPLES_FILE), also
 
     def write(self, update: int, samples: Iterable[Sample]) -> None:
         """Add the kept responses of one update."""
+        samples = list(samples)
         for sample in samples:
             row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
             self._lines.write({"update": update, **_rounded(plain_json(row))})
+        if self._also is not None and samples:
+            self._also(update, samples)
 
     def sync(self) -> None:
         """Have the disk take all rows now, before a checkpoint that counts on them."""
