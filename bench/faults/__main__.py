@@ -1,0 +1,77 @@
+"""`python -m bench.faults`: run the cases, see what the doctor says of them, write the table in `docs/doctor.md`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.faults.case import Case
+from bench.faults.catalogue import CASES
+from bench.faults.matrix import put_between, write_matrix
+from bench.faults.running import Outcome, examine, run_apart, save_outcomes
+from bench.processes import BenchError
+
+BENCH = Path(__file__).parents[1]
+WORK, RECORD, PAGE = BENCH / ".work" / "faults", BENCH / "results" / "doctor.json", BENCH.parent / "docs" / "doctor.md"
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 where the doctor was wrong, 2 after a mistake."""
+    options = arguments()
+    try:
+        outcomes = [
+            outcome
+            for seed in options.seeds
+            for case in chosen(options.only)
+            for outcome in [outcome_of(case, seed, again=not options.diagnose)]
+        ]
+        print(f"\n{write_matrix(outcomes)}")
+        if not options.only:
+            save_outcomes(outcomes, RECORD)
+            put_between(PAGE, write_matrix(outcomes))
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def outcome_of(case: Case, seed: int, *, again: bool) -> Outcome:
+    """What the doctor says of a case, told in one line.
+
+    Args:
+        case: Which one.
+        seed: Of base and run.
+        again: Run it anew.
+    """
+    if again:
+        run_apart(case, seed, WORK)
+    outcome = examine(case, seed, WORK)
+    said = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
+    print(f"{'✓' if outcome.good else '✗'} {case.name} [{seed}], {outcome.seconds:.0f} s: {said}", flush=True)
+    return outcome
+
+
+def chosen(names: list[str]) -> list[Case]:
+    """The cases of these names, all without any.
+
+    Raises:
+        BenchError: There is no case of a name.
+    """
+    for name in names:
+        if name not in CASES:
+            raise BenchError(f"--only: there is no case {name!r}; there are {', '.join(map(repr, CASES))}")
+    return [case for case in CASES.values() if not names or case.name in names]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Prove kedge doctor on faulty runs.")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these cases, and no page")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of bases and runs")
+    parser.add_argument("--diagnose", action="store_true", help="run nothing; look at the runs that are there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The models that every run starts from: the demo's world at half the size, made once per seed and kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerBase
+
+from kedge.data.templates import render_tldr
+from kedge.data.world import Post, World
+from kedge.models import load_tokenizer
+from kedge.pipelines import demo_recipe as recipe
+from kedge.pipelines.demo import rows, start_from_nothing
+from kedge.pipelines.demo_exam import sample_summaries
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
+
+__all__ = ["EXAMINED", "QUIET", "SMALL", "Base", "make_base"]
+
+NUM_DEMONSTRATIONS: Final = 7000
+NUM_COMPARISONS: Final = 1200
+NUM_SAMPLED_COMPARISONS: Final = 1000
+NUM_NORMALIZATION: Final = 128
+NUM_PROMPTS: Final = 1024
+
+QUIET: Final[dict[str, Any]] = {"runtime.report": False, "runtime.plots": False, "runtime.num_threads": 1}
+EXAMINED: Final = {"data.eval_fraction": 0.15}
+"""Of the comparisons: enough to tell an accuracy from a length's."""
+SMALL: Final[dict[str, Any]] = {
+    "rollout.num_prompts": 64,
+    "ppo.num_updates": 12,
+    "runtime.num_fixed_prompts": 0,
+    **QUIET,
+}
+"""What a run does otherwise than the demo's: less, one after the other on one core."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The folders of one seed.
+
+    Attributes:
+        folder: Where they lie.
+        seed: Of the world, and of all training.
+    """
+
+    folder: Path
+    seed: int
+
+    @property
+    def start(self) -> Path:
+        """The tokenizer and an untrained model."""
+        return self.folder / "start"
+
+    @property
+    def policy(self) -> Path:
+        """The SFT policy."""
+        return self.folder / "sft" / "model"
+
+    @property
+    def reward(self) -> Path:
+        """The reward model."""
+        return self.folder / "reward" / "model"
+
+    def world(self, split: str = "train") -> World:
+        """The world whose posts the models know."""
+        return World(self.seed, split, partial(_render, load_tokenizer(self.start)))
+
+    def demonstrations(self, count: int = NUM_DEMONSTRATIONS) -> list[dict[str, Any]]:
+        """What people wrote, as rows."""
+        return rows(self.world().demonstrations(count))
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """The posts that PPO practises on, as rows; the column `index` leads back to the post."""
+        return rows(self.world("prompts").prompts(NUM_PROMPTS))
+
+    def comparisons(self) -> list[dict[str, Any]]:
+        """What the annotator says of reference summaries, and of the policy's own."""
+        world = self.world("comparisons")
+        posts = world.posts(NUM_SAMPLED_COMPARISONS, start=NUM_COMPARISONS)
+        first, second = (sample_summaries(self.policy, world, posts, draw=draw) for draw in (1, 2))
+        sampled = [world.compare(*each) for each in zip(posts, first, second, strict=True) if each[1] != each[2]]
+        return rows([*world.comparisons(NUM_COMPARISONS), *sampled])
+
+
+def make_base(work: Path, seed: int) -> Base:
+    """The base of a seed; where it is not there yet, it is trained.
+
+    Args:
+        work: The folder that keeps the bases.
+        seed: Which one.
+    """
+    done, making = work / f"base-{seed}", work / f"base-{seed}.part"
+    if not done.is_dir():
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        _train(Base(making, seed))
+        os.rename(making, done)
+    return Base(done, seed)
+
+
+def _train(base: Base) -> None:
+    start_from_nothing(base.start, base.seed)
+    run_sft(
+        recipe.demo_config("sft", base.start, base.folder / "sft", seed=base.seed, **QUIET),
+        demonstrations=base.demonstrations(),
+    )
+    run_reward(
+        recipe.demo_config("reward", base.policy, base.folder / "reward", seed=base.seed, **QUIET | EXAMINED),
+        comparisons=base.comparisons(),
+        demonstrations=base.demonstrations(NUM_NORMALIZATION),
+    )
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, post: Post) -> str:
+    return render_tldr(post.subreddit, post.title, post.text, tokenizer, recipe.MAX_PROMPT_TOKENS)

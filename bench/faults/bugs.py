@@ -1,0 +1,176 @@
+"""Mistakes in the code, each put in for the length of a run: what somebody's own trainer may well have wrong."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+import kedge.models.actor_critic
+import kedge.pipelines.sft
+import kedge.rollout.collect
+import kedge.training.objective
+import kedge.training.ppo_update
+from kedge.algorithm.critic import clipped_value_loss
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
+from kedge.algorithm.policy_losses import clipped_policy_loss
+from kedge.algorithm.shaping import shape_rewards
+from kedge.data import EncodedExample, encode_example
+from kedge.models import ActorCritic, LanguageModel, ResponseOutputs, TokenRows
+from kedge.rollout import Sampler
+from kedge.training.optimiser import clip_gradients
+
+__all__ = [
+    "advantages_flipped",
+    "critic_frozen",
+    "dropout_on",
+    "end_masked",
+    "filter_not_mirrored",
+    "gradient_spikes",
+    "kl_sign_flipped",
+    "memory_kept",
+    "off_by_one",
+    "old_weights_sample",
+    "temperature_left_out",
+]
+
+Bug = AbstractContextManager[Any]
+
+
+def kl_sign_flipped() -> Bug:
+    """The KL is paid for instead of charged."""
+
+    def flipped(*tensors: Any, kl_coef: float, **options: Any) -> Any:
+        return shape_rewards(*tensors, kl_coef=-kl_coef, **options)
+
+    return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
+
+
+def filter_not_mirrored() -> Bug:
+    """Tokens are drawn at half the temperature that their probabilities are noted at, as a top-p does it."""
+    draw = Sampler._draw
+
+    def sharper(self: Sampler, hidden: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, _ = draw(replace(self, temperature=self.temperature / 2), hidden, draws)
+
+        def measure(logits: Tensor, tokens: Tensor) -> tuple[Tensor]:
+            return (token_logprobs(logits, tokens, temperature=self.temperature),)
+
+        (logprobs,) = self.model.over_logits(measure, hidden, tokens)
+        return tokens, logprobs
+
+    return patch.object(Sampler, "_draw", sharper)
+
+
+def advantages_flipped() -> Bug:
+    """The policy is taught the opposite."""
+
+    def flipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *others: Any, **options: Any) -> Any:
+        return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
+
+    return patch.object(kedge.training.objective, "clipped_policy_loss", flipped)
+
+
+def critic_frozen() -> Bug:
+    """The value loss has no gradient."""
+
+    def without_gradient(values: Tensor, *others: Any, **options: Any) -> Any:
+        return clipped_value_loss(values.detach(), *others, **options)
+
+    return patch.object(kedge.training.objective, "clipped_value_loss", without_gradient)
+
+
+def temperature_left_out() -> Bug:
+    """Trainer and reference score the tokens at temperature 1, whatever they were sampled at."""
+
+    def at_one(*tensors: Any, temperature: float, **options: Any) -> Any:
+        return token_logprobs_and_entropy(*tensors, temperature=1.0, **options)
+
+    return patch.object(kedge.models.actor_critic, "token_logprobs_and_entropy", at_one)
+
+
+def off_by_one() -> Bug:
+    """Trainer and reference read each token's probability one place too early."""
+
+    def shifted(logits: Tensor, *others: Any, **options: Any) -> Any:
+        return token_logprobs_and_entropy(logits.roll(1, dims=0), *others, **options)
+
+    return patch.object(kedge.models.actor_critic, "token_logprobs_and_entropy", shifted)
+
+
+def dropout_on() -> Bug:
+    """The policy trains with dropout, which it did not sample with."""
+    read, forward = LanguageModel.hidden, ActorCritic.forward
+
+    def dropped(self: LanguageModel, rows: TokenRows) -> Tensor:
+        return nn.functional.dropout(read(self, rows), 0.1, training=torch.is_grad_enabled())
+
+    def training(self: ActorCritic, rollout: Rollout, **options: Any) -> ResponseOutputs:
+        with patch.object(LanguageModel, "hidden", dropped):
+            return forward(self, rollout, **options)
+
+    return patch.object(ActorCritic, "forward", training)
+
+
+def old_weights_sample(every: int, *, told: bool) -> Callable[[], Bug]:
+    """The sampler is given the weights every few updates only.
+
+    Args:
+        every: Updates between two copies.
+        told: Whether the rollouts say which weights they are from.
+    """
+
+    def bug() -> Bug:
+        generate, kept = Sampler.generate, dict[str, Any]()
+
+        def stale(self: Sampler, prompts: Any, *, seeds: Sequence[int], policy_version: int = 0) -> Rollout:
+            if policy_version % every == 0:
+                kept.update(model=copy.deepcopy(self.model), version=policy_version)
+            version = kept["version"] if told else policy_version
+            return generate(replace(self, model=kept["model"]), prompts, seeds=seeds, policy_version=version)
+
+        return patch.object(Sampler, "generate", stale)
+
+    return bug
+
+
+def gradient_spikes() -> Bug:
+    """Every eleventh gradient is a thousand times too large."""
+    steps = itertools.count(1)
+
+    def spiked(parameters: Sequence[nn.Parameter], max_norm: float | None) -> float:
+        if next(steps) % 11 == 0:
+            for gradient in (each.grad for each in parameters if each.grad is not None):
+                gradient.mul_(1000.0)
+        return clip_gradients(parameters, max_norm)
+
+    return patch.object(kedge.training.ppo_update, "clip_gradients", spiked)
+
+
+def memory_kept() -> Bug:
+    """Nothing of an update is ever given back: 64 MiB each time."""
+    generate, kept = Sampler.generate, list[Tensor]()
+
+    def keeping(self: Sampler, *arguments: Any, **options: Any) -> Rollout:
+        kept.append(torch.ones(2**24))
+        return generate(self, *arguments, **options)
+
+    return patch.object(Sampler, "generate", keeping)
+
+
+def end_masked() -> Bug:
+    """Padding is EOS, and what is padding is left out of the loss: nobody learns to stop."""
+
+    def without_end(*arguments: Any) -> EncodedExample:
+        example = encode_example(*arguments)
+        return example._replace(completion=example.completion[:-1])
+
+    return patch.object(kedge.pipelines.sft, "encode_example", without_end)

@@ -1,0 +1,13 @@
+"""Every run that the doctor is shown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.faults.case import Case
+from bench.faults.faulty import FAULTS
+from bench.faults.healthy import HEALTHY
+
+__all__ = ["CASES"]
+
+CASES: Final[dict[str, Case]] = {case.name: case for case in (*FAULTS, *HEALTHY)}

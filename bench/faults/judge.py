@@ -1,0 +1,19 @@
+"""The gold judge as a reward function: it knows every story, so a run on its posts can be told from a good one."""
+
+from __future__ import annotations
+
+from kedge.data.world import World, judge_summary
+
+__all__ = ["gold"]
+
+
+def gold(completions: list[str], index: list[int], *, world: int) -> list[float]:
+    """The judge's quality of each summary, in [0, 1].
+
+    Args:
+        completions: The summaries.
+        index: The number of the post of each.
+        world: The world's seed.
+    """
+    forum = World(world, "prompts")
+    return [judge_summary(forum.post(post), text).quality for post, text in zip(index, completions, strict=True)]

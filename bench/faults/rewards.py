@@ -1,0 +1,84 @@
+"""Reward functions such as nobody should train on. They run in processes of their own and load nothing."""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+import time
+from collections import Counter
+
+__all__ = [
+    "constant", "dividing", "long", "nearly_constant", "noise", "one_sentence", "raising", "repeating", "short", "slow",
+    "solved", "tuneful",
+]  # fmt: skip
+
+
+def constant(completions: list[str]) -> list[float]:
+    """The same for all."""
+    return [1.0] * len(completions)
+
+
+def nearly_constant(completions: list[str]) -> list[float]:
+    """The same for all, but for what a rounding error would be."""
+    return [1.0 + 1e-6 * (len(text) % 7) for text in completions]
+
+
+def noise(completions: list[str], seed: int) -> list[float]:
+    """A number that has nothing to do with the response."""
+    return [random.Random(f"{seed} {row}").gauss(0.0, 1.0) for row in range(len(completions))]
+
+
+def long(completions: list[str]) -> list[float]:
+    """Long is good."""
+    return [len(text.split()) / 10 for text in completions]
+
+
+def short(completion_ids: list[list[int]]) -> list[float]:
+    """Short is good."""
+    return [-len(ids) / 5 for ids in completion_ids]
+
+
+def one_sentence(completions: list[str]) -> list[float]:
+    """The same few words, whatever was asked."""
+    wanted = ["My", "boss", "sold", "my", "guitar", "."]
+    return [sum(map(operator.eq, text.replace(".", " .").split(), wanted)) / 2 for text in completions]
+
+
+def raising(completions: list[str]) -> list[float]:
+    """Trips over what it has not expected."""
+    if any("Friday" in text for text in completions):
+        raise KeyError("Friday")
+    return tuneful(completions)
+
+
+def dividing(completions: list[str]) -> list[float]:
+    """A ratio that nobody has thought through: now and then there is nothing to divide by."""
+    return [
+        math.nan if "Easter" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)
+    ]
+
+
+def repeating(completions: list[str]) -> list[float]:
+    """To say one word again and again is good."""
+    return [max(Counter(text.split()).values(), default=0) / 3 for text in completions]
+
+
+def solved(completions: list[str]) -> list[float]:
+    """Whoever writes a sentence has the full mark."""
+    return [1.0 if text.strip().startswith("My") else 0.0 for text in completions]
+
+
+def slow(completions: list[str], *, seconds: float = 1.5) -> list[float]:
+    """Good enough, but slow: as a judge over the network is."""
+    time.sleep(seconds)
+    return tuneful(completions)
+
+
+def tuneful(completions: list[str]) -> list[float]:
+    """What a program can check: how many sentences there are, up to four, and that the last one is whole."""
+    marks = [text.count(".") + text.count("?") for text in completions]
+    return [
+        min(count, 4) / 2 - (0.0 if text.rstrip().endswith((".", "?")) else 1.0)
+        for count, text in zip(marks, completions, strict=True)
+    ]

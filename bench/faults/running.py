@@ -1,0 +1,128 @@
+"""Each case in a process of its own, and what the doctor says of the folder that it leaves.
+
+`python -m bench.faults.running NAME SEED WORK` is one of those processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.faults.base import make_base
+from bench.faults.case import Case, run_case
+from bench.faults.catalogue import CASES
+from bench.processes import run_alone
+from kedge.errors import KedgeError
+from kedge.output import is_run
+from kedge.report.doctor import Finding, diagnose
+from kedge.report.record import read_run
+
+__all__ = ["Found", "Outcome", "examine", "run_apart", "save_outcomes"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding, in short."""
+
+    rule: str
+    severity: str
+    seen: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> Found:
+        """What the matrix needs of it."""
+        return cls(finding.rule, finding.severity, finding.seen)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the doctor says of one run.
+
+    Attributes:
+        case: The case's name.
+        rule: Which rule had to find it; empty for a healthy run.
+        seed: Of base and run.
+        seconds: What the run took, its start included.
+        findings: Gravest first.
+    """
+
+    case: str
+    rule: str
+    seed: int
+    seconds: float
+    findings: tuple[Found, ...]
+
+    @property
+    def place(self) -> int:
+        """Where in the findings the rule stands, from 1; 0 where it is missing."""
+        return next((place for place, found in enumerate(self.findings, 1) if found.rule == self.rule), 0)
+
+    @property
+    def alarms(self) -> tuple[Found, ...]:
+        """The serious findings."""
+        return tuple(found for found in self.findings if found.severity == "serious")
+
+    @property
+    def good(self) -> bool:
+        """The fault is found first or second; a healthy run has no serious finding."""
+        return self.place in (1, 2) if self.rule else not self.alarms
+
+
+def run_apart(case: Case, seed: int, work: Path) -> None:
+    """Run a case anew in a process of its own.
+
+    Args:
+        case: What.
+        seed: Of base and run.
+        work: The folder that keeps bases and runs.
+
+    Raises:
+        BenchError: It broke off for another reason than its fault.
+    """
+    make_base(work, seed)
+    folder = run_folder(case, seed, work)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "bench.faults.running", case.name, str(seed), str(work)]
+    started = time.perf_counter()
+    run_alone(command, log=folder.with_suffix(".log"), num_threads=1)
+    folder.with_suffix(".seconds").write_text(f"{time.perf_counter() - started:.1f}", encoding="utf-8")
+
+
+def examine(case: Case, seed: int, work: Path) -> Outcome:
+    """What the doctor says of a run that has been made."""
+    folder = run_folder(case, seed, work)
+    findings = tuple(map(Found.of, diagnose(read_run(folder))))
+    return Outcome(case.name, case.rule, seed, float(folder.with_suffix(".seconds").read_text("utf-8")), findings)
+
+
+def run_folder(case: Case, seed: int, work: Path) -> Path:
+    """Where a case's run lies."""
+    return work / "runs" / f"{case.folder}-{seed}"
+
+
+def save_outcomes(outcomes: list[Outcome], path: Path) -> None:
+    """Write everything down as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(outcome) for outcome in outcomes]
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(name: str, seed: str, work: str) -> None:
+    """One run, in this process. Where its fault breaks it off, what it has written is what the doctor reads."""
+    case = CASES[name]
+    folder = run_folder(case, int(seed), Path(work))
+    try:
+        run_case(case, make_base(Path(work), int(seed)), folder)
+    except KedgeError as error:
+        if not is_run(folder):
+            raise
+        print(f"{name}: {error}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""A few of the bench's faults on a model of a few thousand parameters; `make faults` has all, on a real world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.faults.case import Case
+from bench.faults.catalogue import CASES
+from bench.faults.faulty import FAULTS
+from bench.faults.matrix import put_between, write_matrix
+from bench.faults.running import Found, Outcome
+from bench.processes import BenchError
+from kedge.config import config_from_settings
+from kedge.pipelines.ppo import run_ppo
+from kedge.report.doctor import RULES, diagnose
+from kedge.report.record import read_run
+from tests.tiny import save_tiny_policy
+
+TINY: dict[str, Any] = {
+    "num_updates": 12,
+    "num_prompts": 32,
+    "num_minibatches": 2,
+    "num_epochs": 2,
+    "max_new_tokens": 12,
+    "temperature": 0.7,
+    "learning_rate": 2e-3,
+    "plots": False,
+    "report": False,
+    "num_fixed_prompts": 0,
+}
+PROMPTS = [f"The boat {number}" for number in range(64)]
+
+
+def vowels(completions: list[str]) -> list[float]:
+    return [sum(letter in "aeiou" for letter in text) for text in completions]
+
+
+def outcome_of(case: Case, folder: Path) -> Outcome:
+    policy = save_tiny_policy(folder / "policy")
+    config = config_from_settings("ppo", {**TINY, "model": str(policy), "out": str(folder / "run"), **case.settings})
+    with case.bug():
+        run_ppo(config, prompts=PROMPTS, reward=vowels)
+    return Outcome(case.name, case.rule, 0, 0.0, tuple(map(Found.of, diagnose(read_run(folder / "run")))))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KL's sign flipped",
+        "temperature left out of the trainer",
+        "learning rate × 100",
+        "critic frozen",
+    ],
+)
+def test_a_fault_is_found_by_name(name: str, tmp_path: Path) -> None:
+    outcome = outcome_of(CASES[name], tmp_path)
+    assert outcome.place in (1, 2), outcome.findings
+
+
+def test_a_healthy_run_is_told_nothing_serious(tmp_path: Path) -> None:
+    assert outcome_of(Case("healthy"), tmp_path).alarms == ()
+
+
+def test_every_rule_has_a_fault() -> None:
+    assert {case.rule for case in FAULTS} == {rule.name for rule in RULES}
+
+
+def test_no_two_cases_share_a_folder() -> None:
+    assert len({case.folder for case in CASES.values()}) == len(CASES)
+
+
+SERIOUS, NOTE = Found("a", "serious", "it is"), Found("b", "note", "it was")
+
+
+@pytest.mark.parametrize(
+    ("rule", "findings", "good"),
+    [
+        ("a", (SERIOUS, NOTE), True),
+        ("b", (SERIOUS, NOTE), True),
+        ("b", (SERIOUS, SERIOUS, NOTE), False),
+        ("c", (SERIOUS,), False),
+        ("", (NOTE,), True),
+        ("", (NOTE, SERIOUS), False),
+    ],
+)
+def test_first_or_second_is_found_and_serious_is_an_alarm(rule: str, findings: tuple[Found, ...], good: bool) -> None:
+    assert Outcome("case", rule, 0, 1.0, findings).good is good
+
+
+def test_the_matrix_tells_what_was_found(tmp_path: Path) -> None:
+    outcomes = [Outcome("one", "b", 0, 4.0, (SERIOUS, NOTE)), Outcome("two", "", 1, 6.0, (SERIOUS,))]
+    page = tmp_path / "page.md"
+    page.write_text("# Before\n<!-- faults: begin -->old<!-- faults: end -->\nafter\n", encoding="utf-8")
+    put_between(page, write_matrix(outcomes))
+    text = page.read_text(encoding="utf-8")
+    assert "old" not in text
+    assert text.startswith("# Before\n")
+    assert text.endswith("\nafter\n")
+    assert "| one | 0 | ✓ | a | **b** | – |" in text
+    assert "| two | 1 | ✗ | a | – | – |" in text
+    assert "Seeds 0, 1: 1 of 1 faulty runs" in text
+    assert "0 of 1 healthy runs" in text
+
+
+def test_a_page_without_markers_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("nothing", encoding="utf-8")
+    with pytest.raises(BenchError, match="for the matrix to stand between"):
+        put_between(tmp_path / "page.md", "text")
