@@ -100,7 +100,7 @@ def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_its_gradient_is_r
     counted = batch.advantages[batch.mask]
     assert found.loss.item() == pytest.approx(-counted.mean().item(), abs=1e-12)
     assert found.clip_fraction == found.dual_clip_fraction == found.approx_kl == 0
-    assert found.ratio_mean == found.ratio_max == 1
+    assert found.ratio_mean == found.ratio_min == found.ratio_max == 1
     # REINFORCE descends on −mean(A·log π), whose gradient at a token is −A/N.
     (gradient,) = torch.autograd.grad(found.loss, logprobs)
     torch.testing.assert_close(gradient, -batch.advantages / counted.numel())
@@ -120,6 +120,7 @@ def test_the_metrics_agree_with_a_loop(ragged, seed):
     assert found.approx_kl.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / count, abs=1e-12)
     assert found.ratio_mean.item() == pytest.approx(sum(ratios) / count)
     assert found.ratio_max.item() == pytest.approx(max(ratios))
+    assert found.ratio_min.item() == pytest.approx(min(ratios))
     assert found.num_tokens.item() == count
 
 

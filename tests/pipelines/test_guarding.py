@@ -13,7 +13,7 @@ import torch
 
 from kedge.errors import NumericsError
 from kedge.models import ActorCritic
-from kedge.pipelines import ppo
+from kedge.pipelines import ppo_steps
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.run import Resume
 from kedge.report.incidents import read_incidents
@@ -79,14 +79,14 @@ def sabotage(monkeypatch):
     """Change what the PPO update of some update is given, or do something before it."""
 
     def arrange(*updates, change=lambda experience: experience):
-        update_once, calls = ppo.ppo_update, []
+        update_once, calls = ppo_steps.ppo_update, []
 
         def sabotaged(models, optimizer, experience, *rest, **settings):
             calls.append(experience)
             experience = change(experience) if len(calls) in updates else experience
             return update_once(models, optimizer, experience, *rest, **settings)
 
-        monkeypatch.setattr(ppo, "ppo_update", sabotaged)
+        monkeypatch.setattr(ppo_steps, "ppo_update", sabotaged)
 
     return arrange
 

@@ -17,8 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
 from kedge.models import load_language_model
-from kedge.pipelines import ppo, ppo_setup
+from kedge.pipelines import ppo_setup, ppo_steps
 from kedge.pipelines.ppo import run_ppo
+from kedge.report.json_lines import read_json_lines
+from kedge.report.metrics import MEASURED
+from kedge.report.samples import read_samples
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]
@@ -72,13 +75,15 @@ def configure(policy, out, **settings):
         "max_new_tokens": 8,
         "learning_rate": 1e-3,
         "plots": False,
+        "report": False,
+        "num_fixed_prompts": 0,
     }
     return config_from_settings("ppo", {**defaults, **settings})
 
 
 def metrics_without_times(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in rows]
 
 
 def kedge(*arguments, cwd):
@@ -92,12 +97,24 @@ def kedge(*arguments, cwd):
 def test_a_run_leaves_metrics_samples_plots_and_a_model_that_plain_transformers_loads(tmp_path, family, critic):
     source = save_tiny_policy(tmp_path / "policy", family, tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
     out = tmp_path / "run"
-    result = run_ppo(configure(source, out, critic=critic, plots=True), prompts=PROMPTS, reward=vowels)
+    result = run_ppo(
+        configure(source, out, critic=critic, plots=True, num_fixed_prompts=2), prompts=PROMPTS, reward=vowels
+    )
     assert [row["update"] for row in result.metrics] == [1, 2]
     assert set(result.metrics[0]) >= METRICS
     assert result.metrics[0]["objective/kl"] == pytest.approx(0.0, abs=1e-5)
     assert yaml.safe_load((out / "config.yaml").read_text())["ppo"]["critic"] == critic
-    assert len((out / "samples.jsonl").read_text().splitlines()) == 2 * 4
+    samples = read_samples(out)
+    assert [row["update"] for row in samples if row["fixed"] is None] == [1] * 4 + [2] * 4
+    assert [(row["update"], row["fixed"], row["prompt"]) for row in samples if row["fixed"] is not None] == [
+        (update, number, PROMPTS[number]) for update in (0, 1, 2) for number in (0, 1)
+    ]
+    assert all(len(row["entropies"]) == len(row["new_logprobs"]) for row in samples if row["fixed"] is None)
+    details = read_json_lines(out / "details.jsonl")
+    assert [len(row["epochs"]) for row in details] == [2, 2]
+    for row, metrics in zip(details, result.metrics, strict=True):
+        held = [epoch["clip_fraction"] for epoch in row["epochs"]]
+        assert metrics["policy/clip_fraction"] == pytest.approx(sum(held) / 2)  # minibatches of one size, nearly
     assert list((out / "plots").glob("*.png"))
     model = AutoModelForCausalLM.from_pretrained(result.model)
     tokenizer = AutoTokenizer.from_pretrained(result.model)
@@ -164,18 +181,21 @@ def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path,
         config = configure(policy, tmp_path / name, critic=critic, activation_checkpointing=checkpointing)
         run_ppo(config, prompts=PROMPTS, reward=vowels)
     for kept, again in zip(*(metrics_without_times(tmp_path / name) for name in ("kept", "again")), strict=True):
-        assert again == pytest.approx(kept, abs=1e-3)  # the second update samples from weights that differ by rounding
+        assert again["flops/train"] == pytest.approx(4 / 3 * kept["flops/train"])
+        names = [name for name in kept if not name.startswith(("flops/", "cost/"))]
+        # The second update samples from weights that differ by rounding.
+        assert [again[name] for name in names] == pytest.approx([kept[name] for name in names], abs=1e-3)
 
 
 @pytest.mark.parametrize(("precision", "exact"), [("fp32", True), ("bf16", False)])
 def test_what_the_sampler_noted_is_taken_over_where_it_is_exact(tmp_path, policy, monkeypatch, precision, exact):
-    reused, collect = [], ppo.collect_experience
+    reused, collect = [], ppo_steps.collect_experience
 
     def spy(*arguments, reuse_sampled, **settings):
         reused.append(reuse_sampled)
         return collect(*arguments, reuse_sampled=reuse_sampled, **settings)
 
-    monkeypatch.setattr(ppo, "collect_experience", spy)
+    monkeypatch.setattr(ppo_steps, "collect_experience", spy)
     run_ppo(configure(policy, tmp_path / "run", precision=precision), prompts=PROMPTS, reward=vowels)
     assert reused == [exact, exact]
 

@@ -84,7 +84,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"critic": "shared"},
+        {"critic": "shared", "num_fixed_prompts": 3},
         {"critic": "separate", "adam_eps_mode": "tf1"},
         {"kl_controller": "ziegler", "kl_target": 0.5, "kl_wait_fraction": 0.0, "kl_horizon": 20},
         {"policy_loss": "kl_penalty_adaptive", "score_at": "after_last", "num_responses": 2},

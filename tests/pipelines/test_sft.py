@@ -18,7 +18,7 @@ from kedge.errors import DataError, KedgeError, OutputError
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
 from kedge.pipelines.sft import run_sft, train_sft
-from kedge.report.metrics import read_metrics
+from kedge.report.metrics import MEASURED, read_metrics
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]
@@ -35,7 +35,7 @@ def config_for(tmp_path: Path, out: str = "run", *more: str):
 
 
 def without_times(rows: list[dict]) -> list[dict]:
-    return [{name: row[name] for name in row if not name.startswith(("time/", "tokens_per"))} for row in rows]
+    return [{name: row[name] for name in row if not name.startswith(MEASURED)} for row in rows]
 
 
 def test_a_run_learns_and_leaves_a_folder_that_transformers_loads(tmp_path):

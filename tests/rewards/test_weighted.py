@@ -36,6 +36,13 @@ def test_a_weight_of_zero_still_reports_its_term():
     assert scored.term_means()["score/watched"] == 7
 
 
+def test_a_judge_decides_about_no_response():
+    scored = WeightedReward([(fixed("main", 1, None, 3), 1.0), (fixed("judge", 7, 7, None), 0.0)]).score_terms(BATCH)
+    assert scored.scores == [1, None, 3]
+    with pytest.raises(RewardError, match="every reward has weight 0"):
+        WeightedReward([(fixed("judge", 1, 2, 3), 0.0)])
+
+
 def test_terms_of_the_same_name_are_told_apart():
     reward = WeightedReward([(fixed("f", 1, 1, 1), 1.0), (fixed("g", 0, 0, 0), 1.0), (fixed("f", 2, 2, 2), 1.0)])
     assert list(reward.score_terms(BATCH).terms) == ["f", "g", "f-2"]

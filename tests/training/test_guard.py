@@ -11,7 +11,7 @@ from kedge.training.offender import Offender
 from kedge.training.spikes import SpikeWatch
 from tests.training.test_ppo_update import make_experience, make_models
 
-FINE = {"loss/total": 0.5, "policy/grad_norm": 1.0, "policy/ratio_max": 1.0, "policy/approx_kl": 0.0}
+FINE = {"loss/total": 0.5, "policy/grad_norm": 1.0, "policy/ratio_min": 1.0, "policy/ratio_max": 1.0}
 
 
 class Watched:
@@ -172,9 +172,9 @@ def test_spikes_have_a_rule_of_their_own(policy):
     [
         ({"policy/ratio_max": 1.009}, False),
         ({"policy/ratio_max": 1.011}, True),
-        ({"policy/ratio_max": 1.0, "policy/approx_kl": 1e-4}, True),  # ratios far below 1
-        ({"policy/ratio_max": 1.0, "policy/approx_kl": 1e-5}, False),
-        ({"policy/ratio_max": 1.0, "policy/approx_kl": 1e30}, True),
+        ({"policy/ratio_min": 0.991}, False),
+        ({"policy/ratio_min": 0.989}, True),
+        ({"policy/ratio_min": 1e-9}, True),
     ],
 )
 def test_a_first_step_away_from_ratio_one_is_doubted_once(figures, apart):
@@ -193,7 +193,7 @@ def test_later_steps_may_move_away():
     watched = Watched(strict=True)
     with watched.guard.watching(1):
         assert watched.guard.allows(0, FINE, pytest.fail)
-        assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/approx_kl": 0.5}, pytest.fail)
+        assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/ratio_min": 0.2}, pytest.fail)
 
 
 @pytest.mark.parametrize("shift", [0.5, -0.5, 900.0])

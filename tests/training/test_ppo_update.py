@@ -88,8 +88,45 @@ def test_at_learning_rate_zero_the_ratio_stays_one_over_all_epochs(critic, tempe
 def test_a_trainer_that_forgets_the_temperature_is_caught_by_the_first_ratio():
     models = make_models()
     experience = make_experience(models, temperature=0.6)
-    figures = run_update(models, experience, learning_rate=0.0, temperature=1.0).steps[0]
-    assert abs(figures["policy/ratio_max"] - 1) > 0.1
+    result = run_update(models, experience, learning_rate=0.0, temperature=1.0)
+    assert abs(result.steps[0]["policy/ratio_max"] - 1) > 0.1
+    assert result.figures()["policy/first_ratio_max"] > 1.1
+
+
+@pytest.mark.parametrize("budget", [None, 1, 25])
+def test_the_passes_tell_what_the_policy_said_epoch_by_epoch(budget):
+    models = make_models()
+    experience = make_experience(models)
+    mask = experience.rollout.response_mask
+    before = models(experience.rollout, temperature=1.0)
+    result = run_update(
+        models, experience, learning_rate=1e-2, num_epochs=3, num_minibatches=2, micro_batch_tokens=budget
+    )
+    assert len(result.passes) == 3
+    assert not any(torch.isnan(each.logprobs).any() or torch.isnan(each.entropies).any() for each in result.passes)
+    said = [each.logprobs[mask] - experience.old_logprobs[mask] for each in result.passes]
+    half = (said[0].abs() < 1e-5).float().mean()  # the first minibatch was read under the weights that sampled
+    assert 0.2 < half < 0.8
+    assert said[0].abs().mean() < said[1].abs().mean() < said[2].abs().mean()
+    assert result.figures()["policy/ratio_max"] == pytest.approx(float(torch.cat(said).max().exp()), rel=1e-4)
+    assert result.figures()["policy/ratio_min"] == pytest.approx(float(torch.cat(said).min().exp()), rel=1e-4)
+    at_once = run_update(models, experience, learning_rate=0.0, num_epochs=1, num_minibatches=1, precision="fp32")
+    after = models(experience.rollout, temperature=1.0)
+    torch.testing.assert_close(at_once.passes[0].entropies, after.entropy.detach(), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(after.entropy, before.entropy)
+
+
+def test_what_no_epoch_came_by_is_nan():
+    models = make_models()
+    experience = make_experience(models)
+    refused = run_update(models, experience, num_minibatches=2, judge=lambda step, *_: step < 1)
+    (visited,) = refused.passes
+    rows = visited.logprobs.isnan().all(dim=1)
+    assert refused.num_steps == 1
+    assert refused.figures()["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert not rows.any()  # the refused step had read its rows, too
+    stopped = run_update(models, experience, num_minibatches=4, judge=lambda step, *_: step < 1)
+    assert stopped.passes[0].logprobs.isnan().all(dim=1).sum() == len(PROMPTS) // 2
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -140,7 +177,7 @@ def test_the_first_epochs_pass_can_be_made_before_the_experience_is_collected(cr
         )
         experience = collect_experience(rollout, scores, trained, None, first_pass=begun or None, **collecting)
         result = run_update(trained, experience, objective, first_pass=begun or None, num_epochs=1, **updating)
-        return result.mean(), [p.grad for p in trained.parameters() if p.grad is not None]
+        return result.figures(), [p.grad for p in trained.parameters() if p.grad is not None]
 
     (figures, gradient), (expected_figures, expected) = updated(ahead=True), updated(ahead=False)
     assert figures == pytest.approx(expected_figures, abs=1e-5)
@@ -166,7 +203,9 @@ def test_figures_do_not_depend_on_the_split_either():
     models = make_models()
     experience = make_experience(models)
     first, *others = (
-        run_update(copy.deepcopy(models), experience, num_epochs=1, num_minibatches=2, micro_batch_tokens=budget).mean()
+        run_update(
+            copy.deepcopy(models), experience, num_epochs=1, num_minibatches=2, micro_batch_tokens=budget
+        ).figures()
         for budget in (None, 1, 25)
     )
     for other in others:

@@ -92,9 +92,11 @@ def test_a_stream_ignores_what_was_drawn_elsewhere():
     assert not torch.equal(torch.rand(3, generator=runtime.stream(0, "shuffle", 2)), first)
 
 
-def test_peak_memory_covers_what_is_held():
-    held = torch.ones(4_000_000)
-    assert runtime.peak_memory(torch.device("cpu")) > held.nbytes
+def test_memory_in_use_grows_with_what_is_held():
+    before = runtime.memory_in_use(torch.device("cpu"))["memory/process"]
+    held = torch.ones(2**27)  # half a GiB
+    during = runtime.memory_in_use(torch.device("cpu"))["memory/process"]
+    assert during - before == pytest.approx(held.nbytes / 2**30, abs=0.05)
 
 
 def test_deterministic_kernels_are_a_switch_for_the_process():

@@ -6,6 +6,7 @@ Metrics are means over the counted tokens of one call, whatever the aggregation:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ class PolicyLoss:
         approx_kl: mean of ρ − 1 − log ρ, nats: how far the policy has moved since the rollout.
         dual_clip_fraction: share of counted tokens held by the dual clip.
         ratio_mean: mean of ρ; 1 in expectation.
+        ratio_min: smallest ρ.
         ratio_max: largest ρ.
         num_tokens: counted tokens.
     """
@@ -48,6 +50,7 @@ class PolicyLoss:
     approx_kl: Float[Tensor, ""]
     dual_clip_fraction: Float[Tensor, ""]
     ratio_mean: Float[Tensor, ""]
+    ratio_min: Float[Tensor, ""]
     ratio_max: Float[Tensor, ""]
     num_tokens: Int[Tensor, ""]
 
@@ -247,6 +250,7 @@ def _policy_loss(
         approx_kl=masked_mean(_moved(log_ratio), mask),
         dual_clip_fraction=share(held_by_dual_clip),
         ratio_mean=masked_mean(ratio, mask),
+        ratio_min=ratio.masked_fill(~mask, math.inf).min(),
         ratio_max=ratio.masked_fill(~mask, 0.0).max(),
         num_tokens=mask.sum(),
     )

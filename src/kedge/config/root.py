@@ -33,7 +33,7 @@ class RewardTerm(Section):
     )
     weight: float = knob(
         1.0,
-        meaning="What the score is multiplied by before the terms are added.",
+        meaning="What the score is multiplied by before the terms are added; 0 makes it a judge, which is only told.",
         source="kedge: as it comes",
         too_high="the other terms are drowned",
         too_low="the term is drowned by the others",

@@ -47,6 +47,11 @@ class Runtime(Section):
         too_high="out of memory",
         too_low="the device is not kept busy",
     )
+    deterministic: bool = knob(
+        False,
+        meaning="Whether CUDA is held to kernels that give the same bits each time. On a CPU they do so anyway.",
+        source="kedge: without it a GPU repeats and resumes a run to rounding, with it to the bit, more slowly",
+    )
     activation_checkpointing: bool = knob(
         False,
         meaning="Whether PPO keeps no activations inside of the layers and computes them again for the gradient.",
@@ -84,4 +89,13 @@ class Runtime(Section):
         source="kedge: enough to read, small on disk",
         too_high="samples.jsonl grows large",
         too_low="nothing to read when a run goes wrong",
+    )
+    num_fixed_prompts: int = knob(
+        2,
+        ge=0,
+        meaning="Prompts that PPO asks again and again, at its start and ten times on its way, to show how the answers "
+        "change; nothing is learnt from them.",
+        source="kedge: the same question side by side tells more than a curve",
+        too_high="sampling and scoring them takes a noticeable share of a short run",
+        too_low="no prompt can be followed through the run",
     )

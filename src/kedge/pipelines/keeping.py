@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from kedge.config import Config
 from kedge.pipelines.loggers import open_loggers
 from kedge.pipelines.run import Run
+from kedge.report.details import DETAILS_FILE
 from kedge.report.json_lines import truncate_rows
 from kedge.report.metrics import METRICS_FILE, MetricsLog
 from kedge.report.progress import Progress
@@ -30,8 +31,10 @@ def keeping(config: Config, run: Run) -> Iterator[Keeper]:
     Raises:
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM came; the run is saved.
     """
-    for name in (METRICS_FILE, SAMPLES_FILE):
-        truncate_rows(run.folder / name, run.checkpoint.update if run.checkpoint else 0)
+    # Samples of "update 0" are from before the first: a run that begins anew makes them, too, once more.
+    last = run.checkpoint.update if run.checkpoint else -1
+    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE):
+        truncate_rows(run.folder / name, last)
     with stopping() as asked:
         keeper = Keeper(
             run.folder / CHECKPOINTS,

@@ -10,27 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kedge.config import Config, schedule_in_words
-from kedge.data import PromptStream, encode_prompt
+from kedge.config import Config
+from kedge.data import PromptStream
 from kedge.errors import KedgeError
 from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.fixed_prompts import FixedPrompts
 from kedge.pipelines.guarding import ACTOR_CRITIC, guarded_update, new_guard
 from kedge.pipelines.keeping import keeping
+from kedge.pipelines.ppo_costs import Costs, write_roles
+from kedge.pipelines.ppo_log import ppo_log
 from kedge.pipelines.ppo_result import PpoResult, keep_what_was_learnt
 from kedge.pipelines.ppo_setup import Roles, load_roles
+from kedge.pipelines.ppo_steps import PpoSteps
 from kedge.pipelines.run import Resume, Run, finished_run, open_run
 from kedge.pipelines.scorers import Rewards
-from kedge.pipelines.scoring import score_rollout
-from kedge.report.experience_metrics import describe_experience, describe_samples
-from kedge.report.metrics import MetricsLog, read_metrics
-from kedge.report.progress import Progress
-from kedge.report.samples import SamplesLog
+from kedge.report.experience_metrics import describe_experience
+from kedge.report.metrics import read_metrics
 from kedge.report.stopwatch import Stopwatch
-from kedge.rollout import collect_experience
 from kedge.training.keeper import Keeper, Resumable
-from kedge.training.optimiser import learning_rate_at, set_learning_rate
-from kedge.training.ppo_update import distance_moved, first_pass, ppo_update
-from kedge.training.runtime import stream, stream_seed
+from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
 
@@ -65,6 +63,7 @@ def run_ppo(
     run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward}, resume=resume)
     roles = load_roles(config, run, prompts=prompts, reward=reward)
     run.start()
+    write_roles(run, roles)
     try:
         with keeping(config, run) as keeper:
             train(config, run, roles, keeper, on_update)
@@ -78,148 +77,70 @@ def run_ppo(
 
 
 def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Callable[[int, Roles], None]) -> None:
-    """The loop of PPO. Longer than other functions on purpose: the algorithm is to be read in one piece."""
-    ppo, sampling, seed = config.ppo, config.rollout, config.runtime.seed
-    policy_and_critic, reference = roles.actor_critic, roles.reference
-    prompts = PromptStream(roles.prompts, seed=stream_seed(seed, "prompts"))
+    """The loop of PPO: each update samples, scores, weighs every token, and improves policy and critic."""
+    ppo, steps = config.ppo, PpoSteps(config, run, roles)
+    costs = Costs.of(roles, recomputes=config.runtime.activation_checkpointing)
+    prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
     coefficients = Coefficients.start(config)
 
     def progress_made() -> dict[str, Any]:
         return {"prompts": prompts.state(), "coefficients": coefficients.state(), "guard": guard.state()}
 
-    made = keeper.restore(Resumable({ACTOR_CRITIC: policy_and_critic}, roles.optimizer, progress_made))
-    numerics: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "precision": run.precision,
-        "micro_batch_tokens": config.runtime.micro_batch_tokens,
-    }
-
-    with (
-        Progress("ppo", total=ppo.num_updates, done=keeper.done) as progress,
-        MetricsLog(run.folder) as log,
-        SamplesLog(run.folder) as kept,
-    ):
-        progress.say(schedule_in_words(config, len(roles.prompts)))
-        keeper.sync_before_saving(log, kept)
-        guard = new_guard(config, run, roles, keeper, warn=progress.say)
+    made = keeper.restore(Resumable({ACTOR_CRITIC: roles.actor_critic}, roles.optimizer, progress_made))
+    with ppo_log(config, run, roles, keeper) as log:
+        guard = new_guard(config, run, roles, keeper, warn=log.progress.say)
+        fixed = FixedPrompts.of(steps, log)
         if made:
             prompts.restore(made["prompts"])
             coefficients = coefficients.restore(made["coefficients"])
             guard.restore(made["guard"])
+
         for update in keeper.steps(ppo.num_updates):
-            with guarded_update(config, update, guard, keeper, log):
+            with guarded_update(config, update, guard, keeper, log.metrics):
+                if update == 1:
+                    fixed.ask(0, coefficients)
                 clock = Stopwatch(run.device)
 
                 with clock.phase("rollout"):
-                    batch = [
-                        prompt for prompt in prompts.next(sampling.num_prompts) for _ in range(sampling.num_responses)
-                    ]
-                    seeds = [stream_seed(seed, "rollout", update, row) for row in range(len(batch))]
-                    prompt_ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in batch]
-                    rollout = roles.engine.generate(prompt_ids, seeds=seeds, policy_version=update - 1)
+                    drawn = prompts.next(config.rollout.num_prompts)
+                    batch = [prompt for prompt in drawn for _ in range(config.rollout.num_responses)]
+                    rollout = steps.roll_out(batch, update - 1, "rollout", update)
                     guard.check_rollout(rollout)
 
                 with clock.phase("reward"):
-                    scored = score_rollout(
-                        rollout,
-                        batch,
-                        roles.reward,
-                        roles.tokenizer,
-                        max_new_tokens=sampling.max_new_tokens,
-                        missing_eos_score=roles.missing_eos_score,
-                        missing_eos_mode=sampling.missing_eos_mode,
-                        seed=stream_seed(seed, "reward", update),
-                    )
+                    scored = steps.score(rollout, batch, update)
 
                 with clock.phase("experience"):
-                    train_policy = update > ppo.value_warmup_updates
-                    begun = first_pass(
-                        policy_and_critic,
-                        scored.rollout,
-                        num_minibatches=ppo.num_minibatches,
-                        train_policy=train_policy,
-                        entropy_gradient=coefficients.entropy_coef != 0,
-                        value_after_last=ppo.score_at == "after_last",
-                        **numerics,
-                    )
-                    experience = collect_experience(
-                        scored.rollout,
-                        scored.scores,
-                        policy_and_critic,
-                        reference,
-                        first_pass=begun,
-                        kl_coef=coefficients.reward_kl_coef,
-                        kl_estimator=ppo.resolved_kl_estimator,
-                        kl_scope=ppo.kl_scope,
-                        score_at=ppo.score_at,
-                        gamma=ppo.gamma,
-                        gae_lambda=ppo.gae_lambda,
-                        advantage=ppo.advantage,
-                        num_steps=ppo.advantage_steps,
-                        whiten_rewards=ppo.whiten_rewards,
-                        whiten_advantages=ppo.whiten_advantages,
-                        reuse_sampled=roles.engine.is_exact,
-                        **numerics,
-                    )
+                    begun = steps.begin(scored, coefficients, update)
+                    experience = steps.weigh(scored, coefficients, begun=begun)
                     guard.check_experience(experience)
 
                 with clock.phase("train"):
                     keeper.weights_change()
-                    learning_rate = learning_rate_at(
-                        update - 1,
-                        ppo.num_updates,
-                        learning_rate=ppo.learning_rate,
-                        schedule=ppo.schedule,
-                        warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
-                    )
-                    set_learning_rate(roles.optimizer, learning_rate)
-                    result = ppo_update(
-                        policy_and_critic,
-                        roles.optimizer,
-                        experience,
-                        coefficients.objective(experience),
-                        num_epochs=ppo.num_epochs,
-                        num_minibatches=ppo.num_minibatches,
-                        max_grad_norm=ppo.max_grad_norm,
-                        early_stop_kl=ppo.early_stop_kl,
-                        generator=stream(seed, "minibatches", update),
-                        train_policy=train_policy,
-                        first_pass=begun,
-                        extra_loss=roles.pretraining.draw(update) if roles.pretraining else None,
-                        judge=guard.allows,
-                        **numerics,
-                    )
-                    figures = result.mean()
-                    if ppo.policy_loss == "kl_penalty_adaptive":
-                        figures["policy/distance_moved"] = distance_moved(policy_and_critic, experience, **numerics)
+                    result = steps.improve(experience, coefficients, update, begun=begun, judge=guard.allows)
+                    moved = steps.distance_moved(experience)
 
                 metrics = {
                     **describe_experience(experience),
                     **scored.metrics(),
-                    **figures,
+                    **result.figures(),
+                    **moved,
                     **coefficients.metrics(),
                     **guard.metrics(),
-                    "policy/learning_rate": learning_rate,
-                    "policy/optimiser_steps": result.num_steps,
+                    **costs.metrics(
+                        rollout,
+                        evaluated_anew=begun is None and not roles.engine.is_exact,
+                        num_passes=result.num_steps / ppo.num_minibatches,
+                        train_policy=steps.trains_policy(update),
+                    ),
+                    "policy/learning_rate": steps.learning_rate(update),
+                    "policy/staleness": update - 1 - rollout.policy_version,
+                    "prompt/distinct": len({prompt.text for prompt in drawn}) / len(drawn),
+                    **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens),
+                    **memory_in_use(run.device),
                 }
-                log.write(
-                    update, {**metrics, **clock.metrics(num_tokens=int(rollout.prompt_mask.sum()) + rollout.num_tokens)}
-                )
-                kept.write(
-                    update,
-                    describe_samples(experience, scored.prompts, roles.tokenizer, count=config.runtime.num_samples),
-                )
-                progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
+                log.write(update, metrics, experience, scored.prompts, result)
                 if not result.refused:
                     coefficients = coefficients.adapt(metrics, num_responses=experience.rollout.num_responses)
+                fixed.ask(update, coefficients)
                 on_update(update, roles)
-
-
-SHOWN = {
-    "score": "reward/score_mean",
-    "kl": "objective/kl",
-    "entropy": "policy/entropy",
-    "clipped": "policy/clip_fraction",
-    "explained": "value/explained_variance",
-}
-"""What the progress display calls the metrics that it shows."""

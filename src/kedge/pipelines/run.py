@@ -30,7 +30,13 @@ from kedge.report.progress import say
 from kedge.report.run_folder import create_run_folder, take_back_folder, write_config
 from kedge.training.checkpoint import Checkpoint, newest_valid
 from kedge.training.keeper import CHECKPOINTS
-from kedge.training.runtime import keep_freed_memory, resolve_device, seed_everything, set_threads
+from kedge.training.runtime import (
+    keep_freed_memory,
+    resolve_device,
+    seed_everything,
+    set_threads,
+    use_deterministic_kernels,
+)
 
 __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
 
@@ -146,6 +152,8 @@ def open_run(
     keep_freed_memory()
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)
+    if config.runtime.deterministic and device.type == "cuda":
+        use_deterministic_kernels()
     facts = {"stage": stage, "device": device, "precision": precision}
     # What an earlier run ended at; this run begins anew.
     for path in () if resumed else (folder / name for name in sorted(LEFT_BEHIND)):

@@ -11,12 +11,12 @@ from kedge.report.json_lines import JsonLines, read_json_lines
 __all__ = ["METRICS_FILE", "MetricsLog", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
-TIMING = ("time/", "tokens_per_second")
+MEASURED = ("time/", "tokens_per_second", "memory/")
 """How the names of those fields begin that differ between two runs of the same seed."""
 
 
 class MetricsLog:
-    """Rows of `metrics.jsonl`: `update` first, timings last, the rest by name; flushed row by row.
+    """Rows of `metrics.jsonl`: `update` first, times and memory last, the rest by name; flushed row by row.
 
     The same figures give the same bytes. What JSON has no word for (NaN, ±∞) is null. Rows are added to a file that
     exists, never written over.
@@ -36,7 +36,7 @@ class MetricsLog:
             update: Its number, from 1.
             metrics: Figures by name: numbers, one-element tensors or arrays, text, None.
         """
-        names = sorted(metrics, key=lambda name: (name.startswith(TIMING), name))
+        names = sorted(metrics, key=lambda name: (name.startswith(MEASURED), name))
         self._lines.write({"update": update, **{name: metrics[name] for name in names}})
         if self._also is not None:
             self._also(update, metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.output import CONFIG_FILE, LEFT_BEHIND, check_output, writing
+from kedge.output import CONFIG_FILE, LEFT_BEHIND, ROLES_FILE, check_output, writing
 
 __all__ = ["create_run_folder", "take_back_folder", "write_config"]
 
@@ -25,10 +25,10 @@ def create_run_folder(path: str | Path) -> Path:
 def take_back_folder(folder: Path) -> None:
     """Make the folder of a run that came to nothing free again; rejected rows stay.
 
-    Only the configuration and logs without a row are removed. Where anything else is there, nothing is.
+    Only the configuration, the roles and logs without a row are removed. Where anything else is there, nothing is.
     """
     paths = [path for path in folder.iterdir() if path.name not in LEFT_BEHIND]
-    if not all(path.name == CONFIG_FILE or _is_empty_log(path) for path in paths):
+    if not all(path.name in (CONFIG_FILE, ROLES_FILE) or _is_empty_log(path) for path in paths):
         return
     for path in paths:
         path.unlink()

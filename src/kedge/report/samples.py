@@ -14,7 +14,7 @@ from kedge.report.json_lines import JsonLines, plain_json, read_json_lines
 __all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
 
 SAMPLES_FILE = "samples.jsonl"
-TOKEN_FIGURES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages")
+TOKEN_FIGURES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Sample:
         values: the critic's value before each token.
         rewards: reward per token.
         advantages: advantage per token, as the policy loss weighs it.
+        entropies: entropy of the distribution that each token was drawn from, nats, or None where nobody computed it.
+        new_logprobs: log probabilities in the update's last epoch, nats, or None where it had no such epoch.
+        fixed: the number of a prompt that is asked again and again, from 0, or None.
 
     Raises:
         ShapeError: A list has another length than `tokens`.
@@ -47,6 +50,13 @@ class Sample:
     values: Sequence[float]
     rewards: Sequence[float]
     advantages: Sequence[float]
+    entropies: Sequence[float] | None = None
+    new_logprobs: Sequence[float] | None = None
+    fixed: int | None = None
+
+    def as_fixed(self, number: int) -> Sample:
+        """The same as an answer to a prompt that is asked again and again."""
+        return dataclasses.replace(self, fixed=number)
 
     def __post_init__(self) -> None:
         for name in TOKEN_FIGURES:

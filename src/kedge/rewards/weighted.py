@@ -39,11 +39,14 @@ class WeightedReward:
 
     score_b = Σ_i w_i · s_ib   over the sources i that have a score for response b
 
+    A source of weight 0 is a judge: it is asked, and its scores are told as those of any other; nothing is learnt from
+    them.
+
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are told apart by a number.
 
     Raises:
-        RewardError: No terms, or a weight that is not a finite number.
+        RewardError: No terms, all of weight 0, or a weight that is not a finite number.
     """
 
     def __init__(self, terms: Sequence[tuple[RewardSource, float]]) -> None:
@@ -52,6 +55,8 @@ class WeightedReward:
         for source, weight in terms:
             if not math.isfinite(weight):
                 raise RewardError(f"the weight of reward {source.name!r} is {weight}; expected a finite number")
+        if not any(weight for _, weight in terms):
+            raise RewardError("every reward has weight 0: nothing could be learnt; give one of them a weight")
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]
         self.names = _distinct([source.name for source in self.sources])
@@ -74,7 +79,8 @@ class WeightedReward:
         """
         begun = [_begin(source, responses) for source in self.sources]
         answers = [answer() for answer in begun]
-        dropped = frozenset[int]().union(*(answer.dropped for answer in answers))
+        counting = zip(self.weights, answers, strict=True)
+        dropped = frozenset[int]().union(*(answer.dropped for weight, answer in counting if weight))
         rows = range(len(responses))
         totals = [None if row in dropped else self._total([each.scores[row] for each in answers]) for row in rows]
         failures: dict[str, float] = {}
@@ -91,7 +97,8 @@ class WeightedReward:
                 source.check_columns(columns)
 
     def _total(self, row: Scores) -> float | None:
-        weighted = [weight * score for weight, score in zip(self.weights, row, strict=True) if score is not None]
+        pairs = zip(self.weights, row, strict=True)
+        weighted = [weight * score for weight, score in pairs if score is not None and weight]
         return sum(weighted) if weighted else None
 
 

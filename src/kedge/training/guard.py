@@ -15,7 +15,7 @@ from kedge.errors import NonfiniteScoreError, NumericsError
 from kedge.training.offender import Offender, find_in_experience, find_in_rollout
 from kedge.training.spikes import SpikeWatch
 
-__all__ = ["MAX_RATIO", "Guard", "Incident", "Judge", "Policy", "Rules", "refuse_nonfinite"]
+__all__ = ["MAX_RATIO", "Guard", "Incident", "Judge", "Policy", "Rules", "largest_ratio", "refuse_nonfinite"]
 
 Policy = Literal["stop", "skip", "rollback"]
 
@@ -166,7 +166,7 @@ class Guard:
             NumericsError: The rules stop the run, or nothing else is left.
         """
         if step == 0:
-            self._compare(_largest_ratio(figures), "in the first step and before it, under the same weights")
+            self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):
             offender = search()
             blamed = not math.isfinite(offender.figure)
@@ -257,10 +257,9 @@ def refuse_nonfinite(step: int, figures: Mapping[str, float], search: Callable[[
     return True
 
 
-def _largest_ratio(figures: Mapping[str, float]) -> float:
-    """How far a first step's ratios are from 1, either way; small ones show in their KL, ρ − 1 − log ρ ≈ ½·log² ρ."""
-    typical = math.sqrt(2 * max(figures["policy/approx_kl"], 0.0))
-    return max(figures["policy/ratio_max"], math.exp(min(typical, 20.0)))
+def largest_ratio(figures: Mapping[str, float]) -> float:
+    """How far the ratios of a step are from 1, either way."""
+    return max(figures["policy/ratio_max"], 1 / figures["policy/ratio_min"])
 
 
 def _nonfinite(figures: Mapping[str, float]) -> str | None:

@@ -48,8 +48,8 @@ class Terms:
 
     Attributes:
         loss: The share of the total loss.
-        figures: Shares of the minibatch's means, by metric name; of `…_max` figures, the rows' own maximum. They stay
-            on the device.
+        figures: Shares of the minibatch's means, by metric name; of `…_max` and `…_min` figures, the rows' own
+            extreme. They stay on the device.
     """
 
     loss: Tensor
@@ -150,6 +150,7 @@ class Objective:
             "policy/clip_fraction": share * policy.clip_fraction,
             "policy/entropy": torch.where(mask, outputs.entropy, 0.0).sum() / divisors.tokens,
             "policy/ratio_mean": share * policy.ratio_mean,
+            "policy/ratio_min": policy.ratio_min,
             "policy/ratio_max": policy.ratio_max,
             "value/loss": value.loss,
             "value/clip_fraction": value_share * value.clip_fraction,

@@ -4,29 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.models import ActorCritic, ResponseOutputs, budget_batches
-from kedge.training.guard import Judge, refuse_nonfinite
+from kedge.training.guard import Judge, largest_ratio, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective, Terms
 from kedge.training.offender import Offender, search_minibatch
 from kedge.training.optimiser import clip_gradients
 
-__all__ = ["ExtraLoss", "UpdateResult", "distance_moved", "first_pass", "ppo_update"]
+__all__ = ["ExtraLoss", "Pass", "UpdateResult", "distance_moved", "first_pass", "ppo_update"]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """One more loss for a step (ptx mixing), in parts that add up to it, so that each is freed before the next."""
 
 # SB3 and Spinning Up stop at 1.5 times the target; spec §6.31 follows them.
 EARLY_STOP_MARGIN = 1.5
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the policy said of each token as an epoch came by; NaN where it has not come.
+
+    Attributes:
+        logprobs: Its log probability, nats.
+        entropies: Entropy of the distribution that it was drawn from, nats.
+    """
+
+    logprobs: Float[Tensor, "batch time"]
+    entropies: Float[Tensor, "batch time"]
+
+    @classmethod
+    def over(cls, rollout: Rollout) -> Pass:
+        """One that is yet to come."""
+        return cls(*(torch.full_like(rollout.logprobs, torch.nan) for _ in range(2)))
+
+    def note(self, rows: Int[Tensor, " rows"], outputs: ResponseOutputs) -> None:
+        """It has come by these rows."""
+        self.logprobs[rows] = outputs.logprobs.detach()
+        self.entropies[rows] = outputs.entropy.detach()
 
 
 @dataclass(frozen=True)
@@ -39,19 +62,25 @@ class UpdateResult:
         num_steps: Optimiser steps taken.
         stopped_early: The approximate KL went over its limit, and the rest of the epochs was left out.
         refused: The judge refused a step, and the rest of the epochs was left out.
+        passes: What the policy in training said of every token, epoch by epoch, the last perhaps not whole.
     """
 
     steps: list[dict[str, float]]
     num_steps: int
     stopped_early: bool
     refused: bool = False
+    passes: list[Pass] = field(default_factory=list)
 
-    def mean(self) -> dict[str, float]:
-        """Each figure's mean over the steps; of `…_max` figures, the maximum."""
+    def figures(self) -> dict[str, float]:
+        """Each figure's mean over the steps, of `…_max` and `…_min` figures the extreme, and what is of the update.
+
+        `policy/first_ratio_max` says how far the first step's ratios were from 1, either way: under the weights that
+        sampled they are 1.
+        """
         names = self.steps[0].keys() if self.steps else ()
-        return {
-            name: (max if name.endswith("_max") else _mean)([figures[name] for figures in self.steps]) for name in names
-        }
+        means = {name: _combine(name, [figures[name] for figures in self.steps]) for name in names}
+        first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
+        return {**means, **first, "policy/optimiser_steps": self.num_steps}
 
 
 def ppo_update(
@@ -106,29 +135,33 @@ def ppo_update(
     Source: PPO algorithm 1; spec §6.31–33.
     """
     steps: list[dict[str, float]] = []
+    passes: list[Pass] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     learner = _Learner(actor_critic, objective, temperature, precision, train_policy)
     with _frozen(() if train_policy else actor_critic.policy_parameters()):
         for _ in range(num_epochs):
-            for rows in _minibatches(experience.rollout.num_responses, num_minibatches, generator):
+            passes.append(Pass.over(experience.rollout))
+            for shuffled in _minibatches(experience.rollout.num_responses, num_minibatches, generator):
                 optimizer.zero_grad(set_to_none=True)
-                minibatch = experience.select(rows.to(experience.scores.device))
+                rows = shuffled.to(experience.scores.device)
+                minibatch = experience.select(rows)
                 figures = _accumulate(
                     learner,
                     minibatch,
                     micro_batch_tokens=micro_batch_tokens,
                     extra_loss=extra_loss,
                     outputs=first_pass,
+                    note=lambda part, outputs, rows=rows, visited=passes[-1]: visited.note(rows[part], outputs),
                 )
                 first_pass = None
                 figures["policy/grad_norm"] = clip_gradients(parameters, max_grad_norm)
                 if not judge(len(steps), figures, partial(_search, learner, minibatch, parameters, rows.tolist())):
-                    return UpdateResult(steps, len(steps), stopped_early=False, refused=True)
+                    return UpdateResult(steps, len(steps), stopped_early=False, refused=True, passes=passes)
                 if early_stop_kl is not None and figures["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-                    return UpdateResult(steps or [figures], len(steps), stopped_early=True)
+                    return UpdateResult(steps or [figures], len(steps), stopped_early=True, passes=passes)
                 optimizer.step()
                 steps.append(figures)
-    return UpdateResult(steps, len(steps), stopped_early=False)
+    return UpdateResult(steps, len(steps), stopped_early=False, passes=passes)
 
 
 def first_pass(
@@ -187,7 +220,7 @@ def distance_moved(
     Source: PPO §4.
     """
     total, rollout = 0.0, experience.rollout
-    for part in _micro_batches(experience, micro_batch_tokens):
+    for _, part in _micro_batches(experience, micro_batch_tokens):
         outputs = actor_critic(part.rollout, temperature=temperature, precision=precision)
         log_ratio = torch.where(part.rollout.response_mask, outputs.logprobs - part.old_logprobs, 0.0)
         total += float((log_ratio.expm1() - log_ratio).sum())
@@ -223,13 +256,20 @@ def _accumulate(
     *,
     micro_batch_tokens: int | None,
     extra_loss: ExtraLoss | None,
-    outputs: ResponseOutputs | None = None,
+    outputs: ResponseOutputs | None,
+    note: Callable[[Tensor, ResponseOutputs], None],
 ) -> dict[str, float]:
-    """The minibatch's gradient, summed up over its micro-batches, and its figures; `outputs` are of all its rows."""
+    """The minibatch's gradient, summed up over its micro-batches, and its figures.
+
+    `outputs` are of all its rows, where they are there already; `note` is told what comes out for which of its rows.
+    """
     divisors = learner.objective.divisors(minibatch)
     total: dict[str, Tensor] = {}
-    for part in [minibatch] if outputs is not None else _micro_batches(minibatch, micro_batch_tokens):
-        terms = learner.terms(outputs or learner.outputs(part.rollout), part, divisors)
+    whole = [(torch.arange(minibatch.rollout.num_responses), minibatch)]
+    for rows, part in _micro_batches(minibatch, micro_batch_tokens) if outputs is None else whole:
+        said = outputs or learner.outputs(part.rollout)
+        note(rows, said)
+        terms = learner.terms(said, part, divisors)
         terms.loss.backward()
         _add(total, terms.figures)
     for share in extra_loss() if extra_loss is not None and learner.train_policy else ():
@@ -260,20 +300,22 @@ def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))
 
 
-def _micro_batches(experience: Experience, budget: int | None) -> Iterator[Experience]:
-    """Parts of at most so many tokens, rows of like length together."""
-    for rows in budget_batches(experience.rollout.row_lengths, budget):
-        yield experience.select(torch.tensor(rows, device=experience.scores.device))
+def _micro_batches(experience: Experience, budget: int | None) -> Iterator[tuple[Int[Tensor, " rows"], Experience]]:
+    """Parts of at most so many tokens, rows of like length together, each with the numbers of its rows."""
+    for numbers in budget_batches(experience.rollout.row_lengths, budget):
+        rows = torch.tensor(numbers, device=experience.scores.device)
+        yield rows, experience.select(rows)
 
 
 def _add(total: dict[str, Tensor], figures: Mapping[str, Tensor]) -> None:
     for name, figure in figures.items():
-        combine = torch.maximum if name.endswith("_max") else torch.add
+        combine = {"_max": torch.maximum, "_min": torch.minimum}.get(name[-4:], torch.add)
         total[name] = combine(total[name], figure) if name in total else figure
 
 
-def _mean(figures: Sequence[float]) -> float:
-    return sum(figures) / len(figures)
+def _combine(name: str, figures: Sequence[float]) -> float:
+    extreme = {"_max": max, "_min": min}.get(name[-4:])
+    return extreme(figures) if extreme else sum(figures) / len(figures)
 
 
 @contextmanager

@@ -12,10 +12,12 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from kedge.errors import ConfigError
 
+GIB = 2**30
 # From malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -120,16 +122,9 @@ def use_deterministic_kernels() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: of the device's own memory on CUDA, else of the process's resident memory.
-
-    0 on Windows, which keeps no such count.
-    """
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """`memory/process`: what the process holds now; `memory/device`: the most that a GPU's tensors have held; GiB."""
+    held = {"memory/process": psutil.Process().memory_info().rss / GIB}
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    # Linux counts in KiB, macOS in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        held["memory/device"] = torch.cuda.max_memory_allocated(device) / GIB
+    return held
