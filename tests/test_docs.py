@@ -59,6 +59,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("kedge.pipelines.diagnosis.diagnose_run", lambda folder: [])
     [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -92,6 +93,7 @@ def test_every_yaml_example_is_a_configuration(example: str, tmp_path: Path) -> 
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in STAGES:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
+    monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder: [])
     names: dict[str, Any] = {}
     exec(compile(example, "example", "exec"), names)  # our own words
     for value in list(names.values()):

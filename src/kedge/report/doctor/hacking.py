@@ -33,7 +33,7 @@ def _score_rises(run: RunRecord) -> Course | None:
 
 
 def _pays(score: Course) -> str:
-    return f"while the mean score rises from {figure(score.early)} to {figure(score.late)}"
+    return f"while the mean score rises from {figure(score.first)} to {figure(score.late)}"
 
 
 def _leash(run: RunRecord) -> Remedy:
@@ -46,15 +46,15 @@ def _by_length(run: RunRecord) -> Symptom | None:
     tie = course(run, "reward/length_correlation")
     if score is None or length is None or tie is None:
         return None
-    growth = length.late / length.early
-    strongest = max(tie.figures, key=abs) if len(tie) < TREND else _strongest(tie)
+    growth = length.late / max(length.first, 1.0)
+    strongest = max((tie.early, tie.late), key=abs)  # later on there may be no differences in length left
     longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
     shorter = growth <= SHORTER and strongest <= -CORRELATED
     if not (longer or shorter):
         return None
     return Symptom(
         "serious" if growth >= MUCH_LONGER or shorter else "warning",
-        f"responses go from {figure(length.early)} to {figure(length.late)} tokens ({length.late_span}), "
+        f"responses go from {figure(length.first)} to {figure(length.late)} tokens ({length.late_span}), "
         f"{_pays(score)}; scores and lengths correlate by {figure(strongest)}",
         (_leash(run),),
         "pay for something else than length: take a length penalty into the reward, or a reward model that was "
@@ -62,19 +62,14 @@ def _by_length(run: RunRecord) -> Symptom | None:
     )
 
 
-def _strongest(tie: Course) -> float:
-    """The early correlation or the late one: the policy may have used up all differences in length since."""
-    return max((tie.early, tie.late), key=abs)
-
-
 def _by_repetition(run: RunRecord) -> Symptom | None:
     score, repeated = _score_rises(run), course(run, "response/repetition", least=TREND)
-    if score is None or repeated is None or not rose(repeated) or repeated.rise < REPETITIVE:
+    if score is None or repeated is None or not rose(repeated) or repeated.late - repeated.first < REPETITIVE:
         return None
     return Symptom(
         "serious",
         f"{repeated.late:.0%} of a response's 4-grams occurred in it before ({repeated.late_span}), "
-        f"{repeated.early:.0%} at first, {_pays(score)}",
+        f"{repeated.first:.0%} at first, {_pays(score)}",
         (_leash(run),),
         "take a penalty for repetition into the reward",
     )
@@ -82,11 +77,11 @@ def _by_repetition(run: RunRecord) -> Symptom | None:
 
 def _by_not_stopping(run: RunRecord) -> Symptom | None:
     score, stops = _score_rises(run), course(run, "response/eos_rate", least=TREND)
-    if score is None or stops is None or not fell(stops) or -stops.rise < STOPS_LOST:
+    if score is None or stops is None or not fell(stops) or stops.first - stops.late < STOPS_LOST:
         return None
     return Symptom(
         "serious",
-        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.early:.0%} at first, {_pays(score)}",
+        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} at first, {_pays(score)}",
         (scale(run, "rollout.missing_eos_score", 1.0), _leash(run)),
         "let a response that does not stop score less than any that does",
     )
