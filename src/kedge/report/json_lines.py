@@ -100,6 +100,8 @@ def _update_of(line: bytes, path: Path, number: int) -> int:
 
 def plain_json(value: Any) -> Any:
     """A value in JSON's own types. A log must not end a run, so what it does not know becomes text."""
+    if type(value) is float:  # nearly all there is, and told eight times as fast
+        return value if math.isfinite(value) else None
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
