@@ -83,6 +83,18 @@ CASES = [
         {"reward/mine_failures": 0.0, "reward/mine_given_up": 0.0},
     ),
     figures("reward_function_failing", "serious", {"reward/unscored": [13.0] * 16}, {"reward/unscored": 0.0}),
+    figures(
+        "sampling_not_mirrored",
+        "serious",
+        {"objective/logprobs": -78.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -82.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+    ),
+    figures(
+        "sampling_not_mirrored",
+        "serious",
+        {"objective/logprobs": -127.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -123.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+    ),
     figures("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
     figures("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),
     figures(

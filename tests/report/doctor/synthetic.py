@@ -33,6 +33,7 @@ WELL: dict[str, Series] = {
     "score/model": towards(0.9, 2.2),
     "objective/kl": towards(0.0, 2.0),
     "objective/kl_coef": 0.1,
+    "objective/logprobs": lambda done: -towards(0.23, 0.08)(done) * towards(20.6, 25.6)(done),
     "policy/approx_kl": towards(6e-3, 2e-5),
     "policy/clip_fraction": towards(0.04, 5e-4),
     "policy/entropy": towards(0.23, 0.08),

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from kedge.report.doctor.courses import course, figure, span
+from kedge.report.doctor.courses import combined, course, figure, span
 from kedge.report.doctor.finding import Rule, Symptom
 from kedge.report.doctor.remedies import change
 from kedge.report.record import RunRecord
 
-__all__ = ["MAX_RATIO", "SAMPLER_TRAINER_MISMATCH", "STALE_ROLLOUTS"]
+__all__ = ["MAX_RATIO", "SAMPLER_TRAINER_MISMATCH", "SAMPLING_NOT_MIRRORED", "STALE_ROLLOUTS"]
 
 MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
 """How far rounding alone drives two probabilities of a token apart: `kedge.training.guard.MAX_RATIO`, which this layer
 may not read; a test holds the two together."""
+
+SURPRISE = ("objective/logprobs", "policy/entropy", "response/length")
+
+OFF, MOST = 1.25, 0.75
+"""How far a response's surprise may be from its entropy, its mean, and in how many updates it has to be further: in
+sound runs the run's median is 0.95 to 1.12. Half the temperature makes it 0.5."""
+
+SAME_ENTROPY = 0.05
+"""Nats per token that an update may move the policy by: the entropy is measured while it does."""
+
+TINY = 1e-6
 
 RATIOS = {
     "policy/first_ratio_max": "in the first optimiser step and before it, under the same weights",
@@ -58,6 +69,22 @@ def _mismatch(run: RunRecord) -> Symptom | None:
     )
 
 
+def _not_mirrored(run: RunRecord) -> Symptom | None:
+    surprise = combined(run, SURPRISE, lambda logprobs, nats, length: -logprobs / max(nats * length, TINY))
+    moved = course(run, "policy/approx_kl")
+    if surprise is None or moved is None or moved.middle > SAME_ENTROPY or 1 / OFF <= surprise.middle <= OFF:
+        return None
+    beyond = sum(share > OFF or share < 1 / OFF for share in surprise.figures)
+    if beyond < MOST * len(surprise):
+        return None
+    return Symptom(
+        "serious",
+        f"a response's surprise, −log π of its tokens, is {figure(surprise.middle)} of the entropy that they were "
+        f"drawn with; out of proportion in {beyond} of {len(surprise)} updates",
+        advice="sample without top-k, top-p or any other filter, at the temperature that logprobs are taken at",
+    )
+
+
 def _stale(run: RunRecord) -> Symptom | None:
     found = course(run, "policy/staleness", least=1)
     old = [(age, update) for update, age in zip(found.updates, found.figures, strict=True) if age > 0] if found else []
@@ -78,6 +105,14 @@ STALE_ROLLOUTS = Rule(
     "clip allows is used up before the first step.",
     ("policy/staleness", *RATIOS),
     _stale,
+)
+
+SAMPLING_NOT_MIRRORED = Rule(
+    "sampling_not_mirrored",
+    "Tokens are drawn from another distribution than the one that their probabilities are taken from: a filter, or "
+    "another temperature. What is learnt is a policy that nobody samples from, and its KL may come out negative.",
+    (*SURPRISE, "policy/approx_kl"),
+    _not_mirrored,
 )
 
 SAMPLER_TRAINER_MISMATCH = Rule(

@@ -13,7 +13,7 @@ from statistics import median
 from kedge.report.progress import format_figure
 from kedge.report.record import RunRecord
 
-__all__ = ["CERTAIN", "TREND", "WINDOW", "Course", "course", "fell", "figure", "rose", "span"]
+__all__ = ["CERTAIN", "TREND", "WINDOW", "Course", "combined", "course", "fell", "figure", "rose", "span"]
 
 ENOUGH = 4
 """Updates before anything is said of a figure's size: a live run is to be told early, but not of its first step."""
@@ -82,6 +82,11 @@ class Course:
         return span(self.updates[-self.window :])
 
     @property
+    def middle(self) -> float:
+        """Median of the whole run."""
+        return median(self.figures)
+
+    @property
     def rise(self) -> float:
         """Late less early."""
         return self.late - self.early
@@ -114,6 +119,24 @@ def course(
     if len(kept) < max(least, 1):
         return None
     return Course([update for update, _ in kept], [figure for _, figure in kept])
+
+
+def combined(run: RunRecord, names: Sequence[str], make: Callable[..., float], *, least: int = ENOUGH) -> Course | None:
+    """The course of a figure that is made of several metrics, over the updates that have all of them.
+
+    Args:
+        run: Whose metrics.
+        names: Which ones.
+        make: Makes one figure of theirs.
+        least: Updates that make it worth a look.
+    """
+    series = [dict(zip(*run.series(name), strict=True)) for name in names]
+    updates = sorted(set(series[0]).intersection(*series[1:]))
+    return (
+        Course(updates, [make(*(each[update] for each in series)) for update in updates])
+        if len(updates) >= least
+        else None
+    )
 
 
 def rose(found: Course | None) -> bool:
