@@ -5,9 +5,10 @@ Most of them were made somewhere before: in a published listing, in a library, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tests.mutation import Mutation
+from tests.mutation_table_reliability import RELIABILITY
 
-__all__ = ["MUTATIONS", "Mutation"]
+__all__ = ["MUTATIONS"]
 
 ADVANTAGES = "tests/algorithm/test_advantages.py"
 CRITIC = "tests/algorithm/test_critic.py"
@@ -41,26 +42,6 @@ NOTED = f"{SAMPLER}::test_what_is_noted_while_sampling_is_what_the_trainer_compu
 BOTH_AT_ONCE = f"{LOGPROBS}::test_both_at_once_are_what_each_is_alone_in_value_and_gradient"
 AGGREGATION = f"{MASKING}::test_aggregation_reproduces_the_published_figures"
 QUADRANTS = f"{POLICY}::test_the_quadrants_of_the_clip"
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One mistake.
-
-    Attributes:
-        name: What goes wrong, in kebab case.
-        file: Where, under `src/kedge`.
-        original: The text to be replaced; it occurs exactly once in the file.
-        mutated: What stands there instead.
-        test: The pytest node id of the test that fails then.
-    """
-
-    name: str
-    file: str
-    original: str
-    mutated: str
-    test: str
-
 
 MUTATIONS = (
     # Which position says what: spec §1.
@@ -493,4 +474,5 @@ MUTATIONS = (
         "factor = factor + surprise.mul_(",
         BOTH_AT_ONCE,
     ),
+    *RELIABILITY,
 )

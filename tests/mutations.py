@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation_table import MUTATIONS, Mutation
+from tests.mutation import Mutation
+from tests.mutation_table import MUTATIONS
 
 __all__ = ["StaleMutationError", "Trial", "copy_source", "main", "mutate", "run_tests", "try_mutation"]
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests import mutations
-from tests.mutation_table import MUTATIONS, Mutation
+from tests.mutation import Mutation
+from tests.mutation_table import MUTATIONS
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

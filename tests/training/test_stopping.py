@@ -35,11 +35,11 @@ def test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over():
     def stubborn() -> None:
         with stopping(grace_seconds=0.2):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(30)
+            time.sleep(5)
 
     with pytest.raises(Terminated):
         stubborn()
-    assert 0.15 < time.monotonic() - started < 15
+    assert 0.15 < time.monotonic() - started < 4
 
 
 def test_off_the_main_thread_nothing_is_changed():
