@@ -8,7 +8,7 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint types format bench bench-gpu clean
+.PHONY: demo test test-all lint types format bench bench-gpu docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -39,6 +39,15 @@ bench: $(VENV)/installed $(PEER)/bin/trl
 bench-gpu: $(VENV)/installed $(PEER)/bin/trl
 	$(BIN)/python -m bench --peer $(PEER)/bin/python --gpu
 
+# The documentation as a site, in site/; a broken link is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+# The pages and pictures that are computed from the source; the tests say when they are behind.
+docs-pages: $(VENV)/installed
+	$(BIN)/python -m handbook
+
 $(PEER)/bin/trl:
 	$(PYTHON) -m venv $(PEER)
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check $(PEER_PACKAGES)
@@ -53,5 +62,10 @@ $(VENV)/installed-dev: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@ $(VENV)/installed
+
 clean:
-	rm -rf $(VENV) bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis

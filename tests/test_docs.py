@@ -148,11 +148,19 @@ def test_the_list_of_details_tells_the_defaults() -> None:
     assert {name for name, _ in all_fields() if name.startswith("ppo.")} <= listed
 
 
+def anchors(text: str) -> set[str]:
+    """What a page's headings are called in links."""
+    headings = [re.sub(r"[^\w\s-]", "", heading.lower()) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"\s+", "-", heading.strip()) for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_file_function_and_test_is_there(page: str) -> None:
     text = PAGES[page]
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    targets = [((ROOT / page).parent / file if file else ROOT / page, anchor) for file, _, anchor in links]
+    assert [file for file, _ in targets if not file.exists()] == []
+    assert [anchor for file, anchor in targets if anchor and anchor not in anchors(file.read_text("utf-8"))] == []
     for span in spans(text):
         if test := re.fullmatch(r"(?:tests/)?([\w/]*test_\w+\.py)::(\w+)", span):
             assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(encoding="utf-8"), span
@@ -219,7 +227,7 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
     run_ppo(settings("ppo", policy, tmp_path / "run", **small), prompts=["The boat"], reward=vowels)
     found = measured(tmp_path / "run")
     assert "score/vowels" in found
-    assert {name.replace("vowels", "NAME") for name in found} == documented("PPO")
+    assert {name.replace("vowels", "NAME") for name in found} | {"memory/device"} == documented("PPO")  # CUDA's alone
 
 
 def test_the_value_loss_is_told_in_its_configured_unit() -> None:

@@ -1,0 +1,202 @@
+"""`python -m handbook.record runs/demo`: one real PPO update of the demo's world, written down token by token.
+
+PPO starts from the demo's SFT policy and reward model. After a few updates, one more is made of a small batch, and
+everything that it is computed from is kept in `handbook/token.json`: what page and pictures are drawn from.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.algorithm import Experience, Rollout
+from kedge.config import Config
+from kedge.data import Prompt, encode_prompt
+from kedge.data.world import World
+from kedge.models import TokenRows
+from kedge.pipelines import demo_recipe as recipe
+from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo_setup import Roles
+from kedge.pipelines.scoring import score_rollout
+from kedge.rollout import collect_experience
+from kedge.training.ppo_update import ppo_update
+from kedge.training.runtime import stream
+
+__all__ = ["RECORD"]
+
+RECORD = Path(__file__).parent / "token.json"
+SEED = 0
+NUM_UPDATES, NUM_PROMPTS, NUM_EPOCHS = 10, 512, 4
+NUM_RECORDED = 16
+"""Responses in the update that is written down: few enough to keep them all."""
+NUM_CHOICES = 6
+"""Candidates for the next token that are kept."""
+SETTINGS: dict[str, Any] = {
+    "ppo.num_updates": NUM_UPDATES,
+    "ppo.num_epochs": NUM_EPOCHS,
+    "ppo.num_minibatches": 1,
+    "ppo.schedule": "constant",
+    "ppo.learning_rate": 3e-4,
+    "data.max_prompt_tokens": 216,
+    "runtime.plots": False,
+}
+
+
+def main(demo: Path) -> None:
+    """Train for a few updates from the models in a demo's folder, and write the record of one more."""
+    world = World(SEED, split="handbook")
+    prompts = [asdict(prompt) for prompt in world.prompts(NUM_PROMPTS)]
+    asked = world.prompts(NUM_RECORDED, start=NUM_PROMPTS)
+
+    def record(update: int, roles: Roles) -> None:
+        if update == NUM_UPDATES:
+            RECORD.write_text(_written(recorded_update(config, roles, asked)), encoding="utf-8")
+
+    with TemporaryDirectory() as folder:
+        models = {
+            "model": demo / "sft" / "model",
+            "out": Path(folder) / "run",
+            "reward": str(demo / "reward" / "model"),
+        }
+        config = recipe.demo_config("ppo", **models, seed=SEED, **SETTINGS)
+        run_ppo(config, prompts=prompts, on_update=record)
+
+
+def _written(record: dict[str, Any]) -> str:
+    """The record as JSON, a line per response."""
+    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in record["responses"])
+    head = json.dumps({**record, "responses": []}, ensure_ascii=False)
+    return head.replace('"responses": []', f'"responses": [\n{rows}\n]') + "\n"
+
+
+def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Make one update on these prompts, and tell what it was computed from.
+
+    Returns:
+        Plain figures: settings, a row per response with a figure per token, and the token that was raised most.
+    """
+    ppo, temperature = config.ppo, config.rollout.temperature
+    ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in prompts]
+    rollout = roles.engine.generate(ids, seeds=range(len(ids)))
+    scored = score_rollout(
+        rollout,
+        prompts,
+        roles.reward,
+        roles.tokenizer,
+        max_new_tokens=config.rollout.max_new_tokens,
+        missing_eos_score=roles.missing_eos_score,
+        missing_eos_mode=config.rollout.missing_eos_mode,
+    )
+    experience = collect_experience(
+        rollout,
+        scored.scores,
+        roles.actor_critic,
+        roles.reference,
+        temperature=temperature,
+        kl_coef=ppo.kl_coef,
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+    )
+    candidates = _next_tokens(roles, rollout, temperature)
+    epochs = _train(config, roles, experience)
+    row, token = _raised_most(experience, epochs[-1])
+    named = ("kl_coef", "gamma", "gae_lambda", "clip_range", "value_clip_range", "value_coef", "num_epochs")
+    return {
+        "settings": {**{name: getattr(ppo, name) for name in named}, "temperature": temperature},
+        "parameters": sum(parameter.numel() for parameter in roles.actor_critic.policy_parameters()),
+        "updates_before": NUM_UPDATES,
+        "row": row,
+        "token": token,
+        "prompt": prompts[row].text,
+        "choices": _choices(roles, candidates[row][token]),
+        "responses": [_row(roles, experience, epochs, index) for index in range(len(ids))],
+    }
+
+
+def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]:
+    """Train one epoch at a time; the log probabilities of all tokens after each."""
+    objective = Coefficients.start(config).objective(experience)
+    numerics: dict[str, Any] = {"temperature": config.rollout.temperature}
+    after: list[Tensor] = []
+    for epoch in range(NUM_EPOCHS):
+        ppo_update(
+            roles.actor_critic,
+            roles.optimizer,
+            experience,
+            objective,
+            num_epochs=1,
+            num_minibatches=1,
+            max_grad_norm=config.ppo.max_grad_norm,
+            generator=stream(SEED, "handbook", epoch),
+            **numerics,
+        )
+        with torch.no_grad():
+            after.append(roles.actor_critic(experience.rollout, **numerics).logprobs)
+    return after
+
+
+def _raised_most(experience: Experience, logprobs: Tensor) -> tuple[int, int]:
+    """Row and position of the token whose ratio is the largest."""
+    mask = experience.rollout.response_mask
+    moved = (logprobs - experience.old_logprobs).masked_fill(~mask, -1.0)
+    return divmod(int(moved.argmax()), mask.shape[1])
+
+
+@torch.no_grad()
+def _next_tokens(roles: Roles, rollout: Rollout, temperature: float) -> list[Tensor]:
+    """Per response, the probability of every token of the vocabulary at each of its positions."""
+    policy = roles.actor_critic.policy
+    ids = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
+    mask = torch.cat([rollout.prompt_mask, rollout.response_mask], dim=1)
+    hidden = policy.hidden(TokenRows.unpad(ids, mask)).split(rollout.row_lengths)
+    lengths = rollout.response_lengths.tolist()
+    # The state before a token says what comes next: one position earlier than the token itself.
+    return [
+        (policy.logits(states[-length - 1 : -1]) / temperature).softmax(-1)
+        for states, length in zip(hidden, lengths, strict=True)
+    ]
+
+
+def _choices(roles: Roles, probabilities: Tensor) -> list[tuple[str, float]]:
+    top = probabilities.topk(NUM_CHOICES)
+    return [
+        (str(roles.tokenizer.decode([token])), _rounded(share))
+        for token, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+
+
+def _row(roles: Roles, experience: Experience, epochs: Sequence[Tensor], index: int) -> dict[str, Any]:
+    length = int(experience.rollout.response_mask[index].sum())
+    ids = experience.rollout.response_ids[index, :length].tolist()
+    figures = {
+        "logprobs": experience.old_logprobs,
+        "ref_logprobs": experience.ref_logprobs,
+        "values": experience.values,
+    }
+    return {
+        "tokens": [str(roles.tokenizer.decode([token])) for token in ids],
+        "score": _rounded(float(experience.scores[index])),
+        **{name: _figures(tensor[index, :length]) for name, tensor in figures.items() if tensor is not None},
+        "epochs": [_figures(logprobs[index, :length]) for logprobs in epochs],
+    }
+
+
+def _figures(tensor: Tensor) -> list[float]:
+    return [_rounded(figure) for figure in tensor.tolist()]
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.6g}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

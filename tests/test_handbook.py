@@ -1,0 +1,122 @@
+"""The documentation as a site: every page is in the navigation, and what is computed is up to date."""
+
+import math
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from handbook.pages import computed_pages
+from handbook.token import TokenStory, read_record, tell_story
+from handbook.token_pictures import PICTURES, draw_pictures
+from kedge.config import PRESETS
+from kedge.config.words import all_fields
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def pages_of(navigation: Any) -> list[str]:
+    """The files of mkdocs' nested lists and mappings."""
+    if isinstance(navigation, str):
+        return [navigation]
+    parts = navigation.values() if isinstance(navigation, dict) else navigation
+    return [page for part in parts for page in pages_of(part)]
+
+
+def test_the_navigation_lists_every_page_once() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = pages_of(site["nav"])
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md")), "a page is added to nav in mkdocs.yml"
+    assert site["strict"] is True
+
+
+@pytest.mark.parametrize("name", computed_pages())
+def test_computed_pages_are_up_to_date(name: str) -> None:
+    fresh = (DOCS / name).read_text(encoding="utf-8") == computed_pages()[name]
+    assert fresh, f"docs/{name} is behind the source: run `make docs-pages`"
+
+
+def test_every_field_has_its_entry_with_what_is_known_about_it() -> None:
+    page = (DOCS / "fields.md").read_text(encoding="utf-8")
+    entries = dict(re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    assert list(entries) == [*(name for name, _ in all_fields() if "." not in name),
+                             *(name for name, _ in all_fields() if "." in name)]  # fmt: skip
+    assert "- **default:** `0.2`\n" in entries["ppo.clip_range"]
+    assert "- **too low:** " in entries["ppo.clip_range"]
+    assert [name for name, entry in entries.items() if "- **source:** " not in entry] == []
+    told = re.findall(r"`(\S+)` (\S+)", entries["ppo.kl_coef"].split("- **presets:** ")[1])
+    assert len(told) == 2  # of the recipes that set it to something else than 0.05
+    assert all(PRESETS[name].values["ppo.kl_coef"].value == float(value.strip(",")) for name, value in told)
+
+
+@pytest.fixture(scope="module")
+def story() -> TokenStory:
+    return tell_story(read_record())
+
+
+def advantages_by_loop(row: dict[str, Any], beta: float, decay: float) -> list[float]:
+    """The definition: every later surprise, fading by λ per step (γ = 1)."""
+    pairs = list(zip(row["logprobs"], row["ref_logprobs"], strict=True))
+    rewards = [-beta * (own - reference) for own, reference in pairs]
+    rewards[-1] += row["score"]
+    after = [*row["values"][1:], 0.0]
+    surprises = [rewards[t] + after[t] - row["values"][t] for t in range(len(rewards))]
+    return [sum(decay ** (k - t) * surprises[k] for k in range(t, len(surprises))) for t in range(len(surprises))]
+
+
+def test_the_tokens_figures_are_those_of_the_definitions(story: TokenStory) -> None:
+    record = read_record()
+    rows, settings, t = record["responses"], record["settings"], record["token"]
+    assert (settings["gamma"], settings["kl_coef"]) == (1.0, 0.1)
+    raw = [advantages_by_loop(row, 0.1, settings["gae_lambda"]) for row in rows]
+    flat = [advantage for row in raw for advantage in row]
+    mean = sum(flat) / len(flat)
+    std = math.sqrt(sum((advantage - mean) ** 2 for advantage in flat) / len(flat))
+    own, followed = rows[record["row"]], raw[record["row"]]
+    advantage = (followed[t] - mean) / std
+    assert story.of(story.raw_advantages) == pytest.approx(followed, abs=1e-5)
+    assert story.at(story.advantages) == pytest.approx(advantage, abs=1e-4)
+    assert story.at(story.returns) == pytest.approx(followed[t] + own["values"][t], abs=1e-5)
+    assert story.sequence_kl == pytest.approx(sum(own["logprobs"]) - sum(own["ref_logprobs"]), abs=1e-4)
+    ratios = [1.0, *(math.exp(epoch[t] - own["logprobs"][t]) for epoch in own["epochs"])]
+    expected = [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for ratio in ratios[:-1]]
+    assert story.losses == pytest.approx(expected, abs=1e-4)
+    assert story.held == [ratio > 1.2 for ratio in ratios[:-1]]
+    returns = [a + v for row, advantages in zip(rows, raw, strict=True)
+               for a, v in zip(advantages, row["values"], strict=True)]  # fmt: skip
+    middle = sum(returns) / len(returns)
+    spread = math.sqrt(sum((value - middle) ** 2 for value in returns) / len(returns))
+    assert story.value_loss == pytest.approx(0.5 * (followed[t] / spread) ** 2, abs=1e-3)
+
+
+def test_the_pictures_show_the_records_figures(story: TokenStory, tmp_path: Path) -> None:
+    draw_pictures(story, tmp_path)
+    for name in PICTURES:
+        drawn, kept = (re.findall(r"<text[^>]*>([^<]*)</text>", (folder / f"{name}.svg").read_text(encoding="utf-8"))
+                       for folder in (tmp_path, DOCS / "pictures"))  # fmt: skip
+        assert drawn == kept, f"docs/pictures/{name}.svg is behind: run `make docs-pages`"
+    clip = (DOCS / "pictures" / "clip.svg").read_text(encoding="utf-8")
+    assert all(f"ρ = {float(epoch[story.row, story.token]):.2f}" in clip for epoch in story.ratios)
+
+
+def test_nothing_is_fetched_to_build_or_to_read_the_site() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in text
+    assert "://" not in "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra `docs`")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    site = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    run = subprocess.run(site, cwd=ROOT, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "true"})
+    assert (run.returncode, run.stderr) == (0, "")
+    pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")]
+    assert len(pages) > 15
+    assert [found for page in pages for found in re.findall(r"<(?:script|link|img)[^>]*?https?://[^>]*", page)] == []
