@@ -48,6 +48,9 @@ def test_the_demo_runs_from_nothing_to_a_summary(tmp_path: Path, capsys: pytest.
         assert [point["update"] for point in curve] == [1, 2, 4]
     assert summary["kl"] == read_metrics(tmp_path / "demo" / "ppo")[-1]["objective/kl"]
     assert summary["seconds"] > 0
+    judged = [row["score/gold"] for row in read_metrics(tmp_path / "demo" / "ppo")]
+    assert len(judged) == 4
+    assert all(0 < mark < 1 for mark in judged)
     for name in ("overoptimization.png", "results.png"):
         assert (tmp_path / "demo" / "plots" / name).stat().st_size > 0
 

@@ -20,12 +20,13 @@ from kedge.data.templates import render_tldr
 from kedge.data.world import Post, World
 from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
 from kedge.pipelines import demo_recipe as recipe
-from kedge.pipelines.demo_exam import Curve, Marks, sample_summaries
+from kedge.pipelines.demo_exam import Curve, Marks, gold_judge, sample_summaries
 from kedge.pipelines.demo_report import LEASHED, UNLEASHED, DemoResult, report
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 from kedge.report.run_folder import create_run_folder
+from kedge.rewards import RewardTerm
 
 __all__ = ["run_demo"]
 
@@ -55,11 +56,12 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
     )
     curves = {name: Curve(replace(world, split="curve")) for name in (LEASHED, UNLEASHED)}
-    prompts = rows(replace(world, split="prompts").prompts(recipe.NUM_PROMPTS))
+    practice = replace(world, split="prompts")
     ppo, _ = (
         run_ppo(
-            recipe.demo_config("ppo", sft.model, folder / name, seed=seed, reward=str(reward.model), **changes),
-            prompts=prompts,
+            recipe.demo_config("ppo", sft.model, folder / name, seed=seed, **changes),
+            prompts=rows(practice.prompts(recipe.NUM_PROMPTS)),
+            reward=[RewardTerm(reward.model), RewardTerm(gold_judge(practice), weight=0.0, name="gold")],
             on_update=curves[name],
         )
         for name, changes in ((LEASHED, {}), (UNLEASHED, recipe.WITHOUT_LEASH))

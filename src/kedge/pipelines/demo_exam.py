@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ from kedge.pipelines.scoring import describe_responses
 from kedge.rollout import Engine, Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Checkpoint", "Curve", "Marks", "sample_summaries"]
+__all__ = ["Checkpoint", "Curve", "Marks", "gold_judge", "sample_summaries"]
 
 SAMPLED_AT_ONCE = 256
 
@@ -120,6 +120,16 @@ class Curve:
                 gold=Marks.of(posts, responses.completions).quality,
             )
         )
+
+
+def gold_judge(world: World) -> Callable[..., list[float]]:
+    """The judge as a reward of weight 0: PPO's own responses are marked as well, and nothing is learnt from it."""
+
+    def gold(completions: list[str], index: list[int], **_: Any) -> list[float]:
+        pairs = zip(index, completions, strict=True)
+        return [judge_summary(world.post(number), text).quality for number, text in pairs]
+
+    return gold
 
 
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:

@@ -36,7 +36,8 @@ def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> di
         "reward": [str(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}
-    rows = {name: value for name, value in (given or {}).items() if isinstance(value, (list, tuple))}
+    rows = {name: value for name, value in (given or {}).items() if name.startswith("data.")}
+    rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
     return {name: value for name, value in hashes.items() if value}
 

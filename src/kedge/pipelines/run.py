@@ -24,6 +24,7 @@ from kedge.config import (
 from kedge.errors import ConfigError, DataError
 from kedge.models import model_width, resolve_precision
 from kedge.output import CONFIG_FILE, FINISHED_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
+from kedge.pipelines.given import in_words
 from kedge.pipelines.inputs import changed_inputs, fingerprint
 from kedge.report.loggers import check_loggers
 from kedge.report.progress import say
@@ -39,9 +40,6 @@ from kedge.training.runtime import (
 )
 
 __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
-
-IN_MEMORY = "python:in_memory"
-"""What stands in `config.yaml` for data or functions that no configuration can name."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def open_run(
         OutputError: The folder holds something already, or cannot be made.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
-    config = with_values(config, dict.fromkeys(given, IN_MEMORY)) if given else config
+    config = with_values(config, in_words(given)) if given else config
     check_stage(config, stage)
     check_loggers(config.runtime.loggers)
     resumed = resume is not None and config.out is not None and is_run(Path(config.out))
