@@ -129,14 +129,14 @@ CASES = [
     figures(
         "hacking_by_length",
         "serious",
-        {"response/length": towards(20.0, 32.0), "reward/length_correlation": [0.55] * 16},
-        {"response/length": towards(20.0, 32.0), "reward/length_correlation": [0.45] * 16},
+        {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.55] * 16},
+        {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.45] * 16},
     ),
     figures(
         "hacking_by_length",
         "warning",
-        {"response/length": towards(20.0, 26.0), "reward/length_correlation": [0.55] * 16},
-        {"response/length": towards(20.0, 23.0), "reward/length_correlation": [0.55] * 16},
+        {"response/length": towards(20.0, 29.0), "reward/length_correlation": [0.55] * 16},
+        {"response/length": towards(20.0, 27.0), "reward/length_correlation": [0.55] * 16},
     ),
     figures(
         "hacking_by_length",
@@ -229,9 +229,15 @@ CASES = [
     ),
     figures(
         "entropy_collapse",
+        "warning",
+        {"policy/entropy": [0.15] * 4 + [0.053] * 12, "response/length": [20.0] * 16},
+        {"policy/entropy": [0.15] * 4 + [0.057] * 12, "response/length": [20.0] * 16},
+    ),
+    figures(
+        "entropy_collapse",
         "serious",
-        {"policy/entropy": [0.1] * 4 + [0.033] * 12, "response/length": [20.0] * 16},
-        {"policy/entropy": [0.1] * 4 + [0.036] * 12, "response/length": [20.0] * 16},
+        {"policy/entropy": [0.3] * 4 + [0.15] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
+        {"policy/entropy": [0.3] * 4 + [0.18] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
     ),
     figures(
         "stops_at_once",

@@ -13,7 +13,7 @@ MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
 """How far rounding alone drives two probabilities of a token apart: `kedge.training.guard.MAX_RATIO`, which this layer
 may not read; a test holds the two together."""
 
-SURPRISE = ("objective/logprobs", "policy/entropy", "response/length")
+SURPRISE = ("objective/logprobs", "policy/entropy", "response/length", "policy/approx_kl")
 
 OFF, MOST = 1.25, 0.75
 """How far a response's surprise may be from its entropy, its mean, and in how many updates it has to be further: in
@@ -22,7 +22,8 @@ sound runs the run's median is 0.95 to 1.12. Half the temperature makes it 0.5."
 SAME_ENTROPY = 0.05
 """Nats per token that an update may move the policy by: the entropy is measured while it does."""
 
-TINY = 1e-6
+SURE = 0.7
+"""Nats of entropy below which a response is all but certain, and rare surprises make up its mean."""
 
 RATIOS = {
     "policy/first_ratio_max": "in the first optimiser step and before it, under the same weights",
@@ -69,10 +70,15 @@ def _mismatch(run: RunRecord) -> Symptom | None:
     )
 
 
+def _surprise(logprobs: float, nats: float, length: float, moved: float) -> float | None:
+    """A response's surprise in its entropy; None where chance or the update itself decides it."""
+    entropy = nats * length
+    return None if entropy < SURE or moved > SAME_ENTROPY else -logprobs / entropy
+
+
 def _not_mirrored(run: RunRecord) -> Symptom | None:
-    surprise = combined(run, SURPRISE, lambda logprobs, nats, length: -logprobs / max(nats * length, TINY))
-    moved = course(run, "policy/approx_kl")
-    if surprise is None or moved is None or moved.middle > SAME_ENTROPY or 1 / OFF <= surprise.middle <= OFF:
+    surprise = combined(run, SURPRISE, _surprise)
+    if surprise is None or 1 / OFF <= surprise.middle <= OFF:
         return None
     beyond = sum(share > OFF or share < 1 / OFF for share in surprise.figures)
     if beyond < MOST * len(surprise):
@@ -111,7 +117,7 @@ SAMPLING_NOT_MIRRORED = Rule(
     "sampling_not_mirrored",
     "Tokens are drawn from another distribution than the one that their probabilities are taken from: a filter, or "
     "another temperature. What is learnt is a policy that nobody samples from, and its KL may come out negative.",
-    (*SURPRISE, "policy/approx_kl"),
+    SURPRISE,
     _not_mirrored,
 )
 

@@ -121,22 +121,22 @@ def course(
     return Course([update for update, _ in kept], [figure for _, figure in kept])
 
 
-def combined(run: RunRecord, names: Sequence[str], make: Callable[..., float], *, least: int = ENOUGH) -> Course | None:
+def combined(
+    run: RunRecord, names: Sequence[str], make: Callable[..., float | None], *, least: int = ENOUGH
+) -> Course | None:
     """The course of a figure that is made of several metrics, over the updates that have all of them.
 
     Args:
         run: Whose metrics.
         names: Which ones.
-        make: Makes one figure of theirs.
+        make: Makes one figure of theirs; None where there is none.
         least: Updates that make it worth a look.
     """
     series = [dict(zip(*run.series(name), strict=True)) for name in names]
     updates = sorted(set(series[0]).intersection(*series[1:]))
-    return (
-        Course(updates, [make(*(each[update] for each in series)) for update in updates])
-        if len(updates) >= least
-        else None
-    )
+    made = [(update, make(*(each[update] for each in series))) for update in updates]
+    kept = [(update, value) for update, value in made if value is not None]
+    return Course([update for update, _ in kept], [value for _, value in kept]) if len(kept) >= least else None
 
 
 def rose(found: Course | None) -> bool:

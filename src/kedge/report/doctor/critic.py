@@ -131,7 +131,7 @@ def _constant_batch(run: RunRecord) -> Symptom | None:
     advantages, returns = course(run, "advantage/std"), course(run, "value/returns_mean")
     if run.setting("ppo.whiten_advantages") is False or scores is None or spread is None:
         return None
-    alike = spread.late <= ALIKE * abs(scores.late)
+    alike = spread.late <= ALIKE * abs(scores.late) and spread.first <= ALIKE * abs(scores.first)
     flat = (
         advantages is not None
         and returns is not None

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kedge.report.doctor.courses import TREND, Course, course, figure, rose, span
+from kedge.report.doctor.courses import ENOUGH, TREND, WINDOW, Course, combined, course, figure, rose, span
 from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import change, scale
 from kedge.report.record import RunRecord
 
 __all__ = ["ENTROPY_COLLAPSE", "ENTROPY_RISING", "NO_EXPLORATION"]
 
-ONE_RESPONSE = math.log(2.0)
-"""Entropy of a whole response, in nats, below which a prompt has fewer than two likely responses: e to its power is how
-many there are. PPO learns from what is better than the rest, and there is no rest."""
+ONE_RESPONSE, FEW_RESPONSES = math.log(2.0), math.log(3.0)
+"""Entropy of a whole response, in nats, below which a prompt has fewer than two or three likely responses: e to its
+power is how many there are. PPO learns from what is better than the rest, and there is no rest."""
 
-COLLAPSED, COLLAPSING = 0.1, 0.2
-"""Entropy in what it was at first. It falls as the policy learns: to 0.34 in the demo, and to 0.36 in the fiercest of
+COLLAPSED, COLLAPSING, SETTLING = 0.1, 0.2, 0.5
+"""The same in what it was at first. It falls as the policy learns: to 0.4 in the demo, and to 0.36 in the fiercest of
 those runs on stories that came out well."""
 
 NOISE, NOISIER = 2.0, 1.3
@@ -27,22 +27,19 @@ NOISE_NATS = 0.1
 """And by how much, in nats per token: nothing has doubled that was next to nothing."""
 
 
-def _in_whole(run: RunRecord, entropy: float, length: float) -> float:
-    """Entropy of a response, in nats: that of its tokens, which the metric has the mean of."""
-    return entropy * max(length, 1.0)
+def _of_a_response(run: RunRecord, *, least: int) -> Course | None:
+    """Entropy of whole responses, in nats."""
+    return combined(run, ("policy/entropy", "response/length"), lambda nats, length: nats * length, least=least)
 
 
 def _no_exploration(run: RunRecord) -> Symptom | None:
-    entropy, length = course(run, "policy/entropy"), course(run, "response/length")
-    if entropy is None or length is None:
-        return None
-    nats = _in_whole(run, entropy.early, length.early)
-    if nats >= ONE_RESPONSE:
+    nats = _of_a_response(run, least=ENOUGH)
+    if nats is None or nats.early >= ONE_RESPONSE:
         return None
     return Symptom(
         "serious",
-        f"the entropy is {figure(entropy.early)} nats per token from the start ({span(entropy.updates[:3])}), or about "
-        f"{figure(math.exp(nats))} responses to a prompt",
+        f"a response has an entropy of {figure(nats.early)} nats from the start ({span(nats.updates[:WINDOW])}): there "
+        f"are about {figure(math.exp(nats.early))} likely responses to a prompt",
         tuple(_more_varied(run)),
     )
 
@@ -57,18 +54,16 @@ def _more_varied(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _collapse(run: RunRecord) -> Symptom | None:
-    entropy, length = course(run, "policy/entropy", least=TREND), course(run, "response/length", least=TREND)
-    if entropy is None or length is None or entropy.early <= 0:
+    nats = _of_a_response(run, least=TREND)
+    if nats is None or nats.early < ONE_RESPONSE:
         return None
-    left = entropy.late / entropy.early
-    nats = _in_whole(run, entropy.late, length.late)
-    single = nats < ONE_RESPONSE <= _in_whole(run, entropy.early, length.early) and left < 0.5
-    if left > COLLAPSING and not single:
+    left, few = nats.late / nats.early, nats.late < FEW_RESPONSES
+    if left > COLLAPSING and not (few and left < SETTLING):
         return None
     return Symptom(
-        "serious" if left < COLLAPSED or single else "warning",
-        f"the entropy falls from {figure(entropy.early)} to {figure(entropy.late)} nats per token "
-        f"({entropy.late_span}), or to about {figure(math.exp(min(nats, 50.0)))} responses to a prompt",
+        "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
+        f"the entropy of a response falls from {figure(nats.early)} to {figure(nats.late)} nats ({nats.late_span})"
+        + (f": about {figure(math.exp(nats.late))} likely responses to a prompt are left" if few else ""),
         tuple(_less_eager(run)),
     )
 

@@ -9,9 +9,8 @@ from kedge.report.record import RunRecord
 
 __all__ = ["HACKING_BY_LENGTH", "HACKING_BY_NOT_STOPPING", "HACKING_BY_REPETITION", "PROXY_UP_JUDGE_DOWN"]
 
-LONGER, MUCH_LONGER = 1.2, 1.5
-"""Growth of the responses: the demo's grow by a quarter, as its judge wants them to. InstructGPT-like runs grow by half
-where the reward model loves length."""
+LONGER, MUCH_LONGER = 1.4, 1.75
+"""Growth of the responses. The demo's grow by a quarter to a third, since those that leave something out are short."""
 
 SHORTER = 0.5
 """The same downwards."""

@@ -141,16 +141,16 @@ def _beta_for(run: RunRecord, gain: float) -> Remedy:
 def _beta_too_large(run: RunRecord) -> Symptom | None:
     score, spread = course(run, "reward/score_mean", least=TREND), course(run, "reward/score_std", least=TREND)
     beta = course(run, "objective/kl_coef")
-    if score is None or spread is None or beta is None or beta.late <= 0:
+    if score is None or spread is None or beta is None or beta.late <= 0 or spread.first <= 0:
         return None
-    reach = spread.early / beta.late
-    if reach > LITTLE_TO_GAIN or score.rise > LITTLE_TO_GAIN * spread.early:
+    reach = spread.first / beta.late
+    if reach > LITTLE_TO_GAIN or score.late - score.first > LITTLE_TO_GAIN * spread.first:
         return None
     controlled = run.setting("ppo.kl_controller") in ("ziegler", "schulman")
     return Symptom(
         "serious",
-        f"β is {figure(beta.late)} where scores spread by {figure(spread.early)}: the best policy under it gains about "
-        f"{figure(spread.early**2 / beta.late)}, and the mean score went from {figure(score.early)} to "
+        f"β is {figure(beta.late)} where scores spread by {figure(spread.first)}: the best policy under it gains about "
+        f"{figure(spread.first**2 / beta.late)}, and the mean score went from {figure(score.first)} to "
         f"{figure(score.late)} ({score.late_span})",
         (scale(run, "ppo.kl_target", 3.0),) if controlled else (_smaller_beta(run, spread),),
     )
@@ -159,7 +159,7 @@ def _beta_too_large(run: RunRecord) -> Symptom | None:
 def _smaller_beta(run: RunRecord, spread: Course) -> Remedy:
     """A tenth of the scores' spread: the demo's, whose scores spread by 1."""
     return Remedy(
-        "ppo.kl_coef", "too_high", f"ppo.kl_coef={spread.early / 10:.2g} instead of {run.setting('ppo.kl_coef')}"
+        "ppo.kl_coef", "too_high", f"ppo.kl_coef={spread.first / 10:.2g} instead of {run.setting('ppo.kl_coef')}"
     )
 
 

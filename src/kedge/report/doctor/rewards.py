@@ -67,7 +67,7 @@ def _flat(run: RunRecord) -> Symptom | None:
     score, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
     if score is None or spread is None:
         return None
-    if spread.late <= SAME * abs(score.late) and spread.early <= SAME * abs(score.early):
+    if spread.late <= SAME * abs(score.late) and spread.first <= SAME * abs(score.first):
         return Symptom(
             "serious",
             f"all scores are {figure(score.late)}: they spread by {figure(spread.late)} in {spread.late_span}",
