@@ -194,9 +194,23 @@ def test_every_citation_in_the_source_leads_to_a_row() -> None:
     assert wrong == []
 
 
-def documented(heading: str) -> set[str]:
-    section = PAGES["docs/metrics.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def first_column(section: str) -> set[str]:
     return {name for line in section.splitlines() if line.startswith("|") for name in spans(line.split("|")[1])}
+
+
+def metric_tables(heading: str) -> list[str]:
+    """What is written about a stage's metrics: when they are well, and when they are sick."""
+    return PAGES["docs/metrics.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0].split("\n### When it is sick")
+
+
+def documented(heading: str) -> set[str]:
+    return first_column(metric_tables(heading)[0])
+
+
+@pytest.mark.parametrize("heading", ["PPO", "SFT", "Reward model"])
+def test_every_metric_says_what_it_looks_like_when_it_is_sick(heading: str) -> None:
+    _, sick = metric_tables(heading)
+    assert documented(heading) <= first_column(sick) <= documented(heading) | {"policy/distance_moved"}
 
 
 @pytest.fixture(scope="module")
