@@ -77,7 +77,7 @@ def test_a_logger_that_fails_is_dropped_with_one_line(tmp_path, opened):
     with loggers_of(tmp_path, "broken", "well", "missing", warn=lines.append) as loggers:
         for update in (1, 2, 3):
             loggers.write(update, {"a": update})
-            loggers.write_samples(update, [])
+            loggers.write_samples(update, [SAMPLE])
     assert lines == [
         "missing failed and logs no more; the run goes on: ImportError: no such thing",
         "broken failed and logs no more; the run goes on: OSError: the line is dead",
@@ -104,7 +104,7 @@ def test_a_resumed_run_goes_on_where_each_logger_stands(tmp_path, opened):
     with loggers_of(tmp_path, "one", "broken", "new") as loggers:
         for update in (2, 3, 4):  # the run was killed after update 3, and its checkpoint is of update 1
             loggers.write(update, {"a": update})
-            loggers.write_samples(update, [])
+            loggers.write_samples(update, [SAMPLE])
     assert Logbook(tmp_path).id == before
     assert [row[0] for row in opened["one"].told] == [4, 4, "closed"]
     assert [row[0] for row in opened["new"].told] == [2, 2, 3, 3, 4, 4, "closed"]

@@ -14,7 +14,8 @@ def test_a_resumed_run_is_one_course_without_repetition(tmp_path):
     assert set(log.Tags()["scalars"]) == {"reward/score_mean", "score/brief.py:length"}
     scores = [(event.step, event.value) for event in log.Scalars("reward/score_mean")]
     assert scores == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0), (5, 1.25), (6, 1.5)]
-    assert [event.step for event in log.Tensors("samples/text_summary")] == [1, 2, 3, 4, 5, 6]
+    for name in ("samples", "fixed_samples"):
+        assert [event.step for event in log.Tensors(f"{name}/text_summary")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_model_output_stays_as_it_is(tmp_path):

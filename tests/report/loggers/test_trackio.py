@@ -38,9 +38,10 @@ def test_a_resumed_run_is_one_run_without_repetition(tmp_path):
         [(config,)] = connection.execute("select config from configs").fetchall()
     assert {row[0] for row in rows} == {name.strip()}
     assert len({row[1] for row in rows}) == 1
-    assert [row[2] for row in rows] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert [row[2] for row in rows] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6]
     figures = [json.loads(row[3]) for row in rows]
-    assert figures[0::2] == [{"reward/score_mean": n / 4, "score/brief.py:length": n} for n in range(1, 7)]
+    assert figures[0::3] == [{"reward/score_mean": n / 4, "score/brief.py:length": n} for n in range(1, 7)]
     table = figures[1]["samples"]["_value"]
     assert table == [{"prompt": SAMPLE.prompt, "response": SAMPLE.response, "score": SAMPLE.score}] * 2
+    assert [row["response"] for row in figures[2]["fixed_samples"]["_value"]] == ["again"]
     assert json.loads(config).items() >= SETTINGS.items()

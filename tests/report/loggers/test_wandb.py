@@ -42,6 +42,13 @@ def records(path: Path) -> Iterator[Any]:
             yield record
 
 
+def end_service() -> None:
+    """W&B's service writes its files behind the program's back; they are complete once it has ended."""
+    import wandb
+
+    wandb.teardown()
+
+
 def history(path: Path) -> dict[int, dict[str, Any]]:
     rows = [record.history for record in records(path) if record.WhichOneof("record_type") == "history"]
     steps = [row.step.num for row in rows]
@@ -70,6 +77,7 @@ def test_a_resumed_run_is_one_run_without_repetition_and_offline(tmp_path, calls
     folder.mkdir()
     run = tell(folder, "wandb", range(1, 5))
     tell(folder, "wandb", range(3, 7))
+    end_service()
     first, second = sorted((folder / "wandb").glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"), key=str)
     rows = {**history(first), **history(second)}
     assert (list(history(first)), list(history(second))) == ([1, 2, 3, 4], [5, 6])
@@ -79,6 +87,8 @@ def test_a_resumed_run_is_one_run_without_repetition_and_offline(tmp_path, calls
     table = json.loads((second.parent / "files" / rows[6]["samples/path"]).read_text())
     assert table["columns"] == ["update", "prompt", "response", "score"]
     assert table["data"] == [[6, SAMPLE.prompt, SAMPLE.response, SAMPLE.score]] * 2
+    again = json.loads((second.parent / "files" / rows[6]["fixed_samples/path"]).read_text())
+    assert again["data"] == [[6, SAMPLE.prompt, "again", SAMPLE.score]]
     [begun] = [record.run for record in records(first) if record.WhichOneof("record_type") == "run"]
     assert (begun.run_id, begun.project, begun.job_type) == (run.id, "tides", "ppo")
     assert {item.key: json.loads(item.value_json) for item in begun.config.update}.items() >= SETTINGS.items()
@@ -102,5 +112,6 @@ def test_a_run_of_the_callers_own_is_left_alone(tmp_path, calls):
         (tmp_path / "run").mkdir()
         tell(tmp_path / "run", "wandb", range(1, 3))
         own.log({"mine": 1.0}, step=7)
+    end_service()
     [path] = (tmp_path / "wandb").glob("offline-run-*-callers/*.wandb")
     assert {step: row["mine"] for step, row in history(path).items()} == {7: 1.0}

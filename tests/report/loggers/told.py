@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from kedge.report.loggers import LoggedRun, Loggers
@@ -29,4 +30,5 @@ def tell(folder: Path, logger: str, updates: range, *, project: str = "tides") -
                 update, {"reward/score_mean": update / 4, "score/brief.py:length": update, "objective/kl": None}
             )
             loggers.write_samples(update, [SAMPLE, SAMPLE])
+            loggers.write_samples(update, [dataclasses.replace(SAMPLE, response="again", fixed=0)])
     return run

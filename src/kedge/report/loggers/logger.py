@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kedge.report.samples import Sample
 
-__all__ = ["LoggedRun", "Logger"]
+__all__ = ["LoggedRun", "Logger", "samples_name"]
 
 
 class Logger(Protocol):
@@ -20,7 +20,7 @@ class Logger(Protocol):
         ...
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Log responses of one update, as text."""
+        """Log responses of one update, as text: at least one, and of one kind; see `samples_name`."""
         ...
 
     def close(self) -> None:
@@ -50,3 +50,8 @@ class LoggedRun:
     def name(self) -> str:
         """What it is listed as: its folder's name, and its id since many runs' folders are called alike."""
         return f"{self.folder.name}-{self.id}"
+
+
+def samples_name(samples: Sequence[Sample]) -> str:
+    """What samples are called beside the metrics: answers to prompts that are asked again and again stand apart."""
+    return "samples" if samples[0].fixed is None else "fixed_samples"

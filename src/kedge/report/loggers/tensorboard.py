@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from kedge.report.loggers.logger import LoggedRun
+from kedge.report.loggers.logger import LoggedRun, samples_name
 from kedge.report.samples import Sample
 
 __all__ = ["TensorBoardLogger"]
@@ -33,7 +33,7 @@ class TensorBoardLogger:
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
         """Log responses as one text."""
-        self._writer.add_text("samples", "\n\n---\n\n".join(map(_told, samples)), update)
+        self._writer.add_text(samples_name(samples), "\n\n---\n\n".join(map(_told, samples)), update)
         self._writer.flush()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import trackio  # pyright: ignore[reportMissingImports]
 
-from kedge.report.loggers.logger import LoggedRun
+from kedge.report.loggers.logger import LoggedRun, samples_name
 from kedge.report.samples import Sample
 
 __all__ = ["TrackioLogger"]
@@ -41,7 +41,8 @@ class TrackioLogger:
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
         """Log responses as a table."""
         rows = [[sample.prompt, sample.response, sample.score] for sample in samples]
-        self._run.log({"samples": trackio.Table(columns=["prompt", "response", "score"], data=rows)}, step=update)
+        table = trackio.Table(columns=["prompt", "response", "score"], data=rows)
+        self._run.log({samples_name(samples): table}, step=update)
 
     def close(self) -> None:
         """Finish the run: its rows are written from a thread, which is waited for."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb  # pyright: ignore[reportMissingImports]
 
-from kedge.report.loggers.logger import LoggedRun
+from kedge.report.loggers.logger import LoggedRun, samples_name
 from kedge.report.samples import Sample
 
 __all__ = ["WandbLogger"]
@@ -49,7 +49,7 @@ class WandbLogger:
         """Log responses as a table."""
         rows = [[update, sample.prompt, sample.response, sample.score] for sample in samples]
         table = wandb.Table(columns=["update", "prompt", "response", "score"], data=rows)
-        self._run.log({"samples": table}, step=update)
+        self._run.log({samples_name(samples): table}, step=update)
 
     def close(self) -> None:
         """Finish the run."""
