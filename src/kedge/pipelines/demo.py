@@ -60,7 +60,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     ppo, _ = (
         run_ppo(
             recipe.demo_config("ppo", sft.model, folder / name, seed=seed, **changes),
-            prompts=rows(practice.prompts(recipe.NUM_PROMPTS)),
+            prompts=[{"text": each.text, **each.columns} for each in practice.prompts(recipe.NUM_PROMPTS)],
             reward=[RewardTerm(reward.model), RewardTerm(gold_judge(practice), weight=0.0, name="gold")],
             on_update=curves[name],
         )
