@@ -8,7 +8,7 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint types format bench bench-gpu docs docs-pages clean
+.PHONY: demo test test-all lint types format bench bench-gpu faults docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -38,6 +38,10 @@ bench: $(VENV)/installed $(PEER)/bin/trl
 
 bench-gpu: $(VENV)/installed $(PEER)/bin/trl
 	$(BIN)/python -m bench --peer $(PEER)/bin/python --gpu
+
+# Every fault that the doctor is to find, and healthy runs: half an hour and more.
+faults: $(VENV)/installed
+	$(BIN)/python -m bench.faults
 
 # The documentation as a site, in site/; a broken link is an error.
 docs: $(VENV)/installed-docs

@@ -21,6 +21,7 @@ import kedge.training.ppo_update
 from kedge.algorithm.critic import clipped_value_loss
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
+from kedge.algorithm.masking import aggregate
 from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
@@ -33,6 +34,7 @@ __all__ = [
     "critic_frozen",
     "dropout_on",
     "end_masked",
+    "entropy_flipped",
     "filter_not_mirrored",
     "gradient_spikes",
     "kl_sign_flipped",
@@ -77,6 +79,15 @@ def advantages_flipped() -> Bug:
         return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
 
     return patch.object(kedge.training.objective, "clipped_policy_loss", flipped)
+
+
+def entropy_flipped() -> Bug:
+    """The entropy bonus is a fine."""
+
+    def flipped(*tensors: Any, **options: Any) -> Tensor:
+        return -aggregate(*tensors, **options)
+
+    return patch.object(kedge.training.objective, "aggregate", flipped)
 
 
 def critic_frozen() -> Bug:

@@ -21,19 +21,26 @@ SAMPLER: Final = (
     Case("temperature left out of the trainer", "sampler_trainer_mismatch", bug=bugs.temperature_left_out),
     Case("logprobs read one place too early", "sampler_trainer_mismatch", bug=bugs.off_by_one),
     Case("dropout on in training", "sampler_trainer_mismatch", bug=bugs.dropout_on),
+    Case("sampler sharper than its logprobs", "sampling_not_mirrored", bug=bugs.filter_not_mirrored),
 )
 
 LEASH: Final = (
     Case("KL's sign flipped", "kl_sign_flipped", bug=bugs.kl_sign_flipped),
-    Case("sampling filter that is not mirrored", "kl_negative", bug=bugs.filter_not_mirrored),
+    Case(
+        "the same sampler, and an entropy bonus",
+        "kl_negative",
+        {"ppo.entropy_coef": 0.03},
+        bug=bugs.filter_not_mirrored,
+    ),
     Case("β × 500", "beta_too_large", {"ppo.kl_coef": 50.0}),
     Case("β / 1000, steps × 3", "beta_too_small", {**LONG_LEASH, "ppo.kl_coef": 1e-4}),
-    Case("no β, steps × 10", "kl_exploding", {**NO_LEASH, "ppo.learning_rate": 3e-3}),
+    Case("learning rate × 10", "kl_exploding", {"ppo.learning_rate": 3e-3}),
 )
 
 EXPLORATION: Final = (
     Case("temperature 0.1", "no_exploration", {"rollout.temperature": 0.1}),
     Case("entropy coefficient 1", "entropy_rising", {"ppo.entropy_coef": 1.0}),
+    Case("entropy bonus with the wrong sign", "entropy_collapse", {"ppo.entropy_coef": 0.1}, bug=bugs.entropy_flipped),
     Case("one sentence pays, no β", "entropy_collapse", {**LONG_LEASH, **NO_LEASH}, function("one_sentence")),
 )
 
