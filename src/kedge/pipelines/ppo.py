@@ -14,6 +14,7 @@ from kedge.config import Config
 from kedge.data import PromptStream
 from kedge.errors import KedgeError
 from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.diagnosis import tell_findings
 from kedge.pipelines.fixed_prompts import FixedPrompts
 from kedge.pipelines.guarding import ACTOR_CRITIC, guarded_update, new_guard
 from kedge.pipelines.keeping import keeping
@@ -73,6 +74,7 @@ def run_ppo(
     finally:
         metrics = keep_what_was_learnt(config, run, roles)
     run.finish({"updates": len(metrics)})
+    tell_findings(run.folder)
     return PpoResult(run.folder, metrics)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kedge.algorithm.experience import Experience
 from kedge.config import Config, schedule_in_words
+from kedge.pipelines.diagnosis import LiveDoctor
 from kedge.pipelines.loggers import open_loggers
 from kedge.pipelines.ppo_setup import Roles
 from kedge.pipelines.run import Run
@@ -42,6 +43,7 @@ class PpoLog:
         details: What one number does not tell.
         samples: Responses to read.
         progress: What a terminal shows.
+        doctor: Says on it what is wrong, as soon as it shows.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class PpoLog:
     details: DetailsLog
     samples: SamplesLog
     progress: Progress
+    doctor: LiveDoctor
 
     def write(
         self,
@@ -82,6 +85,7 @@ class PpoLog:
         self.details.write(update, describe_update(experience, [each.logprobs for each in passes], clip=clip))
         self.samples.write(update, samples)
         self.progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
+        self.doctor.see(update, metrics)
 
 
 @contextmanager
@@ -96,4 +100,5 @@ def ppo_log(config: Config, run: Run, roles: Roles, keeper: Keeper) -> Iterator[
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
         keeper.sync_before_saving(metrics, details, samples)
-        yield PpoLog(config, roles, metrics, details, samples, progress)
+        doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
+        yield PpoLog(config, roles, metrics, details, samples, progress, doctor)
