@@ -18,7 +18,7 @@ from kedge.report.json_lines import read_json_lines
 from kedge.report.metrics import METRICS_FILE
 from kedge.report.samples import SAMPLES_FILE
 
-__all__ = ["RunRecord", "read_mapping", "read_run"]
+__all__ = ["RunRecord", "guess_state", "read_heading", "read_mapping", "read_run"]
 
 SUMMARY_FILE = "summary.json"
 QUIET_SECONDS = 60.0
@@ -77,29 +77,47 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         DataError: It is no run's folder, or a file is damaged.
     """
-    config = folder / CONFIG_FILE
-    if not config.is_file():
-        raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
-    text = config.read_text(encoding="utf-8", errors="replace")
-    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
-    try:
-        settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise DataError(f"{str(config)!r} is damaged: {error}") from error
+    facts, config = read_heading(folder)
     metrics = _rows(folder / METRICS_FILE)
     ending = read_mapping(folder / FINISHED_FILE)
     return RunRecord(
         folder,
-        facts={name: value for name, _, value in header},
-        config=settings if isinstance(settings, Mapping) else {},
+        facts=facts,
+        config=config,
         metrics=metrics,
         details=_rows(folder / DETAILS_FILE),
         samples=_rows(folder / SAMPLES_FILE),
         incidents=_rows(folder / INCIDENTS_FILE),
         roles=read_mapping(folder / ROLES_FILE),
         summary={**ending, **read_mapping(folder / SUMMARY_FILE)},
-        state="finished" if ending else _guess_state(folder, metrics),
+        state="finished" if ending else guess_state(folder, metrics),
     )
+
+
+def read_heading(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """A run's facts and its configuration.
+
+    Raises:
+        DataError: It is no run's folder, or its configuration is damaged.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
+    try:
+        settings = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise DataError(f"{str(path)!r} is damaged: {error}") from error
+    return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
+
+
+def guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["running", "stopped"]:
+    """Whether a run that has not come to its end is at work, by when it wrote last and how long its steps take."""
+    path = folder / METRICS_FILE
+    written = (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
+    slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
+    return "running" if time.time() - written < max(QUIET_SECONDS, 3 * slowest) else "stopped"
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -119,10 +137,3 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"{str(path)!r} is damaged: {error}") from error
     return found if isinstance(found, Mapping) else {}
-
-
-def _guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["running", "stopped"]:
-    path = folder / METRICS_FILE
-    written = (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
-    slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
-    return "running" if time.time() - written < max(QUIET_SECONDS, 3 * slowest) else "stopped"
