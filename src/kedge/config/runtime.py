@@ -93,8 +93,8 @@ class Runtime(Section):
     num_fixed_prompts: int = knob(
         2,
         ge=0,
-        meaning="Prompts that PPO asks again and again, at its start and ten times on its way, to show how the answers "
-        "change; nothing is learnt from them.",
+        meaning="Prompts that PPO asks again and again, at its start, at its end and up to ten times on its way, to "
+        "show how the answers change; nothing is learnt from them.",
         source="kedge: the same question side by side tells more than a curve",
         too_high="sampling and scoring them takes a noticeable share of a short run",
         too_low="no prompt can be followed through the run",

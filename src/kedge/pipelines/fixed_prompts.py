@@ -18,6 +18,9 @@ __all__ = ["FixedPrompts"]
 TIMES = 10
 """How often they are asked in a run, besides its start."""
 
+CLOSEST = 5
+"""Updates between two times, at least: a few rows are sampled no faster than many."""
+
 
 @dataclass(frozen=True)
 class FixedPrompts:
@@ -39,7 +42,12 @@ class FixedPrompts:
     def of(cls, steps: PpoSteps, log: PpoLog) -> FixedPrompts:
         """The first prompts of the run's data, as many as are configured."""
         config, prompts = steps.config, steps.roles.prompts
-        return cls(prompts[: config.runtime.num_fixed_prompts], math.ceil(config.ppo.num_updates / TIMES), steps, log)
+        return cls(
+            prompts[: config.runtime.num_fixed_prompts],
+            max(CLOSEST, math.ceil(config.ppo.num_updates / TIMES)),
+            steps,
+            log,
+        )
 
     def ask(self, update: int, coefficients: Coefficients) -> None:
         """Ask if it is time, with the same random numbers each time: what differs is the policy.
