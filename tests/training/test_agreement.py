@@ -41,5 +41,11 @@ def test_accuracies_are_means_over_prompts(model):
     # A tie in length is half right; of the triple's three pairs the longer one is the better in two.
     assert agreement.length_accuracy.value == pytest.approx((1 / 2 + 2 / 3) / 2)
     assert len(agreement.leads) == 4
+    assert agreement.chosen == pytest.approx([scores[0], scores[2], scores[2], scores[3]])
+    assert agreement.rejected == pytest.approx([scores[1], scores[3], scores[4], scores[4]])
     summary = agreement.summary()
+    assert len(summary["chosen_scores"]) == len(summary["rejected_scores"]) == 21
+    assert summary["chosen_scores"][0] == pytest.approx(min(agreement.chosen))
+    assert summary["chosen_scores"][10] == pytest.approx(sum(sorted(agreement.chosen)[1:3]) / 2)
+    assert summary["chosen_scores"][-1] == pytest.approx(max(agreement.chosen))
     assert summary["num_pairs"] == sum(part["num_pairs"] for part in summary["calibration_bins"]) == 4

@@ -70,6 +70,14 @@ class RunRecord:
         rows = [(row["update"], row[name]) for row in self.metrics if isinstance(row.get(name), (int, float))]
         return [update for update, _ in rows], [float(figure) for _, figure in rows]
 
+    @property
+    def judges(self) -> list[str]:
+        """The metrics of the reward terms that have no weight: they are measured, and never trained on."""
+        terms = self.config.get("reward")
+        silent = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
+        names = {name for row in self.metrics[:1] for name in row if name.startswith("score/")}
+        return sorted(name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in silent))
+
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run's folder, also while the run is at work. Files that its stage does not write are empty.
@@ -118,6 +126,12 @@ def guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["
     written = (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
     return "running" if time.time() - written < max(QUIET_SECONDS, 3 * slowest) else "stopped"
+
+
+def _is_called(name: str, term: Mapping[str, Any]) -> bool:
+    """Whether a reward term's metric has this name: its own, or the last part of its source."""
+    source = str(term.get("source") or "")
+    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

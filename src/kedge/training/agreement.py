@@ -15,6 +15,9 @@ from kedge.training.supervised_losses import RankedResponses, RunPrecision
 
 __all__ = ["Agreement", "measure_agreement", "pair_leads"]
 
+NUM_QUANTILES = 21
+"""Those at 0, 5, …, 100 %."""
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -24,13 +27,20 @@ class Agreement:
         accuracy: Share of a prompt's pairs in the right order, ties half, mean over prompts.
         length_accuracy: The same for a judge who takes the longer response: what a model is worth that learnt no more.
         calibration: Whether it is right as often as it believes, over all pairs.
-        leads: Score of the better response less that of the worse, one per pair.
+        chosen: Score of the better response of each pair.
+        rejected: That of the worse.
     """
 
     accuracy: Interval
     length_accuracy: Interval
     calibration: Calibration
-    leads: list[float]
+    chosen: list[float]
+    rejected: list[float]
+
+    @property
+    def leads(self) -> list[float]:
+        """By how much the better response leads, one per pair."""
+        return [better - worse for better, worse in zip(self.chosen, self.rejected, strict=True)]
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON holds them."""
@@ -43,12 +53,14 @@ class Agreement:
         return {
             "accuracy": vars(self.accuracy),
             "length_accuracy": vars(self.length_accuracy),
-            "num_pairs": len(self.leads),
+            "num_pairs": len(self.chosen),
             "calibration_error": self.calibration.error,
             "calibration_bins": [
                 {"confidence": confidence, "accuracy": accuracy, "num_pairs": count}
                 for confidence, accuracy, count in bins
             ],
+            "chosen_scores": _quantiles(self.chosen),
+            "rejected_scores": _quantiles(self.rejected),
         }
 
 
@@ -72,17 +84,36 @@ def measure_agreement(
     rows = [row for example in examples for row in example.rows]
     scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens)
     parts = scores.split([len(example.rows) for example in examples])
-    by_score = [pair_leads(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
+    pairs = [pair_figures(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
+    by_score = [better - worse for better, worse in pairs]
     by_length = [pair_leads(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
-    leads = torch.cat(by_score)
-    return Agreement(_accuracy(by_score), _accuracy(by_length), calibration(leads), leads.tolist())
+    return Agreement(
+        _accuracy(by_score),
+        _accuracy(by_length),
+        calibration(torch.cat(by_score)),
+        chosen=torch.cat([better for better, _ in pairs]).tolist(),
+        rejected=torch.cat([worse for _, worse in pairs]).tolist(),
+    )
+
+
+def pair_figures(figures: Tensor, ranks: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The better and the worse response's figure, for each pair of one prompt's responses that is not a tie."""
+    pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
+    better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
+    return figures[better], figures[worse]
 
 
 def pair_leads(figures: Tensor, ranks: Sequence[float]) -> Tensor:
-    """By how much the better response's figure leads, for each pair of one prompt's responses that is not a tie."""
-    pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
-    better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
-    return figures[better] - figures[worse]
+    """By how much the better response's figure leads, for each such pair."""
+    better, worse = pair_figures(figures, ranks)
+    return better - worse
+
+
+def _quantiles(scores: Sequence[float]) -> list[float]:
+    """Evenly spaced, from the smallest to the largest; none of nothing."""
+    figures = torch.tensor(scores, dtype=torch.float64)
+    at = torch.linspace(0, 1, NUM_QUANTILES, dtype=torch.float64)
+    return torch.quantile(figures, at).tolist() if scores else []
 
 
 def _accuracy(leads: Sequence[Tensor]) -> Interval:

@@ -90,7 +90,7 @@ def _judge_down(run: RunRecord) -> Symptom | None:
     score = _score_rises(run)
     if score is None:
         return None
-    for name in _judges(run):
+    for name in run.judges:
         judge = course(run, name, least=TREND)
         if judge is not None and fell(judge):
             best = max(range(len(judge)), key=lambda index: judge.figures[index])
@@ -102,20 +102,6 @@ def _judge_down(run: RunRecord) -> Symptom | None:
                 f"take the checkpoint of about update {judge.updates[best]}",
             )
     return None
-
-
-def _judges(run: RunRecord) -> list[str]:
-    """The metrics of those reward terms that have no weight."""
-    terms = run.config.get("reward")
-    silent = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
-    names = {name for row in run.metrics[:1] for name in row if name.startswith("score/")}
-    return sorted(name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in silent))
-
-
-def _is_called(name: str, term: dict[str, object]) -> bool:
-    """Whether a term's metric has this name: its own, or the last part of its source."""
-    source = str(term.get("source") or "")
-    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
 
 
 PROXY_UP_JUDGE_DOWN = Rule(

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge.report.details import WIDEST
 from kedge.report.page.numbers import as_figure, evenly, rounded
 from kedge.report.record import RunRecord
 
 __all__ = ["clipping", "share_below"]
 
 MOST_UPDATES = 40
-SPAN = 1.0
-"""The bins of a histogram divide log ρ from −1 to 1; what lies outside counts in the outermost."""
 
 CASES = ("raised", "raised_held", "lowered", "lowered_held")
 
@@ -34,7 +33,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
         "low": low,
         "high": high,
         "loss": record.setting("ppo.policy_loss") or "clipped",
-        "span": SPAN,
+        "span": WIDEST,
         "whole": [
             _together([_epochs(row)[number] for row in rows if number < len(_epochs(row))], bounds)
             for number in range(num_epochs)
@@ -50,7 +49,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
 def share_below(counts: Sequence[float], bound: float) -> float:
     """The share of a histogram of log ρ that lies below a bound, the bin around the bound taken as evenly filled."""
     total = sum(counts)
-    position = min(max((bound + SPAN) / (2 * SPAN), 0.0), 1.0) * len(counts)
+    position = min(max((bound + WIDEST) / (2 * WIDEST), 0.0), 1.0) * len(counts)
     whole = int(position)
     part = counts[whole] * (position - whole) if whole < len(counts) else 0.0
     return (sum(counts[:whole]) + part) / total if total else 0.0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.report.page.numbers import as_figure, blocks, mean_of, rounded
-from kedge.report.page.verdict import judges
 from kedge.report.record import RunRecord
 
 __all__ = ["Checkpoint", "frontier"]
@@ -64,7 +63,7 @@ def frontier(record: RunRecord, checkpoints: Sequence[Checkpoint] = ()) -> dict[
 
 
 def _of_updates(record: RunRecord) -> list[Checkpoint]:
-    judged = judges(record)
+    judged = record.judges
     wanted = ("objective/kl", "reward/score_mean", *judged)
     rows = [row for row in record.metrics if all(as_figure(row.get(name)) is not None for name in wanted)]
     parts = [[rows[index] for index in block] for block in blocks(len(rows), MOST_POINTS)]

@@ -38,7 +38,7 @@ def sampled(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     others = [row for row in rows if row.get("fixed") is None]
     shown: list[dict[str, Any]] = []
     for most_updates in _fewer(MOST_UPDATES):
-        shown = [_prompt(f"Asked again: {number + 1}", rows, most_updates) for number, rows in fixed.items()]
+        shown = [_prompt(f"Prompt {number + 1}", rows, most_updates) for number, rows in fixed.items()]
         shown += [_prompt("", others, most_updates)] if others else []
         if len(json.dumps(shown)) <= most_bytes:
             break

@@ -10,7 +10,7 @@ from kedge.report.page.curves import items_per_update
 from kedge.report.page.numbers import as_figure, mean_of, rounded
 from kedge.report.record import RunRecord
 
-__all__ = ["describe_run", "final_figures", "judges"]
+__all__ = ["describe_run", "final_figures"]
 
 WINDOW = 20
 """The first and the last figure of a run are means over its first and last twentieth."""
@@ -63,17 +63,10 @@ SUPERVISED_ROWS = (
 )
 
 
-def judges(record: RunRecord) -> list[str]:
-    """The metrics of the reward terms that are measured and never trained on: those of weight 0."""
-    terms = record.config.get("reward") or []
-    names = {str(term.get("name")) for term in terms if isinstance(term, Mapping) and term.get("weight") == 0}
-    return [metric for metric in _metrics(record) if metric.removeprefix("score/") in names and "/" in metric]
-
-
 def final_figures(record: RunRecord) -> list[dict[str, Any]]:
     """The table's rows: each metric's first and last figure."""
     rows = PPO_ROWS if record.stage == "ppo" else SUPERVISED_ROWS
-    judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in judges(record))
+    judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
     found = ((row, _ends(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
     return [
         {"label": row.label, "unit": row.unit, "good": row.good, **rounded(vars(ends))} for row, ends in found if ends
@@ -89,10 +82,6 @@ def describe_run(record: RunRecord) -> list[str]:
     if record.stage == "reward":
         return [_course_sentence(record), _accuracy_sentence(record)]
     return [_course_sentence(record), _held_out_sentence(record)]
-
-
-def _metrics(record: RunRecord) -> list[str]:
-    return list(dict.fromkeys(name for row in record.metrics for name in row))
 
 
 def _ends(record: RunRecord, metric: str) -> Ends | None:
@@ -144,7 +133,7 @@ def _reward_sentence(record: RunRecord) -> str:
 def _behaviour_sentence(record: RunRecord) -> str:
     told = [
         f"the judge {metric.removeprefix('score/')}, whom training never saw, {_went(ends)}"
-        for metric in judges(record)
+        for metric in record.judges
         if (ends := _ends(record, metric))
     ]
     if not told and (entropy := _ends(record, "policy/entropy")):

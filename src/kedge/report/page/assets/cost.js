@@ -18,15 +18,15 @@ const phasesTable = run => {
     ...(flops ? [each.flops ? large(each.flops) : "–", each.flops ? percent(each.flops / flops) : "–", each.flops ? large(each.flops / each.seconds) : "–"] : [])]));
 };
 
-const memoryTable = run => table(["Role", "parameters", "weights, GiB", "optimiser, GiB", "trained"],
-  run.cost.roles.map(role => [role.role, large(role.parameters), figure(role.weights, 3), figure(role.optimizer, 3), role.trained ? "yes" : "no"]));
+const memoryTable = run => table(["Role", "parameters", "weights", "optimiser", "trained"],
+  run.cost.roles.map(role => [role.role, large(role.parameters), gibibytes(role.weights), gibibytes(role.optimizer), role.trained ? "yes" : "no"]));
 
 const cost = data => section("cost", "Cost", "Where the time and the arithmetic went, and what lay in memory.", () => {
   const runs = data.runs.filter(run => !run.cost.empty), phased = runs.filter(run => run.cost.phases.length);
   if (!runs.length) return empty(data.runs[0]?.cost.empty ?? "There is no run.");
   const told = runs.map(run => el("p", {}, el("b", {}, run.name), `: ${seconds(run.cost.seconds)} for ${run.cost.updates.toLocaleString("en-GB")} ${run.stage === "ppo" ? "updates" : "steps"}`,
     known(run.cost.sft_steps) ? `; an update costs as much as ${figure(run.cost.sft_steps, 3)} steps of fine-tuning on the same tokens` : "",
-    Object.entries(run.cost.peak).map(([place, size]) => `; at most ${figure(size, 3)} GiB in the ${place}`), "."));
+    Object.entries(run.cost.peak).map(([place, size]) => `; at most ${gibibytes(size)} of the ${place}'s memory`), "."));
   const counted = phased.filter(run => run.cost.phases.some(phase => phase.flops));
   return [card(told),
     phased.length ? el("div", { class: "two" }, shareChart("Time", "share of each phase", phased, "seconds"),

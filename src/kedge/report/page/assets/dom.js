@@ -18,9 +18,9 @@ const known = value => typeof value === "number" && Number.isFinite(value);
 const figure = (value, digits = 4) => {
   if (!known(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e15)) return value.toExponential(2).replace("-", "−").replace("e−", "e−");
-  const places = size >= 1 ? Math.max(0, digits - 1 - Math.floor(Math.log10(size))) : digits;
-  return value.toLocaleString("en-GB", { maximumFractionDigits: Math.min(places, 6) }).replace("-", "−");
+  if (size !== 0 && (size < 1e-4 || size >= 1e15)) return value.toExponential(digits - 2).replaceAll("-", "−");
+  const form = size >= 1 ? { maximumFractionDigits: Math.max(0, digits - 1 - Math.floor(Math.log10(size))) } : { maximumSignificantDigits: digits };
+  return value.toLocaleString("en-GB", form).replace("-", "−");
 };
 const signed = value => (known(value) && value > 0 ? `+${figure(value, 3)}` : figure(value, 3));
 const percent = value => (known(value) ? `${figure(100 * value, 3)} %` : "–");
@@ -28,6 +28,11 @@ const seconds = value => {
   if (!known(value)) return "–";
   if (value < 90) return `${figure(value, 3)} s`;
   return value < 5400 ? `${figure(value / 60, 3)} min` : `${figure(value / 3600, 3)} h`;
+};
+const gibibytes = value => {
+  if (!known(value)) return "–";
+  const [size, name] = [[1, "GiB"], [2 ** -10, "MiB"], [2 ** -20, "KiB"]].find(([least]) => value >= least) ?? [2 ** -20, "KiB"];
+  return value ? `${figure(value / size, 3)} ${name}` : "0";
 };
 const large = value => {
   if (!known(value)) return "–";
@@ -47,7 +52,7 @@ const section = (id, title, lead, fill, level = "h2") => {
   return { id, title, node, refresh: () => { forget(body); body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean)); } };
 };
 
-/** One of several options: radio buttons where they are few, a list where they are many. */
+/** One of several options, each a value, its text, and perhaps why it cannot be had: radio buttons where they are few. */
 let choices = 0;
 const choice = (label, options, selected, onchange) => {
   if (options.length > 6) {
@@ -57,8 +62,8 @@ const choice = (label, options, selected, onchange) => {
   }
   const name = `choice-${choices++}`;
   return el("fieldset", { class: "field" }, el("legend", {}, label), el("div", { class: "segments" },
-    options.map(([value, text]) => el("label", {},
-      el("input", { type: "radio", name, value, checked: value === selected, onchange: () => onchange(value) }), text))));
+    options.map(([value, text, unavailable]) => el("label", { title: unavailable || null },
+      el("input", { type: "radio", name, value, checked: value === selected, disabled: Boolean(unavailable), onchange: () => onchange(value) }), text))));
 };
 
 const slider = (label, { min, max, step = 1, value, show }, oninput) => {
@@ -73,4 +78,4 @@ const slider = (label, { min, max, step = 1, value, show }, oninput) => {
 const table = (head, rows, wrapped = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head[0] || "Table" },
   el("table", {},
     el("thead", {}, el("tr", {}, head.map((text, place) => el("th", { scope: "col", class: wrapped.includes(place) ? "wrap" : null }, text)))),
-    el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => el("td", { class: wrapped.includes(place) ? "wrap" : null }, cell)))))));
+    el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => el("td", { class: wrapped.includes(place) ? "wrap" : wrapped.length ? "fixed" : null }, cell)))))));

@@ -22,7 +22,8 @@ const frontier = data => section("overoptimisation", "Over-optimisation",
       }) }) }));
     const told = runs.flatMap(run => run.frontier.judges.map(judge => {
       const last = judge.figures.length - 1;
-      const verdict = judge.best === last ? "its last update is the best so far" : `update ${run.frontier.update[judge.best]} is the best (${figure(judge.figures[judge.best], 3)}; at the end ${figure(judge.figures[last], 3)})`;
+      const lost = figure(judge.figures[judge.best], 3) !== figure(judge.figures[last], 3);
+      const verdict = judge.best === last ? "the last update is the best so far" : !lost ? `the last update is as good as the best, ${run.frontier.update[judge.best]}` : `update ${run.frontier.update[judge.best]} is the best (${figure(judge.figures[judge.best], 3)}; at the end ${figure(judge.figures[last], 3)})`;
       return el("p", {}, `${run.name}, by the judge ${judge.name}: ${verdict}.`);
     }));
     return [told, el("div", { class: "two" }, proxy, judged),

@@ -54,6 +54,8 @@ addEventListener("keydown", event => { if (event.key === "Escape") hideTip(); })
 /** A line break is shown as a sign as well as made. */
 const visible = text => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
 
+const textOf = row => row.tokens.slice(0, row.stopped ? -1 : undefined).join("").trim();
+
 const tokensOf = (row, colouring, scale) => {
   const spans = row.tokens.map((text, at) => {
     const stop = row.stopped && at === row.length - 1;
@@ -95,13 +97,14 @@ const forecast = row => chart({
 
 const responseCard = (prompt, row, colouringName, pick) => {
   const available = Object.entries(COLOURINGS).filter(([, each]) => row.tokens.some((_, at) => known(each.of(row, at))));
+  const offered = Object.entries(COLOURINGS).map(([each, { label }]) => [each, label, available.some(([name]) => name === each) ? "" : "Not measured for this response"]);
   if (!available.length) return card(el("p", { class: "prompt" }, prompt.prompt || row.prompt), el("p", { class: "tokens" }, row.tokens.join("")));
   const [name, colouring] = available.find(([each]) => each === colouringName) ?? available[0];
   const scale = scaleOf(colouring, prompt.responses);
   const cut = row.length > row.tokens.length ? `, of which the first ${row.tokens.length} are shown` : "";
   return card(
     el("p", { class: "prompt", tabindex: 0, dir: "auto" }, prompt.prompt || row.prompt),
-    el("div", { class: "controls" }, choice("Colour by", available.map(([each, { label }]) => [each, label]), name, pick)),
+    el("div", { class: "controls" }, choice("Colour by", offered, name, pick)),
     tokensOf(row, colouring, scale), legend(colouring, scale),
     el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${figure(row.score)} · ${row.length} tokens${cut} · ${row.stopped ? "ended by itself" : "cut at the limit"}`),
     row.values ? forecast(row) : null);
@@ -117,12 +120,12 @@ const samples = data => {
     const answers = el("ol", { class: "answers", "aria-label": "Responses over time" }, rows.map((each, at) => el("li", {},
       el("button", { type: "button", "aria-pressed": String(each === row), onclick: () => { rowAt = at; refill("answer"); } },
         el("span", { class: "head" }, each.update ? `update ${each.update}` : "before training", el("b", { class: "number" }, figure(each.score, 3))),
-        el("span", { class: "text", dir: "auto" }, each.tokens.join("").trim() || "(nothing)")))));
+        el("span", { class: "text", dir: "auto" }, textOf(each) || "(nothing)")))));
     return [
       el("div", { class: "controls" },
         runs.length > 1 ? choice("Run", runs.map(each => [each.name, each.name]), run.name,
           name => { run = runs.find(each => each.name === name); promptAt = 0; rowAt = -1; refill("run"); }) : null,
-        run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "others"]), promptAt,
+        run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Learnt from"]), promptAt,
           at => { promptAt = at; rowAt = -1; refill("prompt"); }) : null,
         el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${run.samples.of.toLocaleString("en-GB")} responses in samples.jsonl are on this page.` : "")),
       el("div", { class: "samples" }, answers, responseCard(prompt, row, colouringName, name => { colouringName = name; refill("colour"); })),
