@@ -164,11 +164,22 @@ def test_every_link_file_function_and_test_is_there(page: str) -> None:
     for span in spans(text):
         if test := re.fullmatch(r"(?:tests/)?([\w/]*test_\w+\.py)::(\w+)", span):
             assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(encoding="utf-8"), span
-        elif owner := re.fullmatch(r"(\w+/\w+\.py):(\w+)", span):
+        elif owner := re.fullmatch(r"([\w/]+/\w+\.py):(\w+)", span):
             source = (ROOT / "src" / "kedge" / owner[1]).read_text(encoding="utf-8")
             assert re.search(rf"^(def|class) {owner[2]}\b", source, re.MULTILINE), span
         elif re.fullmatch(r"(src|tests|docs)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
+
+
+def test_every_claim_of_the_introductions_has_a_function_and_a_test() -> None:
+    rows = re.findall(r"^\| (S\d)\.(\d+) \| .+? \| (.+?) \| (.+?) \| (.+?) \|$", PAGES["docs/claims.md"], re.MULTILINE)
+    counts = {
+        document: [int(row[1]) for row in rows if row[0] == document] for document in ("S0", "S1", "S2", "S3", "S4")
+    }
+    assert all(numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 20 for numbers in counts.values())
+    assert len(rows) == PAGES["docs/claims.md"].count("\n| S")
+    proven = [row for row in rows if not re.match(r"(reported|not here)\b", row[2])]
+    assert [row[:2] for row in proven if "–" in row[3:]] == []
 
 
 def test_no_page_knows_the_machine_it_was_written_on() -> None:
