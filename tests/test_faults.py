@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.faults import running
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.faulty import FAULTS
@@ -109,3 +110,12 @@ def test_a_page_without_markers_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing", encoding="utf-8")
     with pytest.raises(BenchError, match="for the matrix to stand between"):
         put_between(tmp_path / "page.md", "text")
+
+
+def test_a_run_that_cannot_begin_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(work: Path, seed: int) -> None:
+        raise SystemExit(f"oh dear, {seed}")
+
+    monkeypatch.setattr(running, "make_base", broken)
+    with pytest.raises(BenchError, match=r"base-7\.log: exit code 1, oh dear, 7$"):
+        running.run_apart(Case("healthy"), 7, tmp_path)

@@ -68,7 +68,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Prove kedge doctor on faulty runs.")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these cases, and no page")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of bases and runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of bases and runs")
     parser.add_argument("--diagnose", action="store_true", help="run nothing; look at the runs that are there")
     return parser.parse_args()
 

@@ -35,12 +35,12 @@ __all__ = [
     "dropout_on",
     "end_masked",
     "entropy_flipped",
-    "filter_not_mirrored",
     "gradient_spikes",
     "kl_sign_flipped",
     "memory_kept",
     "off_by_one",
     "old_weights_sample",
+    "sampled_at",
     "temperature_left_out",
 ]
 
@@ -56,12 +56,16 @@ def kl_sign_flipped() -> Bug:
     return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
 
 
-def filter_not_mirrored() -> Bug:
-    """Tokens are drawn at half the temperature that their probabilities are noted at, as a top-p does it."""
+def sampled_at(factor: float) -> Callable[[], Bug]:
+    """Tokens are drawn at another temperature than the one that their probabilities are noted at.
+
+    Args:
+        factor: What the temperature is multiplied by for the draw; below 1 does what a top-p filter does.
+    """
     draw = Sampler._draw
 
-    def sharper(self: Sampler, hidden: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, _ = draw(replace(self, temperature=self.temperature / 2), hidden, draws)
+    def elsewhere(self: Sampler, hidden: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, _ = draw(replace(self, temperature=factor * self.temperature), hidden, draws)
 
         def measure(logits: Tensor, tokens: Tensor) -> tuple[Tensor]:
             return (token_logprobs(logits, tokens, temperature=self.temperature),)
@@ -69,7 +73,7 @@ def filter_not_mirrored() -> Bug:
         (logprobs,) = self.model.over_logits(measure, hidden, tokens)
         return tokens, logprobs
 
-    return patch.object(Sampler, "_draw", sharper)
+    return lambda: patch.object(Sampler, "_draw", elsewhere)
 
 
 def advantages_flipped() -> Bug:

@@ -21,20 +21,15 @@ SAMPLER: Final = (
     Case("temperature left out of the trainer", "sampler_trainer_mismatch", bug=bugs.temperature_left_out),
     Case("logprobs read one place too early", "sampler_trainer_mismatch", bug=bugs.off_by_one),
     Case("dropout on in training", "sampler_trainer_mismatch", bug=bugs.dropout_on),
-    Case("sampler sharper than its logprobs", "sampling_not_mirrored", bug=bugs.filter_not_mirrored),
+    Case("sampler sharper than its logprobs", "sampling_not_mirrored", bug=bugs.sampled_at(0.5)),
 )
 
 LEASH: Final = (
     Case("KL's sign flipped", "kl_sign_flipped", bug=bugs.kl_sign_flipped),
-    Case(
-        "the same sampler, and an entropy bonus",
-        "kl_negative",
-        {"ppo.entropy_coef": 0.03},
-        bug=bugs.filter_not_mirrored,
-    ),
+    Case("sampler hotter than its logprobs", "kl_negative", bug=bugs.sampled_at(2.0)),
     Case("β × 500", "beta_too_large", {"ppo.kl_coef": 50.0}),
     Case("β / 1000, steps × 3", "beta_too_small", {**LONG_LEASH, "ppo.kl_coef": 1e-4}),
-    Case("learning rate × 10", "kl_exploding", {"ppo.learning_rate": 3e-3}),
+    Case("KL's sign flipped, β × 10", "kl_exploding", {"ppo.kl_coef": 1.0}, bug=bugs.kl_sign_flipped),
 )
 
 EXPLORATION: Final = (
@@ -46,6 +41,7 @@ EXPLORATION: Final = (
 
 STEPS: Final = (
     Case("learning rate × 100", "steps_too_large", {"ppo.learning_rate": 3e-2}),
+    Case("learning rate × 10", "steps_too_large", {"ppo.learning_rate": 3e-3}),
     Case("20 epochs", "steps_too_large", {"ppo.num_epochs": 20}),
     Case("learning rate / 1000", "steps_too_small", {"ppo.learning_rate": 3e-7}),
     Case("gradients × 1000 now and then", "gradient_spikes", bug=bugs.gradient_spikes),

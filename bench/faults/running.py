@@ -1,27 +1,28 @@
-"""Each case in a process of its own, and what the doctor says of the folder that it leaves.
-
-`python -m bench.faults.running NAME SEED WORK` is one of those processes.
-"""
+"""Each case in a process of its own, and what the doctor says of the folder that it leaves."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.faults.base import make_base
+from bench.faults.base import Base, make_base
 from bench.faults.case import Case, run_case
-from bench.faults.catalogue import CASES
-from bench.processes import run_alone
+from bench.processes import BenchError
 from kedge.errors import KedgeError
 from kedge.output import is_run
 from kedge.report.doctor import Finding, diagnose
 from kedge.report.record import read_run
 
 __all__ = ["Found", "Outcome", "examine", "run_apart", "save_outcomes"]
+
+FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,41 @@ def run_apart(case: Case, seed: int, work: Path) -> None:
     Raises:
         BenchError: It broke off for another reason than its fault.
     """
-    make_base(work, seed)
     folder = run_folder(case, seed, work)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "bench.faults.running", case.name, str(seed), str(work)]
+    _fork(work / f"base-{seed}.log", make_base, work, seed)
     started = time.perf_counter()
-    run_alone(command, log=folder.with_suffix(".log"), num_threads=1)
+    _fork(folder.with_suffix(".log"), _run, case, make_base(work, seed), folder)
     folder.with_suffix(".seconds").write_text(f"{time.perf_counter() - started:.1f}", encoding="utf-8")
+
+
+def _fork(log: Path, work: Callable[..., object], *arguments: object) -> None:
+    """Call a function in a process that has loaded everything already; this one never computes anything itself."""
+    child = FORK.Process(target=_logged, args=(log, work, *arguments))
+    child.start()
+    child.join()
+    if child.exitcode:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise BenchError(f"{log}: exit code {child.exitcode}, {' '.join(last) or 'no output'}")
+
+
+def _logged(log: Path, work: Callable[..., object], *arguments: object) -> None:
+    printed = log.open("w", encoding="utf-8", buffering=1)  # stays open: what ends the process is told there, too
+    sys.stdout = sys.stderr = printed
+    os.dup2(printed.fileno(), 1)
+    os.dup2(printed.fileno(), 2)
+    work(*arguments)
+
+
+def _run(case: Case, base: Base, folder: Path) -> None:
+    """One run, in this process. Where its fault breaks it off, what it has written is what the doctor reads."""
+    try:
+        run_case(case, base, folder)
+    except KedgeError as error:
+        if not is_run(folder):
+            raise
+        print(f"{case.name}: {error}")
 
 
 def examine(case: Case, seed: int, work: Path) -> Outcome:
@@ -110,19 +138,3 @@ def save_outcomes(outcomes: list[Outcome], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [asdict(outcome) for outcome in outcomes]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def main(name: str, seed: str, work: str) -> None:
-    """One run, in this process. Where its fault breaks it off, what it has written is what the doctor reads."""
-    case = CASES[name]
-    folder = run_folder(case, int(seed), Path(work))
-    try:
-        run_case(case, make_base(Path(work), int(seed)), folder)
-    except KedgeError as error:
-        if not is_run(folder):
-            raise
-        print(f"{name}: {error}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
