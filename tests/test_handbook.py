@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from handbook.pages import computed_pages
+from handbook.site import on_page_content
 from handbook.token import TokenStory, read_record, tell_story
 from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.config import PRESETS
@@ -103,6 +104,12 @@ def test_the_pictures_show_the_records_figures(story: TokenStory, tmp_path: Path
         assert drawn == kept, f"docs/pictures/{name}.svg is behind: run `make docs-pages`"
     clip = (DOCS / "pictures" / "clip.svg").read_text(encoding="utf-8")
     assert all(f"ρ = {float(epoch[story.row, story.token]):.2f}" in clip for epoch in story.ratios)
+
+
+def test_long_names_break_at_their_joints_but_not_in_a_first_column() -> None:
+    row = "<tr>\n<td><code>a/b_c</code></td>\n<td>see <code>x/y.py::test_z</code></td>\n</tr>\n<p><code>a/b</code></p>"
+    broken = row.replace("x/y.py::test_z", "x/<wbr>y.py::<wbr>test_<wbr>z")
+    assert on_page_content(row) == broken
 
 
 def test_nothing_is_fetched_to_build_or_to_read_the_site() -> None:
