@@ -81,6 +81,19 @@ def test_a_value_to_try_follows_from_the_present_one() -> None:
     assert (finding.knob, finding.direction) == ("ppo.learning_rate", "too_high")
 
 
+@pytest.mark.parametrize(("epochs", "first"), [(5, "ppo.num_epochs"), (4, "ppo.learning_rate")])
+def test_more_epochs_than_the_papers_take_are_the_first_to_go(epochs: int, first: str) -> None:
+    run = made_up(figures={"policy/clip_fraction": [0.5] * 16}, settings={"ppo.num_epochs": epochs})
+    assert [finding.knob for finding in diagnose(run)] == [first]
+
+
+@pytest.mark.parametrize(("begins", "warm_up"), [(0, True), (3, False)])
+def test_first_steps_that_go_too_far_call_for_a_warm_up(begins: int, warm_up: bool) -> None:
+    clipped = [0.01] * begins + [0.5] * 3 + [0.01] * (13 - begins)
+    [finding] = diagnose(made_up(figures={"policy/clip_fraction": clipped}))
+    assert ("ppo.warmup_fraction=0.1" in finding.try_) == warm_up
+
+
 def test_json_has_six_fields() -> None:
     [finding] = diagnose(made_up(figures={"prompt/distinct": [0.5] * 16}))
     assert list(finding.as_json()) == ["rule", "severity", "seen", "means", "try", "docs"]

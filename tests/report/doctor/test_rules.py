@@ -6,6 +6,7 @@ import pytest
 
 from kedge.report.doctor import RULES, diagnose
 from tests.report.doctor.cases import CASES, Case
+from tests.report.doctor.edges import EDGES, LEAST, Edge
 from tests.report.doctor.synthetic import made_up
 
 
@@ -14,6 +15,20 @@ def test_a_rule_finds_its_fault_and_nothing_short_of_it(case: Case) -> None:
     [found] = [finding for finding in diagnose(case.sick) if finding.rule == case.rule]
     assert found.severity == case.severity
     assert case.rule not in [finding.rule for finding in diagnose(case.well)]
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.rule}-{edge.severity or 'silent'}")
+def test_a_threshold_lies_where_it_is_said_to(edge: Edge) -> None:
+    found = {finding.rule: finding.severity for finding in diagnose(edge.run)}
+    assert found.get(edge.rule, "") == edge.severity
+
+
+@pytest.mark.parametrize("rule", LEAST)
+def test_a_rule_waits_until_there_is_enough_to_tell(rule: str) -> None:
+    least, sick = LEAST[rule]
+    for updates, expected in ((least, True), (least - 1, False)):
+        found = diagnose(made_up(updates, {name: [figure] * updates for name, figure in sick.items()}))
+        assert (rule in [finding.rule for finding in found]) == expected, updates
 
 
 def test_every_rule_has_a_case() -> None:
