@@ -238,7 +238,9 @@ def measured(folder: Path) -> set[str]:
 
 
 def settings(stage: str, policy: str, folder: Path, **more: Any) -> Config:
-    return config_from_settings(stage, {"model": policy, "out": str(folder), "runtime.plots": False, **more})
+    return config_from_settings(
+        stage, {"model": policy, "out": str(folder), "runtime.plots": False, "runtime.report": False, **more}
+    )
 
 
 def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:

@@ -38,7 +38,13 @@ def prefer_letters(prompts: list[str], first: list[str], second: list[str], **co
 
 def config_for(tmp_path: Path, *more: str, model: Path | None = None, **flags: Any) -> Config:
     flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / "run"), **flags}
-    settings = ["generate.max_new_tokens=4", "evaluate.num_bootstrap=500", "runtime.plots=false", *more]
+    settings = [
+        "generate.max_new_tokens=4",
+        "evaluate.num_bootstrap=500",
+        "runtime.plots=false",
+        "runtime.report=false",
+        *more,
+    ]
     return load_config(None, settings, flags)
 
 

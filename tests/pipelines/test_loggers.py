@@ -59,7 +59,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Keeping]:
 
 
 def settings(stage: str, policy: str, out: Path, **more: Any) -> Config:
-    small = {"model": policy, "out": str(out), "runtime.plots": False, "runtime.loggers": ["tensorboard"]}
+    small = {
+        "model": policy,
+        "out": str(out),
+        "runtime.plots": False,
+        "runtime.report": False,
+        "runtime.loggers": ["tensorboard"],
+    }
     return config_from_settings(stage, {**small, **more})
 
 

@@ -32,7 +32,9 @@ def config_for(tmp_path: Path, *more: str):
     if not (tmp_path / "base").exists():
         save_tiny_policy(tmp_path / "base")
     flags = {"model": str(tmp_path / "base"), "out": str(tmp_path / "run")}
-    return load_config(None, [*SETTINGS, "runtime.plots=false", "data.eval_fraction=0.25", *more], flags)
+    return load_config(
+        None, [*SETTINGS, "runtime.plots=false", "runtime.report=false", "data.eval_fraction=0.25", *more], flags
+    )
 
 
 def scores(model: ScalarModel, records: list[Demonstration]) -> torch.Tensor:
@@ -134,7 +136,7 @@ def test_the_command_runs_the_same_twice(tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     for name in ("a", "b"):
         command = [sys.executable, "-m", "kedge", "reward", "--model", str(tmp_path / "base"), "--data", str(data)]
-        command += ["--out", str(tmp_path / name), *SETTINGS, "runtime.plots=false"]
+        command += ["--out", str(tmp_path / name), *SETTINGS, "runtime.plots=false", "runtime.report=false"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr

@@ -51,7 +51,14 @@ def configure(policy, tmp_path):
     def configured(stage, *functions, **settings):
         shared = {"model": str(policy), "out": str(tmp_path / "run"), "reward_functions.retries": 0}
         if stage == "ppo":
-            shared |= {"num_prompts": 4, "num_updates": 1, "max_new_tokens": 4, "plots": False, "num_minibatches": 1}
+            shared |= {
+                "num_prompts": 4,
+                "num_updates": 1,
+                "max_new_tokens": 4,
+                "plots": False,
+                "report": False,
+                "num_minibatches": 1,
+            }
         sources = [f"{tmp_path}/strangers.py:{function}" for function in functions]
         return config_from_settings(stage, {**shared, "reward": sources, **settings})
 

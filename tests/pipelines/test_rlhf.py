@@ -35,6 +35,7 @@ SETTINGS = [
     "rlhf.num_prompts=4",
     "rlhf.num_responses=3",
     "runtime.plots=false",
+    "runtime.report=false",
 ]
 ROWS: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "comparisons": COMPARISONS, "prompts": PROMPTS}
 

@@ -30,7 +30,9 @@ def config_for(tmp_path: Path, out: str = "run", *more: str):
     if not model.exists():
         save_tiny_policy(model)
     return load_config(
-        None, [*SETTINGS, "runtime.plots=false", *more], {"model": str(model), "out": str(tmp_path / out)}
+        None,
+        [*SETTINGS, "runtime.plots=false", "runtime.report=false", *more],
+        {"model": str(model), "out": str(tmp_path / out)},
     )
 
 
@@ -159,7 +161,15 @@ def test_the_command_runs(tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     command = [sys.executable, "-m", "kedge", "sft", "--model", str(tmp_path / "base"), "--data", str(data)]
-    command += ["--out", str(tmp_path / "run"), "--seed", "3", "sft.batch_size=4", "runtime.plots=false"]
+    command += [
+        "--out",
+        str(tmp_path / "run"),
+        "--seed",
+        "3",
+        "sft.batch_size=4",
+        "runtime.plots=false",
+        "runtime.report=false",
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

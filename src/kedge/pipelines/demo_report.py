@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from kedge.data.world import AXES, Post
 from kedge.pipelines.demo_exam import Checkpoint, Marks
+from kedge.pipelines.reporting import REPORT_FILE, leave_report
 from kedge.report.result_plots import plot_intervals, plot_overoptimization
 from kedge.report.table import Cell, print_table
 
@@ -63,13 +64,14 @@ class DemoResult:
 
 
 def report(result: DemoResult, folder: Path) -> None:
-    """Write the summary and the plots, and print what they say."""
+    """Write the summary, the plots and the report, and print what they say."""
     summary = json.dumps(result.summary(), indent=2)
     (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
     _plot(result, folder / "plots")
+    leave_report(folder)
     _print_samples(result)
     _print_figures(result)
-    print(f"The whole took {result.seconds:.0f} s. Models, metrics and plots are in {folder}/")
+    print(f"The whole took {result.seconds:.0f} s. All is in {folder / REPORT_FILE} and beside it")
 
 
 def _plot(result: DemoResult, folder: Path) -> None:

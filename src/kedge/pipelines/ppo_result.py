@@ -11,6 +11,7 @@ from kedge.config import Config
 from kedge.models import ModelCard, save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo_setup import Roles
+from kedge.pipelines.reporting import leave_stage_report
 from kedge.pipelines.run import Run
 from kedge.report.metrics import METRICS_FILE, read_metrics
 
@@ -36,7 +37,7 @@ class PpoResult:
 
 
 def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
-    """Save the policy and draw the plots, also of a run that was interrupted; return its metrics.
+    """Save the policy, draw the plots and write the report, also of a run that was interrupted; return its metrics.
 
     Nothing is kept of a run that was abandoned.
     """
@@ -49,6 +50,7 @@ def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[st
         from kedge.report.plots import plot_training
 
         plot_training(metrics, run.folder)
+    leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.num_updates)
     return metrics
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from kedge.report.page import Headline, ReportedRun, is_page, page_data, render_
 from kedge.report.progress import say
 from kedge.report.record import RunRecord, read_mapping, read_run
 
-__all__ = ["REPORT_FILE", "collect_page", "leave_report", "write_report"]
+__all__ = ["REPORT_FILE", "chain_reported", "collect_page", "leave_report", "leave_stage_report", "write_report"]
 
 REPORT_FILE = "report.html"
 ORDER = ("sft", "reward", "ppo")
@@ -58,9 +59,19 @@ def leave_report(folder: Path, *, ending: Ending | None = None) -> None:
 
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
-    """The same for a stage, unless its configuration wants none."""
+    """The same for a stage that is about to note its end, unless its configuration wants no report."""
     if config.runtime.report:
         leave_report(folder, ending="stopped" if interrupted else "finished")
+
+
+@contextmanager
+def chain_reported(config: Config, folder: Path) -> Iterator[None]:
+    """The same for the stages that a block runs, however it ends; nothing where none was begun."""
+    try:
+        yield
+    finally:
+        if config.runtime.report and _runs_in(folder) != [folder]:
+            leave_report(folder)
 
 
 def collect_page(folders: Sequence[Path], *, ending: Ending | None = None) -> dict[str, Any]:

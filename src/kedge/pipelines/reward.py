@@ -19,6 +19,7 @@ from kedge.data import Sources, read_comparisons, read_demonstrations, split_eva
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.pipelines.diagnosis import tell_findings
 from kedge.pipelines.keeping import keeping, logged_steps
+from kedge.pipelines.reporting import leave_stage_report
 from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
@@ -116,6 +117,7 @@ def run_reward(
         save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report))
         if config.runtime.plots:
             _plot(run.folder, report)
+        leave_stage_report(config, run.folder, interrupted=report.outcome.interruption is not None)
         if report.outcome.interruption is not None:
             raise report.outcome.interruption
     run.finish({"summary": summary})

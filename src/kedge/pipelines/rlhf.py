@@ -23,6 +23,7 @@ from kedge.data import PromptStream
 from kedge.output import replace_file
 from kedge.pipelines.labelling import collect_rankings
 from kedge.pipelines.ppo import PpoResult, run_ppo
+from kedge.pipelines.reporting import chain_reported
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf_setup import RlhfInputs, check_inputs, ppo_config, stage_config
 from kedge.pipelines.run import Resume, Run, open_run
@@ -113,7 +114,7 @@ def run_rlhf(
     inputs = check_inputs(
         config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeller=labeller
     )
-    with run.started(), _published(run.folder):
+    with run.started(), chain_reported(config, run.folder), _published(run.folder):
         if comparisons is not None:
             path = _write_rows(run.folder / "comparisons.jsonl", comparisons)
             config = with_values(config, {"data.comparisons": path})

@@ -20,6 +20,7 @@ from kedge.data import Demonstration, Sources, encode_example, read_demonstratio
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.pipelines.diagnosis import tell_findings
 from kedge.pipelines.keeping import keeping, logged_steps
+from kedge.pipelines.reporting import leave_stage_report
 from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
 from kedge.report.metrics import read_metrics
 from kedge.report.plots import plot_training
@@ -110,6 +111,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
         if config.runtime.plots and outcome.num_steps:
             plot_training(read_metrics(run.folder), run.folder, x_label="optimiser step")
+        leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
         if outcome.interruption is not None:
             raise outcome.interruption
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
