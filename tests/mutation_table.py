@@ -6,6 +6,7 @@ Most of them were made somewhere before: in a published listing, in a library, o
 from __future__ import annotations
 
 from tests.mutation import Mutation
+from tests.mutation_table_doctor import DOCTOR
 from tests.mutation_table_reliability import RELIABILITY
 
 __all__ = ["MUTATIONS"]
@@ -475,4 +476,5 @@ MUTATIONS = (
         BOTH_AT_ONCE,
     ),
     *RELIABILITY,
+    *DOCTOR,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from kedge.report.doctor.courses import CERTAIN, TREND, Course, course, figure, rose, span
 from kedge.report.doctor.finding import Rule, Symptom
@@ -33,30 +32,30 @@ USED_UP = 0.1
 
 
 def _function_failing(run: RunRecord) -> Symptom | None:
-    rows = len(run.metrics)
-    lost = {name: sum(course_.figures) for name, course_ in _counters(run, "_given_up")}
-    lost |= {name: sum(course_.figures) for name, course_ in _counters(run, "reward/unscored")}
-    failed = {name: course_ for name, course_ in _counters(run, "_failures") if any(course_.figures)}
-    if not rows or not (failed or any(lost.values())):
+    counters = _counters(run)
+    totals = {name: sum(found.figures) for name, found in counters.items()}
+    if not any(totals.values()):
         return None
-    asked = rows * _responses(run)
-    worst = max(lost.values(), default=0.0)
-    seen = [f"{name}: {sum(course_.figures):g} in {span(_nonzero(course_))}" for name, course_ in failed.items()]
-    seen += [f"{name}: {count:g} of {asked} responses" for name, count in lost.items() if count]
-    late = any(course_.figures[-1] for _, course_ in _counters(run, "_timeouts"))
+    asked = len(run.metrics) * _responses(run)
+    lost = {name: count for name, count in totals.items() if name.endswith(("_given_up", "unscored")) and count}
+    failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
+    slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
+    seen = [f"{name}: {totals[name]:g} in {span(_nonzero(counters[name]))}" for name in failed]
+    seen += [f"{name}: {count:g} of {asked} responses" for name, count in lost.items()]
     return Symptom(
-        "serious" if worst > MANY_LOST * asked else "warning",
-        "; ".join(seen),
-        (scale(run, "reward_functions.timeout", 2.0),) if late else (scale(run, "reward_functions.retries", 2.0),),
+        "serious" if max(lost.values(), default=0.0) > MANY_LOST * asked else "warning",
+        "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
+        (scale(run, "reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
         "reward.log has what it printed and raised",
     )
 
 
-def _counters(run: RunRecord, ending: str) -> Iterator[tuple[str, Course]]:
-    names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(ending)}
-    for name in sorted(names):
-        if found := course(run, name, least=1):
-            yield name, found
+def _counters(run: RunRecord) -> dict[str, Course]:
+    """What is counted of functions and of the responses that they left without a score, by metric."""
+    endings = ("_failures", "_timeouts", "_given_up", "/unscored")
+    names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
+    found = {name: course(run, name, least=1) for name in sorted(names)}
+    return {name: counted for name, counted in found.items() if counted}
 
 
 def _nonzero(found: Course) -> list[int]:
