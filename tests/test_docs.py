@@ -68,7 +68,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_is_understood(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in STAGES
+    mentioned = len(command) == 2 and command[1] in (*STAGES, "doctor", "report", "watch")
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()
@@ -258,7 +258,7 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
 
 
 def test_the_value_loss_is_told_in_its_configured_unit() -> None:
-    [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", PAGES["docs/metrics.md"], re.MULTILINE)
+    [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", metric_tables("PPO")[0], re.MULTILINE)
     assert Config().ppo.value_unit == "returns_std"
     assert unit == "variance of the update's returns; score² with `ppo.value_unit=score`"
 
