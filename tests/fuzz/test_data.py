@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,93 @@ def test_files_without_permission(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
+# Small files that hold more than a machine.
+
+
+def parquet_file(path: Path, column: Any, **settings: Any) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"prompt": column}), path, compression="zstd", **settings)
+    return path
+
+
+def same_texts(text: str, count: int) -> Any:
+    """A column of one text, stored once."""
+    import pyarrow
+
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text]))
+
+
+def one_list(column: Any) -> Any:
+    """All of a column as one row."""
+    import pyarrow
+
+    return pyarrow.ListArray.from_arrays(pyarrow.array([0, len(column)], pyarrow.int32()), column)
+
+
+def saved_rows(folder: Path, column: Any) -> Path:
+    """A saved data set whose file is compressed."""
+    import datasets
+    import pyarrow
+
+    table, options = pyarrow.table({"prompt": column}), pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    datasets.Dataset(table.slice(0, 1)).save_to_disk(str(folder))
+    [path] = folder.glob("*.arrow")
+    with pyarrow.ipc.new_stream(str(path), table.schema, options=options) as stream:
+        stream.write_table(table)
+    return folder
+
+
+def array_file(path: Path) -> Path:
+    path.write_bytes(b"[" + b"{}," * 6_000_000 + b"{}]")
+    return path
+
+
+def nothing(count: int) -> Any:
+    import pyarrow
+
+    return pyarrow.nulls(count)
+
+
+BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "one text, many rows": (
+        lambda folder: parquet_file(folder / "rows.parquet", same_texts("a" * 5_000_000, 10_000)),
+        "what comes after row 0 takes more than",
+    ),
+    "one row": (
+        lambda folder: parquet_file(folder / "rows.parquet", one_list(same_texts("c" * 1_000_000, 10_000))),
+        "what comes after row 0 takes more than",
+    ),
+    "rows of nothing": (
+        lambda folder: parquet_file(folder / "rows.parquet", nothing(200_000_000)),
+        "claims to hold 200,000,000 rows in ",
+    ),
+    "a saved data set of one text": (
+        lambda folder: saved_rows(folder / "saved", same_texts("a" * 5_000_000, 10_000)),
+        "what comes after row 0 takes more than",
+    ),
+    "a saved data set of nothing": (
+        lambda folder: saved_rows(folder / "saved", nothing(200_000_000)),
+        "claims to hold 200,000,000 rows in ",
+    ),
+    "an array of nothing": (lambda folder: array_file(folder / "rows.json"), "takes more than the 0.11 GiB"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory has no limit there")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, said = BOMBS[bomb]
+    path = make(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000_000
+    monkeypatch.setattr("kedge.data.memory_limit.free_memory", lambda: 2**27)
+    line = line_or_result(read_prompts, path, tokenizer=PLAIN)
+    assert isinstance(line, str)
+    assert str(path) in line
+    assert said in line
+
+
 # Chat templates come with the model.
 
 
@@ -290,6 +378,16 @@ def test_files_without_permission(tmp_path: Path) -> None:
         ("{% for i in range(1000000000) %}x{% endfor %}", "refuses the conversation: Range too big"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes over 0.5 s"),
         ("{{ 9 ** 9 ** 9 ** 9 }}", "takes powers of numbers"),
+        ("{{ 'a' * 10000000000 }}", "takes over 0.125 GiB of memory"),
+        ("{{ 'a' * 3000000 }}", "makes 3,000,000 characters of the conversation"),
+        ("{{ '%10000000000d' % 1 }}", "takes over 0.125 GiB of memory"),
+        ("{{ 'a' | center(10000000000) }}", "takes over 0.125 GiB of memory"),
+        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "takes over 0.125 GiB of memory"),
+        (
+            "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+            "takes over 0.125 GiB of memory",
+        ),
+        ("{{ range(99999) | list * 99999 }}", "takes over 0.125 GiB of memory"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the conversation"),
         ("{{ 1 // 0 }}", "refuses the conversation"),
         ("{{ messages[0]['content'].encode('no-such-codec') }}", "refuses the conversation: unknown encoding"),
@@ -308,6 +406,8 @@ def test_files_without_permission(tmp_path: Path) -> None:
 def test_chat_templates(template: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kedge.data.chat.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("kedge.data.chat.TEMPLATE_MEMORY", 2**27)
+    monkeypatch.setattr("kedge.data.chat.LONGEST_TEXT", 1_000_000)
     tokenizer = tiny_tokenizer(chat_template=template)
     row = {"messages": [{"role": "user", "content": "Why?"}]}
     line = line_or_result(read_prompts, [row], tokenizer=tokenizer, seconds=10)

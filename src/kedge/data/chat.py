@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.deadline import deadline
 from kedge.data.fields import Messages
+from kedge.data.memory_limit import memory_limit, own_memory
 from kedge.data.rejections import RowError
 from kedge.errors import DataError
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["apply_template", "render_answer", "render_prompt", "shared_messages"]
 
 TEMPLATE_SECONDS = 10.0
+TEMPLATE_MEMORY = 2**30
+LONGEST_TEXT = 2**27
+"""Characters of one conversation, as many as a line of a file may have bytes."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
@@ -85,21 +89,27 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
         settings: Handed to `apply_chat_template`.
 
     Raises:
-        DataError: The template does not come to an end, or need not.
-        RowError: It refuses these messages.
+        DataError: The template does not come to an end, or need not, or takes all memory.
+        RowError: It refuses these messages, or makes too much of them.
     """
     try:
         if _takes_powers(str(settings.get("chat_template") or tokenizer.chat_template)):
             raise DataError("the chat template takes powers of numbers, which may have no end")
-        with deadline(TEMPLATE_SECONDS):
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
+        with memory_limit(own_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
     except DataError:
         raise
+    except MemoryError as error:
+        room = f"{TEMPLATE_MEMORY / 2**30:g} GiB of memory"
+        raise DataError(f"the chat template takes over {room} for one conversation") from error
     except TimeoutError as error:
         raise DataError(f"the chat template takes over {TEMPLATE_SECONDS:g} s for one conversation") from error
     except Exception as error:  # a template is a stranger's program, which may raise whatever it likes
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RowError(f"the chat template refuses the conversation: {reason}") from error
+    if len(text) > LONGEST_TEXT:
+        raise RowError(f"the chat template makes {len(text):,} characters of the conversation")
+    return text
 
 
 @lru_cache

@@ -14,11 +14,15 @@ from typing import Any, BinaryIO
 
 from kedge.errors import DataError
 
-__all__ = ["Row", "json_rows", "listed_rows", "parquet_rows"]
+__all__ = ["Row", "check_claim", "json_rows", "listed_rows", "parquet_rows"]
 
 # A file without line breaks, or an endless one, must not fill the memory.
 _LONGEST_LINE = 2**27
 _LONGEST_ARRAY = 2**31
+_PARQUET_BATCH = 1024
+
+# Equal rows take next to no room in a columnar file; a claim beyond this is none that anybody could read.
+_MOST_ROWS_PER_BYTE, _ANY_FILES_ROWS = 100, 1_000_000
 
 _BOM = b"\xef\xbb\xbf"
 _PREVIEW_CHARACTERS = 120
@@ -83,19 +87,37 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     """The rows of a Parquet file.
 
     Raises:
-        DataError: The file cannot be read as Parquet.
+        DataError: The file cannot be read as Parquet, or claims to hold more than it can.
     """
     from pyarrow.parquet import ParquetFile  # slow to import, and most users have no such file
 
     number = 0
     try:
         with ParquetFile(path) as table:
-            for batch in table.iter_batches():
+            check_claim(str(path), num_rows=table.metadata.num_rows, num_bytes=path.stat().st_size)
+            for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
                 for value in batch.to_pylist():
                     number += 1
                     yield Row(str(path), number, value)
+    except (DataError, MemoryError):
+        raise
     except Exception as error:  # damaged files raise whatever their numbers lead to
         raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
+
+
+def check_claim(name: str, *, num_rows: int, num_bytes: int) -> None:
+    """Refuse a file whose rows would have no end: a few bytes can say "the same, a billion times".
+
+    Args:
+        name: The file, as the user named it.
+        num_rows: What it says that it holds.
+        num_bytes: What it takes on the disk.
+
+    Raises:
+        DataError: It says more than can be.
+    """
+    if num_rows > max(_ANY_FILES_ROWS, _MOST_ROWS_PER_BYTE * num_bytes):
+        raise DataError(f"{name} claims to hold {num_rows:,} rows in {num_bytes:,} bytes")
 
 
 def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:

@@ -8,10 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kedge.data.rows import Row, json_rows, listed_rows, parquet_rows
+from kedge.data.memory_limit import within_free_memory
+from kedge.data.rows import Row, check_claim, json_rows, listed_rows, parquet_rows
 from kedge.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = ["Source", "Sources", "rows_of"]
 
@@ -71,6 +75,11 @@ def _names_source(entry: object) -> bool:
 
 
 def _named_rows(name: str) -> Iterator[Row]:
+    # Opened with the first row, so that what opening takes counts as well.
+    return within_free_memory(chain.from_iterable(map(_rows_behind, (name,))), name)
+
+
+def _rows_behind(name: str) -> Iterator[Row]:
     if os.path.isfile(name):
         return _file_rows(Path(name))
     if os.path.isdir(name):
@@ -122,21 +131,31 @@ def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
     try:
         saved = datasets.load_from_disk(str(folder))
+    except MemoryError:
+        raise
     except Exception as error:  # a stranger's files: each library that meets them has errors of its own
         raise DataError(f"{folder} cannot be read as a saved data set: {' '.join(str(error).split())[:300]}") from error
     if isinstance(saved, datasets.Dataset):
         if split is not None:
             raise DataError(f"{folder} is a data set without splits: leave :{split} out")
-        return _stored_rows(saved, str(folder))
+        return _checked_rows(saved, folder, str(folder))
     if (split or "train") not in saved:
         raise DataError(f"{folder} has no split {split or 'train'!r}; it has {', '.join(map(str, saved))}")
-    return _stored_rows(saved[split or "train"], f"{folder}:{split or 'train'}")
+    return _checked_rows(saved[split or "train"], folder, f"{folder}:{split or 'train'}")
+
+
+def _checked_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
+    check_claim(name, num_rows=len(dataset), num_bytes=num_bytes)
+    return _stored_rows(dataset, name)
 
 
 def _stored_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
     """Rows that are read from the disk one by one, where each may be damaged."""
     try:
         yield from listed_rows(dataset, name)
+    except MemoryError:
+        raise
     except Exception as error:  # damaged Arrow files raise even SystemError
         raise DataError(f"{name} cannot be read to its end: {' '.join(str(error).split())[:300]}") from error
 
