@@ -242,8 +242,8 @@ CASES = [
     figures(
         "stops_at_once",
         "serious",
-        {"response/length": [20.0] * 4 + [2.4] * 12},
-        {"response/length": [20.0] * 4 + [2.6] * 12},
+        {"response/length": [20.0] * 4 + [3.9] * 12},
+        {"response/length": [20.0] * 4 + [4.1] * 12},
     ),
     figures("too_few_eos", "serious", {"response/eos_rate": [0.08] * 16}, {"response/eos_rate": [0.55] * 16}),
     figures("too_few_eos", "warning", {"response/eos_rate": [0.45] * 16}, {"response/eos_rate": [0.55] * 16}),
@@ -279,7 +279,7 @@ CASES = [
     figures(
         "dead_critic",
         "serious",
-        {"value/explained_variance": [-0.51] * 16},
+        {"value/explained_variance": [-1.02] * 16},
         {"value/explained_variance": [0.01] * 16},
     ),
     figures(
@@ -291,7 +291,7 @@ CASES = [
     figures(
         "dead_critic",
         "note",
-        {"value/explained_variance": [-0.49] * 16},
+        {"value/explained_variance": [-0.98] * 16},
         {"value/explained_variance": [0.01] * 16},
     ),
     figures(

@@ -244,7 +244,19 @@ EDGES: list[Edge] = [
         "truncated_at_cap", (WARNING, {"response/eos_rate": [0.89] * 16}), (SILENT, {"response/eos_rate": [0.91] * 16})
     ),
     *figures(
-        "stops_at_once", (SILENT, {"response/length": step(4.9, 2.0)}), (SERIOUS, {"response/length": step(5.1, 2.0)})
+        "truncated_at_cap",
+        (SERIOUS, {"response/eos_rate": step(0.49, 0.3)}),
+        (WARNING, {"response/eos_rate": step(0.51, 0.3)}),
+        (WARNING, {"response/eos_rate": step(0.3, 0.51)}),
+    ),
+    *figures(
+        "truncated_at_cap",
+        (WARNING, {"response/eos_rate": [0.102] * 16}),
+        (NOTE, {"response/eos_rate": [0.098] * 16}),
+        reward=FUNCTION,
+    ),
+    *figures(
+        "stops_at_once", (SERIOUS, {"response/length": step(8.0, 1.95)}), (SILENT, {"response/length": step(8.0, 2.05)})
     ),
     *figures(
         "value_scale_mismatch",
@@ -276,8 +288,8 @@ EDGES: list[Edge] = [
     ),
     *figures(
         "dead_critic",
-        (SERIOUS, {"value/explained_variance": [-0.51] * 16}),
-        (NOTE, {"value/explained_variance": [-0.49] * 16}),
+        (SERIOUS, {"value/explained_variance": [-1.02] * 16}),
+        (NOTE, {"value/explained_variance": [-0.98] * 16}),
         (SERIOUS, {"value/explained_variance": 0.0, "value/std": [0.0098] * 16, "value/returns_std": [1.0] * 16}),
         (NOTE, {"value/explained_variance": 0.0, "value/std": [0.0102] * 16, "value/returns_std": [1.0] * 16}),
     ),
@@ -370,7 +382,7 @@ LEAST: dict[str, tuple[int, dict[str, float]]] = {
         8,
         {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0},
     ),
-    "dead_critic": (8, {"value/explained_variance": -1.0}),
+    "dead_critic": (8, {"value/explained_variance": -1.5}),
     "value_clip_binding": (8, {"value/clip_fraction": 0.9}),
     "beta_too_large": (8, {"objective/kl_coef": 9.0, "reward/score_mean": 1.0}),
     "reward_flat": (12, {"reward/score_mean": 1.0}),

@@ -17,8 +17,8 @@ CUT = 0.1
 FEW_STOP, NONE_STOP = 0.5, 0.1
 """Share of responses that stop, where most or nearly all of the scores are those of a missing stop token."""
 
-AT_ONCE = 2.5
-"""Tokens of a response, stop token included, that is none."""
+AT_ONCE, SHRUNK = 4.0, 0.25
+"""Tokens of a response, stop token included, that is next to none, in themselves and in what there were."""
 
 ALIKE, MOST_ALIKE = 0.8, 0.4
 """Share of an update's prompts that differ. A file that holds fewer prompts than an update has them more than once."""
@@ -38,10 +38,12 @@ def _truncated(run: RunRecord) -> Symptom | None:
     stops, longest = course(run, "response/eos_rate"), course(run, "response/length_max")
     if stops is None or longest is None or stops.late > 1 - CUT:
         return None
+    asked = _stop_is_asked_for(run)
+    severity = "serious" if asked and max(stops.first, stops.late) < FEW_STOP else "warning"
     return Symptom(
-        "warning" if _stop_is_asked_for(run) or stops.early > NONE_STOP else "note",
+        severity if asked or stops.first > NONE_STOP else "note",
         f"{1 - stops.late:.0%} of the responses are cut at {longest.late:g} tokens ({stops.late_span}), "
-        f"{1 - stops.early:.0%} at first",
+        f"{1 - stops.first:.0%} at first",
         (scale(run, "rollout.max_new_tokens", 2.0),),
     )
 
@@ -57,8 +59,8 @@ def _few_stop(run: RunRecord) -> Symptom | None:
         else change("rollout.missing_eos_score", -1, "so that stopping pays")
     )
     return Symptom(
-        "serious" if asked and stops.late < NONE_STOP else "warning" if asked or stops.early > NONE_STOP else "note",
-        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.early:.0%} at first"
+        "serious" if asked and stops.late < NONE_STOP else "warning" if asked or stops.first > NONE_STOP else "note",
+        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} at first"
         + ("; the others have the score of a missing stop token" if asked else ""),
         (remedy, scale(run, "rollout.max_new_tokens", 2.0)),
         "see that the demonstrations end with the stop token and that it is not taken for padding",
@@ -67,11 +69,11 @@ def _few_stop(run: RunRecord) -> Symptom | None:
 
 def _stop_at_once(run: RunRecord) -> Symptom | None:
     length = course(run, "response/length", least=TREND)
-    if length is None or length.late > AT_ONCE or length.early <= 2 * AT_ONCE:
+    if length is None or length.late > min(AT_ONCE, SHRUNK * length.first):
         return None
     return Symptom(
         "serious",
-        f"responses are {figure(length.late)} tokens long ({length.late_span}), {figure(length.early)} at first",
+        f"responses are {figure(length.late)} tokens long ({length.late_span}), {figure(length.first)} at first",
         (Remedy("rollout.missing_eos_score", "too_low", "raise rollout.missing_eos_score"),),
     )
 
