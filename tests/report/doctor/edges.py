@@ -313,6 +313,8 @@ EDGES: list[Edge] = [
         (WARNING, {"policy/grad_norm": [0.35] * 8 + [2.85] + [0.35] * 7}),
         (SILENT, {"policy/grad_norm": [0.35] * 8 + [2.75] + [0.35] * 7}),
     ),
+    Edge("loss_rising", SERIOUS, supervised("sft", loss=[1.0] * 10 + [1.21] * 30)),
+    Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
     Edge("reward_model_at_chance", SERIOUS, reward_model(0.549, 0.4)),
     Edge("reward_model_at_chance", SILENT, reward_model(0.551, 0.4)),
     Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.68, 0.651)),

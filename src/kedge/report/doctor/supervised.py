@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.report.doctor.courses import TREND, course, figure, rose
+from kedge.report.doctor.courses import CERTAIN, TREND, course, figure
 from kedge.report.doctor.finding import Rule, Symptom
 from kedge.report.doctor.remedies import scale
 from kedge.report.record import RunRecord
@@ -15,6 +15,9 @@ __all__ = ["LOSS_RISING", "OVERFITTING", "REWARD_MODEL_AT_CHANCE", "REWARD_MODEL
 OVERFITTED, BADLY_OVERFITTED = 0.03, 0.15
 """Rise of the held-out loss above its best, in that best: it is measured five times in a run, on the same rows each
 time, so that little of this is noise. The demo's rises by 0.4 % at most."""
+
+RISEN = 0.2
+"""Rise of the training loss above that of the first batch, in that: batches differ by less."""
 
 BARELY = 0.03
 """Accuracy beyond that of taking the longer answer. Published reward models have 5 to 10 points (Stiennon: 0.63 to 0.69
@@ -47,11 +50,11 @@ def _overfitting(run: RunRecord) -> Symptom | None:
 
 def _loss_rising(run: RunRecord) -> Symptom | None:
     loss = course(run, "loss", least=2 * TREND)
-    if loss is None or not rose(loss):
+    if loss is None or loss.late - loss.first <= max(RISEN * loss.first, CERTAIN * loss.error):
         return None
     return Symptom(
         "serious",
-        f"the training loss rises from {figure(loss.early)} to {figure(loss.late)} ({loss.late_span})",
+        f"the training loss rises from {figure(loss.first)} to {figure(loss.late)} ({loss.late_span})",
         (scale(run, f"{_section(run)}.learning_rate", 0.1), scale(run, f"{_section(run)}.warmup_fraction", 2.0)),
     )
 
