@@ -150,6 +150,16 @@ EDGES: list[Edge] = [
         (SILENT, {"response/eos_rate": step(1.0, 0.76)}),
     ),
     *figures(
+        "hacking_by_not_stopping",
+        (WARNING, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
+        (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.49] * 16}),
+        reward=FUNCTION,
+    ),
+    *figures(
+        "hacking_by_not_stopping",
+        (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
+    ),
+    *figures(
         "entropy_rising",
         (SERIOUS, {"policy/entropy": step(0.2, 0.41)}),
         (WARNING, {"policy/entropy": step(0.2, 0.39)}),

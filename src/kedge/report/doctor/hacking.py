@@ -5,6 +5,7 @@ from __future__ import annotations
 from kedge.report.doctor.courses import TREND, Course, course, fell, figure, rose
 from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import scale
+from kedge.report.doctor.responses import stop_is_asked_for
 from kedge.report.record import RunRecord
 
 __all__ = ["HACKING_BY_LENGTH", "HACKING_BY_NOT_STOPPING", "HACKING_BY_REPETITION", "PROXY_UP_JUDGE_DOWN"]
@@ -78,8 +79,10 @@ def _by_not_stopping(run: RunRecord) -> Symptom | None:
     score, stops = _score_rises(run), course(run, "response/eos_rate", least=TREND)
     if score is None or stops is None or not fell(stops) or stops.first - stops.late < STOPS_LOST:
         return None
+    tie = course(run, "reward/length_correlation")
+    because_of_length = tie is not None and tie.early >= CORRELATED and not stop_is_asked_for(run)
     return Symptom(
-        "serious",
+        "warning" if because_of_length else "serious",
         f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} at first, {_pays(score)}",
         (scale(run, "rollout.missing_eos_score", 1.0), _leash(run)),
         "let a response that does not stop score less than any that does",
@@ -128,6 +131,6 @@ HACKING_BY_REPETITION = Rule(
 HACKING_BY_NOT_STOPPING = Rule(
     "hacking_by_not_stopping",
     "Responses that are cut off score better than those that end, and the policy has noticed.",
-    ("reward/score_mean", "response/eos_rate"),
+    ("reward/score_mean", "response/eos_rate", "reward/length_correlation"),
     _by_not_stopping,
 )

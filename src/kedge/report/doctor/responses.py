@@ -9,7 +9,7 @@ from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import change, scale
 from kedge.report.record import RunRecord
 
-__all__ = ["DUPLICATED_PROMPTS", "STOPS_AT_ONCE", "TOO_FEW_EOS", "TRUNCATED_AT_CAP"]
+__all__ = ["DUPLICATED_PROMPTS", "STOPS_AT_ONCE", "TOO_FEW_EOS", "TRUNCATED_AT_CAP", "stop_is_asked_for"]
 
 CUT = 0.1
 """Share of responses at the cap that are worth a word: N+ has 2 to 5 %."""
@@ -24,7 +24,7 @@ ALIKE, MOST_ALIKE = 0.8, 0.4
 """Share of an update's prompts that differ. A file that holds fewer prompts than an update has them more than once."""
 
 
-def _stop_is_asked_for(run: RunRecord) -> bool:
+def stop_is_asked_for(run: RunRecord) -> bool:
     """Whether a response without its stop token has a score of its own: `Rollout.eos_score` in the configuration."""
     asked = run.setting("rollout.missing_eos_score")
     if asked != "auto":
@@ -38,7 +38,7 @@ def _truncated(run: RunRecord) -> Symptom | None:
     stops, longest = course(run, "response/eos_rate"), course(run, "response/length_max")
     if stops is None or longest is None or stops.late > 1 - CUT:
         return None
-    asked = _stop_is_asked_for(run)
+    asked = stop_is_asked_for(run)
     severity = "serious" if asked and max(stops.first, stops.late) < FEW_STOP else "warning"
     return Symptom(
         severity if asked or stops.first > NONE_STOP else "note",
@@ -52,7 +52,7 @@ def _few_stop(run: RunRecord) -> Symptom | None:
     stops = course(run, "response/eos_rate")
     if stops is None or stops.late > FEW_STOP:
         return None
-    asked = _stop_is_asked_for(run)
+    asked = stop_is_asked_for(run)
     remedy = (
         Remedy("rollout.missing_eos_score", "too_high", "lower rollout.missing_eos_score")
         if asked
