@@ -77,7 +77,7 @@ class Base:
 
     def prompts(self) -> list[dict[str, Any]]:
         """The posts that PPO practises on, as rows; the column `index` leads back to the post."""
-        return rows(self.world("prompts").prompts(NUM_PROMPTS))
+        return [{"text": each.text, **each.columns} for each in self.world("prompts").prompts(NUM_PROMPTS)]
 
     def comparisons(self) -> list[dict[str, Any]]:
         """What the annotator says of reference summaries, and of the policy's own."""

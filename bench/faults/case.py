@@ -14,7 +14,7 @@ from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["Case", "Rows", "Terms", "function", "gold", "learnt", "run_case", "watched"]
+__all__ = ["Case", "Rows", "Terms", "function", "gold", "learnt", "run_case", "untrained", "watched"]
 
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]
@@ -41,6 +41,16 @@ def function(name: str, **changes: Any) -> Terms:
     return lambda base: [{"source": f"bench.faults.rewards:{name}", **changes}]
 
 
+def taught(base: Base) -> Path:
+    """The base's SFT policy."""
+    return base.policy
+
+
+def untrained(base: Base) -> Path:
+    """The base's model that has learnt nothing yet."""
+    return base.start
+
+
 def untouched(rows: Rows) -> Rows:
     """The data as they are."""
     return rows
@@ -57,7 +67,7 @@ class Case:
         reward: What scores.
         stage: Which stage runs.
         change: Makes its data of the base's: prompts, demonstrations or comparisons, by the stage.
-        start: The folder of the policy that PPO starts from.
+        start: The folder of the model that it starts from.
         bug: A mistake in the code that stands as long as the run lasts.
     """
 
@@ -67,7 +77,7 @@ class Case:
     reward: Terms = learnt
     stage: Literal["sft", "reward", "ppo"] = "ppo"
     change: Callable[[Rows], Rows] = untouched
-    start: Callable[[Base], Path] = lambda base: base.policy
+    start: Callable[[Base], Path] = taught
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -101,7 +111,7 @@ def _sft(case: Case, base: Base, out: Path) -> None:
     demonstrations = case.change(base.demonstrations())
     with case.bug():
         run_sft(
-            recipe.demo_config("sft", base.start, out, seed=base.seed, **QUIET, **case.settings),
+            recipe.demo_config("sft", case.start(base), out, seed=base.seed, **QUIET, **case.settings),
             demonstrations=demonstrations,
         )
 
@@ -110,7 +120,9 @@ def _reward(case: Case, base: Base, out: Path) -> None:
     comparisons = case.change(base.comparisons())
     with case.bug():
         run_reward(
-            recipe.demo_config("reward", base.policy, out, seed=base.seed, **QUIET | EXAMINED | dict(case.settings)),
+            recipe.demo_config(
+                "reward", case.start(base), out, seed=base.seed, **QUIET | EXAMINED | dict(case.settings)
+            ),
             comparisons=comparisons,
         )
 

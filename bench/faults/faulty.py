@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.faults import bugs
-from bench.faults.case import Case, function, learnt, watched
+from bench.faults.case import Case, function, learnt, untrained, watched
 from bench.faults.changes import few, labels_by_chance, longer_preferred, taught_without_end
 from kedge.pipelines import demo_recipe as recipe
 
@@ -26,7 +26,7 @@ SAMPLER: Final = (
 
 LEASH: Final = (
     Case("KL's sign flipped", "kl_sign_flipped", bug=bugs.kl_sign_flipped),
-    Case("sampler hotter than its logprobs", "kl_negative", bug=bugs.sampled_at(2.0)),
+    Case("sampler hotter than its logprobs", "kl_negative", {"ppo.kl_coef": 1.0}, bug=bugs.sampled_at(2.0)),
     Case("β × 500", "beta_too_large", {"ppo.kl_coef": 50.0}),
     Case("β / 1000, steps × 3", "beta_too_small", {**LONG_LEASH, "ppo.kl_coef": 1e-4}),
     Case("KL's sign flipped, β × 10", "kl_exploding", {"ppo.kl_coef": 1.0}, bug=bugs.kl_sign_flipped),
@@ -35,7 +35,7 @@ LEASH: Final = (
 EXPLORATION: Final = (
     Case("temperature 0.1", "no_exploration", {"rollout.temperature": 0.1}),
     Case("entropy coefficient 1", "entropy_rising", {"ppo.entropy_coef": 1.0}),
-    Case("entropy bonus with the wrong sign", "entropy_collapse", {"ppo.entropy_coef": 0.1}, bug=bugs.entropy_flipped),
+    Case("entropy bonus with the wrong sign", "entropy_collapse", {"ppo.entropy_coef": 0.5}, bug=bugs.entropy_flipped),
     Case("one sentence pays, no β", "entropy_collapse", {**LONG_LEASH, **NO_LEASH}, function("one_sentence")),
 )
 
@@ -88,7 +88,7 @@ REWARD: Final = (
         {"ppo.on_nonfinite": "skip", "ppo.max_skips": 20},
         function("dividing"),
     ),
-    Case("slow reward function", "reward_dominates_time", reward=function("slow")),
+    Case("slow reward function", "reward_dominates_time", {"ppo.num_updates": 8}, function("slow")),
     Case("memory kept", "memory_growing", bug=bugs.memory_kept),
 )
 
@@ -113,9 +113,9 @@ RESPONSES: Final = (
 
 SUPERVISED: Final = (
     Case(
-        "SFT, learning rate × 30",
+        "SFT again, learning rate × 30",
         "loss_rising",
-        {"sft.learning_rate": 0.2, "sft.max_grad_norm": None},
+        {"sft.learning_rate": 0.2, "sft.warmup_fraction": 0.5},
         stage="sft",
         change=few(1500),
     ),
@@ -124,6 +124,7 @@ SUPERVISED: Final = (
         "overfitting",
         {"sft.num_epochs": 12, "data.eval_fraction": 0.2},
         stage="sft",
+        start=untrained,
         change=few(190),
     ),
     Case("reward model, labels by chance", "reward_model_at_chance", stage="reward", change=labels_by_chance),

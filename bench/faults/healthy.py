@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.faults.case import Case, function, gold, learnt, watched
+from bench.faults.case import Case, function, gold, learnt, untrained, watched
 from bench.faults.changes import few
 
 __all__ = ["HEALTHY"]
@@ -38,6 +38,6 @@ HEALTHY: Final = (
         settings={"ppo.score_at": "after_last", "ppo.advantage": "monte_carlo"},
     ),
     Case("bf16", settings={"runtime.precision": "bf16"}),
-    Case("SFT", stage="sft", change=few(4000)),
+    Case("SFT", stage="sft", start=untrained, change=few(4000)),
     Case("reward model", stage="reward"),
 )

@@ -65,11 +65,11 @@ def repeating(completions: list[str]) -> list[float]:
 
 
 def solved(completions: list[str]) -> list[float]:
-    """Whoever writes a sentence has the full mark."""
-    return [1.0 if text.strip().startswith("My") else 0.0 for text in completions]
+    """Whoever ends with a question has the full mark."""
+    return [1.0 if text.rstrip().endswith("?") else 0.0 for text in completions]
 
 
-def slow(completions: list[str], *, seconds: float = 1.5) -> list[float]:
+def slow(completions: list[str], *, seconds: float = 3.0) -> list[float]:
     """Good enough, but slow: as a judge over the network is."""
     time.sleep(seconds)
     return tuneful(completions)
