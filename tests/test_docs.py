@@ -6,6 +6,7 @@ import shlex
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.pipelines.diagnosis.diagnose_run", lambda folder: [])
+    page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
+    monkeypatch.setattr("kedge.pipelines.watching.watch_run", lambda *_, **__: None)
+    monkeypatch.setattr("kedge.pipelines.watching.serve_run", lambda *_, **__: page)
     [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -47,3 +47,29 @@ def report(
     from kedge.pipelines.reporting import write_report
 
     typer.echo(write_report(runs, out))
+
+
+@app.command()
+def watch(
+    run: RunFolder,
+    once: Annotated[bool, typer.Option("--once", help="Show one frame and end.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve the run's page to this machine's browsers.")] = False,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the page; a free one by default.")] = None,
+) -> None:
+    """Follow a run from another terminal, or in a browser, while it is at work. Ctrl-C ends it."""
+    from contextlib import suppress
+
+    from rich.console import Console
+
+    from kedge.errors import ConfigError
+    from kedge.pipelines.watching import serve_run, watch_run
+
+    if (port is not None and not web) or (once and web):
+        raise ConfigError("--port goes with --web, and --once without it")
+    with suppress(KeyboardInterrupt):
+        if not web:
+            watch_run(run, Console(highlight=False), once=once)
+            return
+        with serve_run(run, port=port or 0) as server:
+            typer.echo(f"{server.url}\nThis machine alone can open it. Ctrl-C ends it.")
+            server.wait()

@@ -43,13 +43,15 @@ wakeLibrary();
 
 /** Newer figures are asked for while nobody is in the middle of something. */
 const LIVE_SECONDS = 5;
-const follow = async url => {
-  const answer = await fetch(url, { cache: "no-store" }).catch(() => null);
-  if (answer?.ok && !main.contains(document.activeElement)) {
+const follow = async (url, known) => {
+  const answer = await fetch(url, { cache: "no-store", headers: { "If-None-Match": known } }).catch(() => null);
+  const newer = answer?.ok ? await answer.json().catch(() => null) : null;
+  if (newer && !main.contains(document.activeElement)) {
     const scrolled = scrollY;
-    show(await answer.json());
+    known = newer.version;
+    show(newer);
     scrollTo({ top: scrolled, behavior: "instant" });
   }
-  setTimeout(follow, 1000 * LIVE_SECONDS, url);
+  setTimeout(follow, 1000 * LIVE_SECONDS, url, known);
 };
-if (first.live) setTimeout(follow, 1000 * LIVE_SECONDS, first.live);
+if (first.live) setTimeout(follow, 1000 * LIVE_SECONDS, first.live, first.version);
