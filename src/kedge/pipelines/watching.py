@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -26,6 +26,9 @@ __all__ = ["serve_run", "watch_run"]
 
 EVERY = 1.0
 """Seconds between two looks."""
+
+REDRAWN_EVERY = 5.0
+"""Seconds between two frames of a run that writes nothing."""
 
 PATIENCE = 5.0
 """Seconds that a file may be damaged: it may be on its way to the disk."""
@@ -51,12 +54,15 @@ def watch_run(folder: Path, console: Console, *, once: bool = False) -> None:
     if once or not console.is_terminal:
         console.print(draw_frame(Follower(_at_work(folder), diagnose_record).look(), console))
         return
+    sight = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        waiting = Text(f"{printable(str(folder))} holds no run yet: waiting for one to begin")
-        sight = None
+        last: tuple[object, ...] = ()
         for sight in _sights(folder):
-            shown = draw_frame(sight, console, height=console.height) if sight else waiting
-            live.update(shown, refresh=True)
+            # Drawing takes time from the run: it is done where there is something new, and now and then for the clock.
+            seen = (console.size, sight and sight.record.state, int(time.monotonic() / REDRAWN_EVERY))
+            if seen != last or (sight is not None and sight.is_new):
+                live.update(_shown(sight, folder, console), refresh=True)
+                last = seen
     if sight is not None:
         console.print(draw_frame(sight, console))
 
@@ -79,6 +85,12 @@ def serve_run(folder: Path, *, port: int = 0) -> PageServer:
         render=lambda data, live: render_page(data, live=live),
     )
     return PageServer(page, port=port)
+
+
+def _shown(sight: Sight | None, folder: Path, console: Console) -> RenderableType:
+    if sight is None:
+        return Text(f"{printable(str(folder))} holds no run yet: waiting for one to begin")
+    return draw_frame(sight, console, height=console.height)
 
 
 def _sights(folder: Path) -> Iterator[Sight | None]:

@@ -34,11 +34,13 @@ class Sight:
         record: What its files say; of its samples only the newest.
         findings: The doctor's, gravest first.
         age: Seconds since it wrote a row, or since it began.
+        is_new: Whether it has rows that were not there at the last look.
     """
 
     record: RunRecord
     findings: Sequence[Finding]
     age: float
+    is_new: bool = True
 
 
 class Follower:
@@ -58,7 +60,7 @@ class Follower:
         self._heading: tuple[float, Mapping[str, str], Mapping[str, Any]] | None = None
         self._findings: Sequence[Finding] = ()
         self._next_visit = 0.0
-        self._is_unseen = True
+        self._is_first = self._is_unseen = True
 
     def look(self) -> Sight:
         """The run as it is now.
@@ -67,12 +69,13 @@ class Follower:
             DataError: It is no run's folder, or a file is damaged.
         """
         grown = [log.read() for log in (self._metrics, self._details, self._incidents, self._samples)]
-        self._is_unseen |= any(grown)
+        is_new, self._is_first = self._is_first or any(grown), False
+        self._is_unseen |= is_new
         record = self._record()
         self._visit(record)
         newest = self.folder / METRICS_FILE
         written = (newest if newest.is_file() else self.folder / CONFIG_FILE).stat().st_mtime
-        return Sight(record, self._findings, max(0.0, time.time() - written))
+        return Sight(record, self._findings, max(0.0, time.time() - written), is_new)
 
     def _record(self) -> RunRecord:
         facts, config = self._read_heading()
