@@ -54,6 +54,11 @@ def test_a_course_leaves_out_what_is_missing_or_no_number() -> None:
     assert course(run, "b") is None
 
 
+def test_part_of_a_course_keeps_its_updates() -> None:
+    found = over(0.0, 2.0, 7.0, 0.0, 1.0).where(bool)
+    assert (list(found.updates), list(found.figures), found.highest) == ([2, 3, 5], [2.0, 7.0, 1.0], 3)
+
+
 def test_figures_of_the_same_update_are_combined() -> None:
     run = bare(5, {"a": [1.0, 2.0, 3.0, 4.0, 5.0], "b": [2.0, 2.0, 2.0, 0.0, 2.0]})
     found = combined(run, ("a", "b"), lambda a, b: a / b if b else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.report.doctor.courses import combined, course, figure, span
+from kedge.report.doctor.courses import Course, combined, course, figure, span
 from kedge.report.doctor.finding import Rule, Symptom
 from kedge.report.doctor.remedies import change
 from kedge.report.record import RunRecord
@@ -31,35 +31,27 @@ RATIOS = {
 }
 
 
-def _worst_ratio(run: RunRecord) -> tuple[float, str, int, list[int]] | None:
-    """The largest ratio beyond rounding: how large, of what, at which update, and all updates that have one."""
+def _beyond_rounding(run: RunRecord) -> tuple[str, Course] | None:
+    """When probabilities of a token are furthest apart, in words, and the ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
-    worst = None
-    for name, when in RATIOS.items():
-        found = course(run, name, least=1)
-        beyond = (
-            [(ratio, update) for update, ratio in zip(found.updates, found.figures, strict=True) if ratio > bound]
-            if found
-            else []
-        )
-        if beyond and (worst is None or max(beyond)[0] > worst[0]):
-            worst = (*max(beyond), when, [update for _, update in beyond])
-    return None if worst is None else (worst[0], worst[2], worst[1], worst[3])
+    courses = {when: course(run, name, least=1) for name, when in RATIOS.items()}
+    beyond = {when: found.where(lambda ratio: ratio > bound) for when, found in courses.items() if found}
+    apart = {when: found for when, found in beyond.items() if len(found)}
+    return max(apart.items(), key=lambda item: max(item[1].figures)) if apart else None
 
 
 def _mismatch(run: RunRecord) -> Symptom | None:
     told = next((incident for incident in run.incidents if incident.get("kind") == "mismatch"), None)
-    worst = _worst_ratio(run)
-    if worst is None and told is None:
-        return None
-    if worst is None:
-        seen = f"update {told['update']}: {told['what']}" if told else ""
-    else:
-        ratio, when, update, updates = worst
+    if beyond := _beyond_rounding(run):
+        when, ratios = beyond
         seen = (
-            f"a token's probabilities {when} are up to {figure(ratio)} to 1, at update {update}; beyond rounding in "
-            f"{len(updates)} of {len(run.metrics)} updates"
+            f"a token's probabilities {when} are up to {figure(max(ratios.figures))} to 1, at update {ratios.highest}; "
+            f"beyond rounding in {len(ratios)} of {len(run.metrics)} updates"
         )
+    elif told:
+        seen = f"update {told['update']}: {told['what']}"
+    else:
+        return None
     bf16 = run.facts.get("precision") == "bf16"
     return Symptom(
         "serious",
@@ -93,14 +85,13 @@ def _not_mirrored(run: RunRecord) -> Symptom | None:
 
 def _stale(run: RunRecord) -> Symptom | None:
     found = course(run, "policy/staleness", least=1)
-    old = [(age, update) for update, age in zip(found.updates, found.figures, strict=True) if age > 0] if found else []
-    if not found or 2 * len(old) < len(found):
+    old = found.where(lambda age: age > 0) if found else None
+    if found is None or old is None or 2 * len(old) < len(found):
         return None
-    age, update = max(old)
     return Symptom(
-        "serious" if _worst_ratio(run) else "warning",
-        f"responses come from weights up to {age:g} updates old (update {update}); so it is in {len(old)} of "
-        f"{len(found)} updates, {span([update for _, update in old])}",
+        "serious" if _beyond_rounding(run) else "warning",
+        f"responses come from weights up to {max(old.figures):g} updates old (update {old.highest}); so it is in "
+        f"{len(old)} of {len(found)} updates, {span(old.updates)}",
         advice="give the sampler the newest weights before each update",
     )
 

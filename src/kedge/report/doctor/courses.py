@@ -44,6 +44,11 @@ class Course:
     def __len__(self) -> int:
         return len(self.figures)
 
+    def where(self, counts: Callable[[float], bool]) -> Course:
+        """The part of it whose figures count."""
+        kept = [(update, value) for update, value in zip(self.updates, self.figures, strict=True) if counts(value)]
+        return Course([update for update, _ in kept], [value for _, value in kept])
+
     @property
     def window(self) -> int:
         """Updates that are late: a quarter of the run."""
@@ -63,6 +68,11 @@ class Course:
     def late(self) -> float:
         """Median of the last quarter."""
         return median(self.figures[-self.window :])
+
+    @property
+    def highest(self) -> int:
+        """The update of its largest figure."""
+        return self.updates[max(range(len(self)), key=lambda index: self.figures[index])]
 
     @property
     def peak(self) -> float:
@@ -103,22 +113,16 @@ class Course:
         return [median(self.figures[first : first + WINDOW]) for first in range(last)]
 
 
-def course(
-    run: RunRecord, name: str, *, least: int = ENOUGH, where: Callable[[float], bool] = math.isfinite
-) -> Course | None:
-    """A metric's course; None where fewer than `least` updates have it.
+def course(run: RunRecord, name: str, *, least: int = ENOUGH) -> Course | None:
+    """A metric's course, without figures that are no numbers; None where fewer than `least` updates have it.
 
     Args:
         run: Whose metric.
         name: Which one.
         least: Updates that make it worth a look.
-        where: Figures that count.
     """
-    updates, figures = run.series(name)
-    kept = [(update, figure) for update, figure in zip(updates, figures, strict=True) if where(figure)]
-    if len(kept) < max(least, 1):
-        return None
-    return Course([update for update, _ in kept], [figure for _, figure in kept])
+    found = Course(*run.series(name)).where(math.isfinite)
+    return found if len(found) >= max(least, 1) else None
 
 
 def combined(

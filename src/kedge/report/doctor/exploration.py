@@ -81,25 +81,21 @@ def _less_eager(run: RunRecord) -> Iterator[Remedy]:
 
 def _noise(run: RunRecord) -> Symptom | None:
     entropy = course(run, "policy/entropy")
-    if entropy is None or entropy.early <= 0:
+    # A bonus that is far too large has done its work before the third update.
+    base = min(entropy.first, entropy.early) if entropy else 0.0
+    if entropy is None or base <= 0:
         return None
-    growth, first = entropy.late / entropy.early, entropy.figures[0]
-    # A bonus that is far too large is through with it before the third update.
-    since_first = entropy.late / first if first > 0 else growth
-    risen = max(growth, since_first)
-    if risen < NOISIER or entropy.late - min(first, entropy.early) < NOISE_NATS or not _up(entropy):
+    risen = entropy.late / base
+    certain = len(entropy) < TREND or rose(entropy) or risen >= NOISE
+    if risen < NOISIER or entropy.late - base < NOISE_NATS or not certain:
         return None
     paid = (run.setting("ppo.entropy_coef") or 0) > 0 or run.setting("ppo.entropy_target") is not None
     return Symptom(
         "serious" if paid and risen >= NOISE else "warning",
-        f"the entropy rises from {figure(min(first, entropy.early))} to {figure(entropy.late)} nats per token "
-        f"({entropy.late_span})" + ("" if paid else ", although nothing pays for it"),
-        (scale(run, "ppo.entropy_coef", 0.1),) if paid else (scale(run, "ppo.learning_rate", 1 / 3),),
+        f"the entropy rises from {figure(base)} to {figure(entropy.late)} nats per token ({entropy.late_span})"
+        + ("" if paid else ", although nothing pays for it"),
+        (scale(run, "ppo.entropy_coef", 0.1) if paid else scale(run, "ppo.learning_rate", 1 / 3),),
     )
-
-
-def _up(entropy: Course) -> bool:
-    return len(entropy) < TREND or rose(entropy) or entropy.late > NOISE * entropy.figures[0]
 
 
 NO_EXPLORATION = Rule(

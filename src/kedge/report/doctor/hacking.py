@@ -96,13 +96,12 @@ def _judge_down(run: RunRecord) -> Symptom | None:
     for name in run.judges:
         judge = course(run, name, least=TREND)
         if judge is not None and fell(judge):
-            best = max(range(len(judge)), key=lambda index: judge.figures[index])
             return Symptom(
                 "serious",
                 f"{name}, which judges and is not trained on, falls from {figure(judge.early)} to {figure(judge.late)} "
-                f"({judge.late_span}), {_pays(score)}; it was best at update {judge.updates[best]}",
+                f"({judge.late_span}), {_pays(score)}; it was best at update {judge.highest}",
                 (_leash(run),),
-                f"take the checkpoint of about update {judge.updates[best]}",
+                f"take the checkpoint of about update {judge.highest}",
             )
     return None
 

@@ -44,12 +44,12 @@ def _not_finite(run: RunRecord) -> Symptom | None:
 
 def _steps_skipped(run: RunRecord) -> Symptom | None:
     found = course(run, "guard/skipped_steps", least=1)
-    skipped = [update for update, steps in zip(found.updates, found.figures, strict=True) if steps > 0] if found else []
+    skipped = found.where(lambda steps: steps > 0) if found else None
     if not found or not skipped:
         return None
     return Symptom(
         "serious" if len(skipped) > max(1, OFTEN * len(found)) else "warning",
-        f"optimiser steps were left out in {len(skipped)} of {len(found)} updates, {span(skipped)}",
+        f"optimiser steps were left out in {len(skipped)} of {len(found)} updates, {span(skipped.updates)}",
         (scale(run, "ppo.learning_rate", 1 / 3),),
         "incidents.jsonl has the reasons",
     )

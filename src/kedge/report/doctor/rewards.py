@@ -40,7 +40,7 @@ def _function_failing(run: RunRecord) -> Symptom | None:
     lost = {name: count for name, count in totals.items() if name.endswith(("_given_up", "unscored")) and count}
     failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
     slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
-    seen = [f"{name}: {totals[name]:g} in {span(_nonzero(counters[name]))}" for name in failed]
+    seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
     seen += [f"{name}: {count:g} of {asked} responses" for name, count in lost.items()]
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * asked else "warning",
@@ -56,10 +56,6 @@ def _counters(run: RunRecord) -> dict[str, Course]:
     names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
     found = {name: course(run, name, least=1) for name in sorted(names)}
     return {name: counted for name, counted in found.items() if counted}
-
-
-def _nonzero(found: Course) -> list[int]:
-    return [update for update, count in zip(found.updates, found.figures, strict=True) if count]
 
 
 def _flat(run: RunRecord) -> Symptom | None:

@@ -13,8 +13,8 @@ from kedge.report.record import RunRecord
 __all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL"]
 
 FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
-"""Share of tokens that the clip holds back, over an update's steps. N+ has 0 to 0.07; it should stay
-under 0.1 to 0.3, other libraries say; models of a few million parameters bear 0.25 at first."""
+"""Share of tokens that the clip holds back, over an update's steps. N+ has 0 to 0.07; other libraries
+say to stay under 0.1 to 0.3; models of a few million parameters bear 0.25 at first."""
 
 FAR_MOVED, TOO_FAR_MOVED = 0.06, 0.2
 """KL to the sampling policy, nats per token, over an update's steps. N+ has 0 to 0.008, and the custom is to stop at
@@ -32,10 +32,7 @@ MANY_EPOCHS = 4
 
 def _too_large(run: RunRecord) -> Symptom | None:
     clipped, moved = course(run, "policy/clip_fraction"), course(run, "policy/approx_kl")
-    if clipped is None or moved is None:
-        return None
-    warned = clipped.peak > FAR_CLIPPED or moved.peak > FAR_MOVED
-    if not warned:
+    if clipped is None or moved is None or (clipped.peak <= FAR_CLIPPED and moved.peak <= FAR_MOVED):
         return None
     when = clipped if clipped.peak / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
     return Symptom(
@@ -82,11 +79,9 @@ def _too_small(run: RunRecord) -> Symptom | None:
 
 
 def _still(drift: Course | None) -> str:
-    return (
-        ""
-        if drift is None
-        else f"; after {drift.updates[-1]} updates it is {figure(drift.late)} nats from the reference"
-    )
+    if drift is None:
+        return ""
+    return f"; after {drift.updates[-1]} updates it is {figure(drift.late)} nats from the reference"
 
 
 STEPS_TOO_LARGE = Rule(
