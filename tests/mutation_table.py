@@ -328,8 +328,8 @@ MUTATIONS = (
     Mutation(
         "micro-batches-weighted-alike",
         "training/ppo_update.py",
-        "terms = learner.terms(outputs or learner.outputs(part.rollout), part, divisors)",
-        "terms = learner.terms(outputs or learner.outputs(part.rollout), part, learner.objective.divisors(part))",
+        "terms = learner.terms(said, part, divisors)",
+        "terms = learner.terms(said, part, learner.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(
