@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kedge.errors import DataError, OutputError
 from kedge.output import sync_folder
-from kedge.training.hashed_files import read_tensors, tensor_pieces, write_file
+from kedge.training.hashed_files import read_tensors, tensor_pieces, write_file, write_files
 from kedge.training.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
 from kedge.training.state import check_state
 from kedge.version import __version__
@@ -99,9 +99,8 @@ def save_checkpoint(
     needed = len(text) + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
     def write(part: Path) -> None:
-        files = {_tensor_file(name): write_file(part / _tensor_file(name), tensor_pieces(group))
-                 for name, group in tensors.items()}  # fmt: skip
-        files[STATE_FILE] = write_file(part / STATE_FILE, [text])
+        pieces = {_tensor_file(name): tensor_pieces(group) for name, group in tensors.items()}
+        files = write_files(part, {**pieces, STATE_FILE: [text]})
         manifest = Manifest(update, kind, fingerprint, __version__, files)
         write_file(part / MANIFEST_FILE, [manifest.to_bytes()])
 

@@ -8,16 +8,18 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-__all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file"]
+__all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file", "write_files"]
 
-PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**18
+PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**17
 PIECES_IN_FLIGHT = 32
 """How far the hash may lag behind the disk. Copies from a GPU wait in memory for it: 256 MiB at most."""
 
@@ -48,24 +50,60 @@ class FileRecord:
     sha256: str
 
 
-def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file, piece by piece, and return once the disk has it.
+def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> dict[str, FileRecord]:
+    """Write new files, piece by piece, and return once the disk has all of them.
 
-    A second thread hashes what the first one writes: either takes about as long as the other.
+    A second thread hashes what the first one writes: either takes about as long as the other. The disk is asked for
+    each file when all are written, which it takes together in hardly more time than one.
+
+    Args:
+        folder: Where they are to lie.
+        contents: Their bytes, by name.
+
+    Returns:
+        Their records, by name.
 
     Raises:
         OSError: The system refuses.
     """
-    digest, size, pending = hashlib.sha256(), 0, deque[Future[None]]()
-    with ThreadPoolExecutor(1) as hasher, path.open("xb") as file:
-        for piece in _gathered(pieces):
-            pending.append(hasher.submit(digest.update, piece))
-            size += file.write(piece)
-            if len(pending) > PIECES_IN_FLIGHT:
-                pending.popleft().result()
-        file.flush()
-        os.fsync(file.fileno())
-    return FileRecord(size, digest.hexdigest())
+    files: dict[str, BufferedWriter] = {}
+    with ThreadPoolExecutor(1) as thread, ExitStack() as opened:
+        hashing = {name: _Hashing(thread) for name in contents}
+        for name, pieces in contents.items():
+            files[name] = opened.enter_context((folder / name).open("xb"))
+            for piece in _gathered(pieces):
+                hashing[name].add(piece)
+                files[name].write(piece)
+            files[name].flush()
+        for file in files.values():
+            os.fsync(file.fileno())
+        return {name: each.record() for name, each in hashing.items()}
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write one new file; see `write_files`."""
+    return write_files(path.parent, {path.name: pieces})[path.name]
+
+
+class _Hashing:
+    """The hash of a file, made by a thread that takes one piece after the other."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread, self._digest, self._size = thread, hashlib.sha256(), 0
+        self._pending = deque[Future[None]]()
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Hash the next piece, sooner or later."""
+        self._size += len(piece)
+        self._pending.append(self._thread.submit(self._digest.update, piece))
+        if len(self._pending) > PIECES_IN_FLIGHT:
+            self._pending.popleft().result()
+
+    def record(self) -> FileRecord:
+        """What the file is known by, once all of it is hashed."""
+        for future in self._pending:
+            future.result()
+        return FileRecord(self._size, self._digest.hexdigest())
 
 
 def record_file(path: Path) -> FileRecord:
