@@ -26,6 +26,9 @@ GROWTH, GROWTH_GIB = 0.15, 0.1
 STEADY = 0.7
 """Share of the updates at which it grows: a leak grows nearly each time, a cache once in a while."""
 
+AT_ONCE = 0.5
+"""Share of the whole growth that one update may bring: a longer batch than any before takes its room once."""
+
 
 def _reward_dominates(run: RunRecord) -> Symptom | None:
     scoring, whole = course(run, "time/reward"), course(run, "time/update")
@@ -55,9 +58,10 @@ def _memory_growing(run: RunRecord) -> Symptom | None:
 
 
 def _leaks(held: Course) -> bool:
-    steps = [after > before for before, after in zip(held.figures, held.figures[1:], strict=False)]
+    steps = [after - before for before, after in zip(held.figures, held.figures[1:], strict=False)]
     grown = held.figures[-1] - held.figures[0]
-    return grown > max(GROWTH * held.figures[0], GROWTH_GIB) and sum(steps) >= STEADY * len(steps)
+    steady = sum(step > 0 for step in steps) >= STEADY * len(steps) and max(steps) < AT_ONCE * grown
+    return grown > max(GROWTH * held.figures[0], GROWTH_GIB) and steady
 
 
 MEMORY_GROWING = Rule(
