@@ -126,6 +126,13 @@ CASES = [
         {"score/gold": towards(0.5, 0.6)},
         settings={"reward": JUDGED},
     ),
+    figures(  # the judge gains 0.4 and gives 0.11 of it back, or 0.09
+        "proxy_up_judge_down",
+        "warning",
+        {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.69] * 8]},
+        {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.71] * 8]},
+        settings={"reward": JUDGED},
+    ),
     figures(
         "hacking_by_length",
         "serious",

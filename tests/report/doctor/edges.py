@@ -303,6 +303,20 @@ EDGES: list[Edge] = [
         (SERIOUS, {"value/explained_variance": 0.0, "value/std": [0.0098] * 16, "value/returns_std": [1.0] * 16}),
         (NOTE, {"value/explained_variance": 0.0, "value/std": [0.0102] * 16, "value/returns_std": [1.0] * 16}),
     ),
+    *figures(
+        "dead_critic",
+        (SERIOUS, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.102)}),
+        (SILENT, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.098)}),
+    ),
+    *(
+        edge
+        for rule in ("whitening_constant_batch", "reward_flat")
+        for edge in figures(
+            rule,
+            (SERIOUS, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.11, 0.0)}),
+            (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
+        )
+    ),
     Edge("dead_critic", WARNING, critic(50)),
     Edge("dead_critic", NOTE, critic(49)),
     *figures(

@@ -80,11 +80,20 @@ class Course:
         return max(self._rolling())
 
     @property
-    def peak_span(self) -> str:
+    def peak_updates(self) -> Sequence[int]:
         """Which updates those were."""
         rolling = self._rolling()
         first = rolling.index(max(rolling))
-        return span(self.updates[first : first + WINDOW])
+        return self.updates[first : first + WINDOW]
+
+    @property
+    def peak_span(self) -> str:
+        """The same in words."""
+        return span(self.peak_updates)
+
+    def at(self, updates: Sequence[int]) -> float:
+        """Median of some updates."""
+        return median(value for update, value in zip(self.updates, self.figures, strict=True) if update in updates)
 
     @property
     def late_span(self) -> str:

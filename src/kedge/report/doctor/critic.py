@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kedge.report.doctor.courses import TREND, course, figure
 from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import change, scale
+from kedge.report.doctor.responses import all_are_cut
 from kedge.report.record import RunRecord
 
 __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
@@ -22,6 +23,9 @@ well have had down to −0.7."""
 
 STILL = 0.01
 """Spread of the values, in that of the returns, of a head that says the same of every state."""
+
+NOTHING_LEFT = 0.1
+"""Spread of the scores, in what it was at first, at which there is nothing left to explain."""
 
 LONG_ENOUGH = 50
 """Updates after which a critic that explains nothing is no longer young: runs of the demo's 16 end at about 0."""
@@ -40,9 +44,19 @@ ALIKE = 1e-3
 """Spread that is none, in the size of what spreads. Whitening makes it 1, and rounding with it."""
 
 
+LOOKED_AT = (
+    "value/explained_variance",
+    "value/mean",
+    "value/returns_mean",
+    "value/returns_std",
+    "value/std",
+    "reward/score_std",
+)
+
+
 @dataclass(frozen=True)
 class _Critic:
-    """The late figures of a critic."""
+    """The late figures of a critic that has something to explain."""
 
     explained: float
     bias: float
@@ -57,6 +71,9 @@ def _look(run: RunRecord) -> _Critic | None:
     mean, wanted = course(run, "value/mean", least=TREND), course(run, "value/returns_mean", least=TREND)
     scale_ = course(run, "value/returns_std", least=TREND) or course(run, "reward/score_std", least=TREND)
     if explained is None or mean is None or wanted is None or scale_ is None or scale_.late <= 0:
+        return None
+    scores = course(run, "reward/score_std")
+    if scores is not None and scores.late <= NOTHING_LEFT * scores.first:
         return None
     spread = course(run, "value/std", least=TREND)
     return _Critic(
@@ -130,7 +147,7 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
 def _constant_batch(run: RunRecord) -> Symptom | None:
     scores, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
     advantages, returns = course(run, "advantage/std"), course(run, "value/returns_mean")
-    if run.setting("ppo.whiten_advantages") is False or scores is None or spread is None:
+    if run.setting("ppo.whiten_advantages") is False or scores is None or spread is None or all_are_cut(run):
         return None
     alike = spread.late <= ALIKE * abs(scores.late) and spread.first <= ALIKE * abs(scores.first)
     flat = (
@@ -156,7 +173,7 @@ WHITENING_CONSTANT_BATCH = Rule(
     "whitening_constant_batch",
     "Hardly anything tells the responses of an update apart, and whitening blows it up to full size: the policy "
     "learns rounding errors as eagerly as it would learn a difference.",
-    ("advantage/std", "reward/score_mean", "reward/score_std", "value/returns_mean"),
+    ("advantage/std", "reward/score_mean", "reward/score_std", "value/returns_mean", "response/eos_rate"),
     _constant_batch,
 )
 
@@ -172,7 +189,7 @@ VALUE_CLIP_BINDING = Rule(
     "value_clip_binding",
     "The values may move by less than they are wrong, and their gradient stops there: the critic runs behind the "
     "returns.",
-    ("value/clip_fraction", "value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std"),
+    ("value/clip_fraction", *LOOKED_AT),
     _clip_binding,
 )
 
@@ -180,6 +197,6 @@ DEAD_CRITIC = Rule(
     "dead_critic",
     "The critic knows no more of a response than what all have in common, or not even that. Whitening takes out "
     "what is the same for all; what is left is the plain score, with all its noise, on every token.",
-    ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std", "value/std"),
+    LOOKED_AT,
     _dead,
 )

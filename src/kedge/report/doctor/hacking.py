@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.report.doctor.courses import TREND, Course, course, fell, figure, rose
+from kedge.report.doctor.courses import CERTAIN, TREND, Course, course, fell, figure, rose
 from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import scale
 from kedge.report.doctor.responses import stop_is_asked_for
@@ -22,6 +22,10 @@ have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
 
 REPETITIVE = 0.2
 """Share of 4-grams that a response had before, above what it was at first. Natural short text has next to none."""
+
+GIVEN_BACK = 0.25
+"""Share of what a judge has gained at its best that it may lose again: its curve is flat there, and the highest of many
+figures is high by chance, too."""
 
 STOPS_LOST = 0.25
 """Fall of the share of responses that stop, while their score rises."""
@@ -91,18 +95,20 @@ def _by_not_stopping(run: RunRecord) -> Symptom | None:
 
 def _judge_down(run: RunRecord) -> Symptom | None:
     score = _score_rises(run)
-    if score is None:
-        return None
-    for name in run.judges:
-        judge = course(run, name, least=TREND)
-        if judge is not None and fell(judge):
-            return Symptom(
-                "serious",
-                f"{name}, which judges and is not trained on, falls from {figure(judge.early)} to {figure(judge.late)} "
-                f"({judge.late_span}), {_pays(score)}; it was best at update {judge.highest}",
-                (_leash(run),),
-                f"take the checkpoint of about update {judge.highest}",
-            )
+    judges = (course(run, name, least=TREND) for name in run.judges)
+    for name, judge in zip(run.judges, judges, strict=True):
+        if score is None or judge is None or score.late < score.at(judge.peak_updates):
+            continue
+        lost = judge.peak - judge.late
+        if lost <= max(CERTAIN * judge.error, GIVEN_BACK * (judge.peak - judge.first)):
+            continue
+        return Symptom(
+            "serious" if fell(judge) else "warning",
+            f"{name}, which judges and is not trained on, falls from {figure(judge.peak)} in {judge.peak_span} to "
+            f"{figure(judge.late)} in {judge.late_span}, {_pays(score)}; it was {figure(judge.first)} at first",
+            (_leash(run),),
+            f"take the checkpoint of about update {judge.highest}",
+        )
     return None
 
 

@@ -9,7 +9,7 @@ from kedge.report.doctor.finding import Remedy, Rule, Symptom
 from kedge.report.doctor.remedies import change, scale
 from kedge.report.record import RunRecord
 
-__all__ = ["DUPLICATED_PROMPTS", "STOPS_AT_ONCE", "TOO_FEW_EOS", "TRUNCATED_AT_CAP", "stop_is_asked_for"]
+__all__ = ["DUPLICATED_PROMPTS", "STOPS_AT_ONCE", "TOO_FEW_EOS", "TRUNCATED_AT_CAP", "all_are_cut", "stop_is_asked_for"]
 
 CUT = 0.1
 """Share of responses at the cap that are worth a word: N+ has 2 to 5 %."""
@@ -32,6 +32,12 @@ def stop_is_asked_for(run: RunRecord) -> bool:
     terms = run.config.get("reward")
     sources = [str(term.get("source")) for term in terms] if isinstance(terms, list) else []
     return any(re.fullmatch(r".+:[^\W\d][\w.]*", source) is None for source in sources)
+
+
+def all_are_cut(run: RunRecord) -> bool:
+    """Whether nearly every response has the score of a missing stop token, from the first update on."""
+    stops = course(run, "response/eos_rate")
+    return stop_is_asked_for(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
 
 
 def _truncated(run: RunRecord) -> Symptom | None:

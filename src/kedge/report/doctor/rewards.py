@@ -7,6 +7,7 @@ import math
 from kedge.report.doctor.courses import CERTAIN, TREND, Course, course, figure, rose, span
 from kedge.report.doctor.finding import Rule, Symptom
 from kedge.report.doctor.remedies import scale
+from kedge.report.doctor.responses import all_are_cut
 from kedge.report.record import RunRecord
 
 __all__ = ["REWARD_FLAT", "REWARD_FUNCTION_FAILING", "REWARD_SATURATED", "SCORE_FALLING"]
@@ -60,7 +61,7 @@ def _counters(run: RunRecord) -> dict[str, Course]:
 
 def _flat(run: RunRecord) -> Symptom | None:
     score, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
-    if score is None or spread is None:
+    if score is None or spread is None or all_are_cut(run):
         return None
     if spread.late <= SAME * abs(score.late) and spread.first <= SAME * abs(score.first):
         return Symptom(
@@ -124,7 +125,7 @@ REWARD_FLAT = Rule(
     "reward_flat",
     "The policy gets no better at what it is paid for: its steps are too small or too noisy, β holds it, or the "
     "reward does not tell its responses apart.",
-    ("reward/score_mean", "reward/score_std"),
+    ("reward/score_mean", "reward/score_std", "response/eos_rate"),
     _flat,
 )
 
