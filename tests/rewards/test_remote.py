@@ -275,11 +275,15 @@ def test_descriptors_are_given_back(stranger):
 def test_ctrl_c_ends_the_call_and_the_next_one_is_not_given_its_answer(stranger):
     function = stranger("hangs_where_it_is_awkward", rules=CallRules(timeout=6.0))
     timer = threading.Timer(0.3, _thread.interrupt_main)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     timer.start()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        function.scores(batch("hang"))
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            function.scores(batch("hang"))
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, inherited)
     assert time.monotonic() - begun < 5.0
     assert function.scores(batch("a", "b")) == [1.0, 1.0]
 
