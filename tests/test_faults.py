@@ -92,7 +92,11 @@ def test_first_or_second_is_found_and_serious_is_an_alarm(rule: str, findings: t
 
 
 def test_the_matrix_tells_what_was_found(tmp_path: Path) -> None:
-    outcomes = [Outcome("one", "b", 0, 4.0, (SERIOUS, NOTE)), Outcome("two", "", 1, 6.0, (SERIOUS,))]
+    outcomes = [
+        Outcome("one", "b", 0, 4.0, (SERIOUS, NOTE)),
+        Outcome("one", "b", 1, 4.0, (SERIOUS, SERIOUS, NOTE)),
+        Outcome("two", "", 1, 6.0, (SERIOUS,)),
+    ]
     page = tmp_path / "page.md"
     page.write_text("# Before\n<!-- faults: begin -->old<!-- faults: end -->\nafter\n", encoding="utf-8")
     put_between(page, write_matrix(outcomes))
@@ -100,9 +104,9 @@ def test_the_matrix_tells_what_was_found(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.startswith("# Before\n")
     assert text.endswith("\nafter\n")
-    assert "| one | 0 | ✓ | a | **b** | – |" in text
-    assert "| two | 1 | ✗ | a | – | – |" in text
-    assert "Seeds 0, 1: 1 of 1 faulty runs" in text
+    assert "| one | ✓ ✗ | a | **b**, a | **b** |" in text
+    assert "| two | ✗ | a | – | – |" in text
+    assert "Seeds 0, 1: 1 of 2 faulty runs" in text
     assert "0 of 1 healthy runs" in text
 
 
@@ -118,4 +122,4 @@ def test_a_run_that_cannot_begin_is_told_in_one_line(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(running, "make_base", broken)
     with pytest.raises(BenchError, match=r"base-7\.log: exit code 1, oh dear, 7$"):
-        running.run_apart(Case("healthy"), 7, tmp_path)
+        running.run_case_apart(Case("healthy"), 7, tmp_path)

@@ -4,8 +4,11 @@ base        the models that every run starts from, made once per seed
 rewards     reward functions such as nobody should train on
 judge       the gold judge as a reward function
 bugs        mistakes in the code, put in for the length of a run
+changes     data and models as they should not be
 case        a run: its settings, data and bug, and the rule that must find it
-catalogue   all of them, faults and healthy runs
+faulty      the faults
+healthy     the healthy runs
+demo        the demo itself
 running     each in a process of its own, and what the doctor says of it
 matrix      who was found by what, as a table in docs/doctor.md
 """

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
+from bench.faults.demo import demo_outcomes
 from bench.faults.matrix import put_between, write_matrix
-from bench.faults.running import Outcome, examine, run_apart, save_outcomes
+from bench.faults.running import Outcome, examine_case, run_case_apart, save_outcomes
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
@@ -20,14 +21,12 @@ def main() -> int:
     """Run what the command line asks for; 1 where the doctor was wrong, 2 after a mistake."""
     options = arguments()
     try:
-        outcomes = [
-            outcome
-            for seed in options.seeds
-            for case in chosen(options.only)
-            for outcome in [outcome_of(case, seed, again=not options.diagnose)]
-        ]
-        print(f"\n{write_matrix(outcomes)}")
-        if not options.only:
+        again, cases = not options.diagnose, chosen(options.only)
+        outcomes = [outcome_of(case, seed, again=again) for seed in options.seeds for case in cases]
+        if options.only:
+            print(f"\n{write_matrix(outcomes)}")
+        else:
+            outcomes += map(said, demo_outcomes(WORK, again=again))
             save_outcomes(outcomes, RECORD)
             put_between(PAGE, write_matrix(outcomes))
     except BenchError as error:
@@ -45,10 +44,16 @@ def outcome_of(case: Case, seed: int, *, again: bool) -> Outcome:
         again: Run it anew.
     """
     if again:
-        run_apart(case, seed, WORK)
-    outcome = examine(case, seed, WORK)
-    said = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
-    print(f"{'✓' if outcome.good else '✗'} {case.name} [{seed}], {outcome.seconds:.0f} s: {said}", flush=True)
+        run_case_apart(case, seed, WORK)
+    return said(examine_case(case, seed, WORK))
+
+
+def said(outcome: Outcome) -> Outcome:
+    """Tell it in one line, and hand it on."""
+    found = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
+    print(
+        f"{'✓' if outcome.good else '✗'} {outcome.case} [{outcome.seed}], {outcome.seconds:.0f} s: {found}", flush=True
+    )
     return outcome
 
 

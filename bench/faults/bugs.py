@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,7 @@ import kedge.rollout.collect
 import kedge.training.objective
 import kedge.training.ppo_update
 from kedge.algorithm.critic import clipped_value_loss
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
 from kedge.algorithm.masking import aggregate
 from kedge.algorithm.policy_losses import clipped_policy_loss
@@ -36,6 +36,7 @@ __all__ = [
     "end_masked",
     "entropy_flipped",
     "gradient_spikes",
+    "kl_sides_swapped",
     "kl_sign_flipped",
     "memory_kept",
     "off_by_one",
@@ -54,6 +55,19 @@ def kl_sign_flipped() -> Bug:
         return shape_rewards(*tensors, kl_coef=-kl_coef, **options)
 
     return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
+
+
+def kl_sides_swapped() -> Bug:
+    """The KL is log π_ref − log π wherever it is used, paid and measured."""
+
+    def swapped(self: Experience) -> Tensor:
+        assert self.ref_logprobs is not None, "the runs of this bug have a reference"
+        return torch.where(self.rollout.response_mask, self.ref_logprobs - self.old_logprobs, 0.0)
+
+    both = ExitStack()
+    both.enter_context(kl_sign_flipped())
+    both.enter_context(patch.object(Experience, "kl", property(swapped)))
+    return both
 
 
 def sampled_at(factor: float) -> Callable[[], Bug]:

@@ -22,11 +22,12 @@ SAMPLER: Final = (
     Case("logprobs read one place too early", "sampler_trainer_mismatch", bug=bugs.off_by_one),
     Case("dropout on in training", "sampler_trainer_mismatch", bug=bugs.dropout_on),
     Case("sampler sharper than its logprobs", "sampling_not_mirrored", bug=bugs.sampled_at(0.5)),
+    Case("sampler hotter than its logprobs", "sampling_not_mirrored", bug=bugs.sampled_at(2.0)),
 )
 
 LEASH: Final = (
     Case("KL's sign flipped", "kl_sign_flipped", bug=bugs.kl_sign_flipped),
-    Case("sampler hotter than its logprobs", "kl_negative", {"ppo.kl_coef": 1.0}, bug=bugs.sampled_at(2.0)),
+    Case("KL with its two sides swapped", "kl_negative", bug=bugs.kl_sides_swapped),
     Case("β × 500", "beta_too_large", {"ppo.kl_coef": 50.0}),
     Case("β / 1000, steps × 3", "beta_too_small", {**LONG_LEASH, "ppo.kl_coef": 1e-4}),
     Case("KL's sign flipped, β × 10", "kl_exploding", {"ppo.kl_coef": 1.0}, bug=bugs.kl_sign_flipped),
@@ -75,7 +76,12 @@ REWARD: Final = (
     Case("constant reward", "reward_flat", reward=function("constant")),
     Case("reward by chance", "reward_flat", {"ppo.num_updates": 16}, function("noise")),
     Case("advantages' sign flipped", "score_falling", bug=bugs.advantages_flipped),
-    Case("reward that is soon used up", "reward_saturated", LONG_LEASH, function("solved")),
+    Case(
+        "reward that is soon used up",
+        "reward_saturated",
+        {"ppo.kl_coef": 0.01, "ppo.schedule": "constant", "ppo.num_updates": 20},
+        function("solved"),
+    ),
     Case(
         "reward function that raises",
         "reward_function_failing",

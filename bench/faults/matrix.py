@@ -1,33 +1,42 @@
-"""Who was found by what, as Markdown: a row per fault, and one per healthy run."""
+"""Who was found by what, as Markdown: a row per fault and per healthy run, whatever the number of seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Final, get_args
 
-from bench.faults.running import Found, Outcome
+from bench.faults.running import Outcome
 from bench.processes import BenchError
+from kedge.report.doctor import Severity
 
 __all__ = ["put_between", "write_matrix"]
 
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
-NONE = "–"
+NONE: Final = "–"
+SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
+
+Group = Sequence[Outcome]
+"""One case's outcomes, seed by seed."""
 
 
 def write_matrix(outcomes: Sequence[Outcome]) -> str:
-    """Both tables and what they come to; several seeds of a case stand in one row each."""
+    """Both tables and what they come to."""
     faults = [outcome for outcome in outcomes if outcome.rule]
     healthy = [outcome for outcome in outcomes if not outcome.rule]
-    seeds = sorted({outcome.seed for outcome in outcomes})
+    seeds = ", ".join(map(str, sorted({outcome.seed for outcome in outcomes})))
     named, silent = (sum(outcome.good for outcome in group) for group in (faults, healthy))
-    parts = [
-        f"Seeds {', '.join(map(str, seeds))}: {named} of {len(faults)} faulty runs are found by name, first or second; "
-        f"{silent} of {len(healthy)} healthy runs have no serious finding. "
-        f"A run takes {sum(outcome.seconds for outcome in outcomes) / len(outcomes):.0f} s on one core.",
-        _table(["fault put in", "seed", "", "first", "second", "others"], map(_fault_row, faults)),
-        _table(["healthy run", "seed", "", "serious", "warnings", "notes"], map(_healthy_row, healthy)),
-    ]
-    return "\n\n".join(parts)
+    summary = (
+        f"Seeds {seeds}: {named} of {len(faults)} faulty runs are found by name, first or second; {silent} of "
+        f"{len(healthy)} healthy runs have nothing serious said of them. A run takes "
+        f"{median(outcome.seconds for outcome in outcomes):.0f} s on one core."
+    )
+    return "\n\n".join([
+        summary,
+        _table(["fault put in", "found", "first", "second", "others"], map(_fault_row, _by_case(faults))),
+        _table(["healthy run", "silent", "serious", "warnings", "notes"], map(_healthy_row, _by_case(healthy))),
+    ])  # fmt: skip
 
 
 def put_between(path: Path, text: str) -> None:
@@ -44,29 +53,38 @@ def put_between(path: Path, text: str) -> None:
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
-def _fault_row(outcome: Outcome) -> list[str]:
-    names = [_name(found, outcome.rule) for found in outcome.findings]
-    first, second = [*names, NONE, NONE][:2]
-    others = ", ".join(names[2:]) or NONE
-    mark = "✓" if outcome.good else f"✗ {outcome.rule}"
-    return [outcome.case, str(outcome.seed), mark, first, second, others]
+def _by_case(outcomes: Sequence[Outcome]) -> list[Group]:
+    names = dict.fromkeys(outcome.case for outcome in outcomes)
+    return [[outcome for outcome in outcomes if outcome.case == name] for name in names]
 
 
-def _healthy_row(outcome: Outcome) -> list[str]:
-    by_severity = {
-        severity: [each.rule for each in outcome.findings if each.severity == severity]
-        for severity in ("serious", "warning", "note")
-    }
+def _fault_row(group: Group) -> list[str]:
+    found = [[_told(each.rule, outcome.rule) for each in outcome.findings] for outcome in group]
+    first, second = ([names[place] if len(names) > place else NONE for names in found] for place in (0, 1))
     return [
-        outcome.case,
-        str(outcome.seed),
-        "✓" if outcome.good else "✗",
-        *(", ".join(names) or NONE for names in by_severity.values()),
+        group[0].case,
+        _marks(group),
+        *map(_joined, (first, second, [name for names in found for name in names[2:]])),
     ]
 
 
-def _name(found: Found, rule: str) -> str:
-    return f"**{found.rule}**" if found.rule == rule else found.rule
+def _healthy_row(group: Group) -> list[str]:
+    findings = [found for outcome in group for found in outcome.findings]
+    by_severity = ([each.rule for each in findings if each.severity == severity] for severity in SEVERITIES)
+    return [group[0].case, _marks(group), *map(_joined, by_severity)]
+
+
+def _marks(group: Group) -> str:
+    return " ".join("✓" if outcome.good else "✗" for outcome in group)
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Each name once, in the order of their coming."""
+    return ", ".join(dict.fromkeys(names)) or NONE
+
+
+def _told(name: str, rule: str) -> str:
+    return f"**{name}**" if name == rule else name
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

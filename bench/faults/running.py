@@ -20,7 +20,16 @@ from kedge.output import is_run
 from kedge.report.doctor import Finding, diagnose
 from kedge.report.record import read_run
 
-__all__ = ["Found", "Outcome", "examine", "run_apart", "save_outcomes"]
+__all__ = [
+    "Found",
+    "Outcome",
+    "examine_case",
+    "examine_run",
+    "run_apart",
+    "run_case_apart",
+    "run_folder",
+    "save_outcomes",
+]
 
 FORK = multiprocessing.get_context("fork")
 
@@ -73,8 +82,8 @@ class Outcome:
         return self.place in (1, 2) if self.rule else not self.alarms
 
 
-def run_apart(case: Case, seed: int, work: Path) -> None:
-    """Run a case anew in a process of its own.
+def run_case_apart(case: Case, seed: int, work: Path) -> None:
+    """Run a case anew in a process of its own, and what it starts from, where that is not there yet.
 
     Args:
         case: What.
@@ -84,23 +93,59 @@ def run_apart(case: Case, seed: int, work: Path) -> None:
     Raises:
         BenchError: It broke off for another reason than its fault.
     """
-    folder = run_folder(case, seed, work)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _fork(work / f"base-{seed}.log", make_base, work, seed)
-    started = time.perf_counter()
-    _fork(folder.with_suffix(".log"), _run, case, make_base(work, seed), folder)
-    folder.with_suffix(".seconds").write_text(f"{time.perf_counter() - started:.1f}", encoding="utf-8")
+    base, folder = work / f"base-{seed}", run_folder(case, seed, work)
+    if not base.is_dir():
+        run_apart(make_base, work, seed, out=base)
+    run_apart(_run, case, make_base(work, seed), folder, out=folder)
 
 
-def _fork(log: Path, work: Callable[..., object], *arguments: object) -> None:
-    """Call a function in a process that has loaded everything already; this one never computes anything itself."""
+def run_apart(work: Callable[..., object], *arguments: object, out: Path) -> None:
+    """Call a function in a process that has loaded everything already; this one never computes anything itself.
+
+    Args:
+        work: The function.
+        arguments: Its arguments.
+        out: The folder that it is to make; what is there goes. Beside it are left what it printed and how long it took.
+
+    Raises:
+        BenchError: It failed.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    log, started = out.with_suffix(".log"), time.perf_counter()
     child = FORK.Process(target=_logged, args=(log, work, *arguments))
     child.start()
     child.join()
     if child.exitcode:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise BenchError(f"{log}: exit code {child.exitcode}, {' '.join(last) or 'no output'}")
+    out.with_suffix(".seconds").write_text(f"{time.perf_counter() - started:.1f}", encoding="utf-8")
+
+
+def examine_case(case: Case, seed: int, work: Path) -> Outcome:
+    """What the doctor says of a case that has been run."""
+    folder = run_folder(case, seed, work)
+    return examine_run(case.name, case.rule, seed, folder, folder)
+
+
+def examine_run(name: str, rule: str, seed: int, run: Path, out: Path) -> Outcome:
+    """What the doctor says of a run.
+
+    Args:
+        name: What to call it.
+        rule: The rule that has to find something; empty for a healthy run.
+        seed: Its seed.
+        run: The run's folder.
+        out: The folder that `run_apart` made, which is this one or around it.
+
+    Raises:
+        BenchError: It has not been run.
+    """
+    seconds = out.with_suffix(".seconds")
+    if not seconds.is_file():
+        raise BenchError(f"{name} [{seed}] has not been run to its end; leave --diagnose out")
+    findings = tuple(map(Found.of, diagnose(read_run(run))))
+    return Outcome(name, rule, seed, float(seconds.read_text(encoding="utf-8")), findings)
 
 
 def _logged(log: Path, work: Callable[..., object], *arguments: object) -> None:
@@ -119,13 +164,6 @@ def _run(case: Case, base: Base, folder: Path) -> None:
         if not is_run(folder):
             raise
         print(f"{case.name}: {error}")
-
-
-def examine(case: Case, seed: int, work: Path) -> Outcome:
-    """What the doctor says of a run that has been made."""
-    folder = run_folder(case, seed, work)
-    findings = tuple(map(Found.of, diagnose(read_run(folder))))
-    return Outcome(case.name, case.rule, seed, float(folder.with_suffix(".seconds").read_text("utf-8")), findings)
 
 
 def run_folder(case: Case, seed: int, work: Path) -> Path:
