@@ -57,8 +57,14 @@ def responses(nats: list[float]) -> dict[str, Series]:
 
 def leak(start: float, grown: float, steps_up: int = 13) -> dict[str, Series]:
     """Memory over the fourteen updates after the first two, which may take what they like."""
-    ups = [grown / steps_up if number < steps_up else 0.0 for number in range(13)]
+    ups = [grown / steps_up * ((number + 1) * steps_up // 13 - number * steps_up // 13) for number in range(13)]
     return {"memory/process": [0.01, 0.05] + [start + sum(ups[:number]) for number in range(14)]}
+
+
+def filling(first_half: float, second_half: float) -> dict[str, Series]:
+    """Memory that grows by so much over seven updates, and by so much over the six after them."""
+    early = [1.0 + first_half * number / 7 for number in range(8)]
+    return {"memory/process": [0.01, 0.05, *early, *(early[-1] + second_half * number / 6 for number in range(1, 7))]}
 
 
 def spikes(updates: int, *places: int) -> RunRecord:
@@ -357,6 +363,8 @@ EDGES: list[Edge] = [
         (SILENT, leak(0.2, 0.098)),
         (WARNING, leak(1.0, 0.5, 10)),
         (SILENT, leak(1.0, 0.5, 9)),
+        (WARNING, filling(0.40, 0.27)),
+        (SILENT, filling(0.40, 0.25)),
     ),
     *figures(
         "reward_dominates_time",

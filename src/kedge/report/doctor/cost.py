@@ -29,6 +29,10 @@ STEADY = 0.7
 AT_ONCE = 0.5
 """Share of the whole growth that one update may bring: a longer batch than any before takes its room once."""
 
+UNSLOWED = 0.65
+"""Growth in the second half, in that of the first. A leak does not slow down; caches, such as that of kernels compiled
+for each new shape, fill up."""
+
 
 def _reward_dominates(run: RunRecord) -> Symptom | None:
     scoring, whole = course(run, "time/reward"), course(run, "time/update")
@@ -59,9 +63,10 @@ def _memory_growing(run: RunRecord) -> Symptom | None:
 
 def _leaks(held: Course) -> bool:
     steps = [after - before for before, after in zip(held.figures, held.figures[1:], strict=False)]
-    grown = held.figures[-1] - held.figures[0]
+    first, half, last = held.figures[0], held.figures[len(held) // 2], held.figures[-1]
+    grown = last - first
     steady = sum(step > 0 for step in steps) >= STEADY * len(steps) and max(steps) < AT_ONCE * grown
-    return grown > max(GROWTH * held.figures[0], GROWTH_GIB) and steady
+    return grown > max(GROWTH * first, GROWTH_GIB) and steady and last - half >= UNSLOWED * (half - first)
 
 
 MEMORY_GROWING = Rule(

@@ -181,7 +181,7 @@ VALUE_SCALE_MISMATCH = Rule(
     "value_scale_mismatch",
     "Values and returns are of different sizes: the critic's errors swamp the advantages, or its gradient the "
     "policy's.",
-    ("value/std", "value/returns_std", "value/explained_variance", "value/mean", "value/returns_mean", "value/loss"),
+    (*LOOKED_AT, "value/loss"),
     _scale_mismatch,
 )
 
