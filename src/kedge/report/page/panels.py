@@ -106,7 +106,13 @@ PPO = (
         {"policy/clip_fraction": "policy", "value/clip_fraction": "value"},
         "0 to 0.2. Always 0: steps are small. Above: they are large.",
     ),
-    Panel("Policy step", "Approximate KL of an update", NATS, {"policy/approx_kl": "approx. KL"}, "Below about 0.02."),
+    Panel(
+        "Policy step",
+        "Approximate KL",
+        NATS,
+        {"policy/approx_kl": "approx. KL"},
+        "How far an update moves the policy: below about 0.02.",
+    ),
     Panel(
         "Policy step",
         "Ratio range",
@@ -144,7 +150,7 @@ PPO = (
     ),
     Panel(
         "Critic",
-        "Spread of advantages, values and returns",
+        "Spread",
         "score",
         {"advantage/std": "advantages", "value/std": "values", "value/returns_std": "returns"},
         "Advantages narrow as the critic learns.",

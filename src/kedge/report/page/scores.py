@@ -24,7 +24,7 @@ def reward_model(record: RunRecord) -> dict[str, Any]:
     if record.stage != "reward":
         return {"empty": "This run trained no reward model."}
     if "accuracy" not in summary:
-        return {"empty": "No comparison was held out to measure on: data.eval_fraction above 0 holds some out."}
+        return {"empty": "No comparison was held out to measure on: with data.eval_fraction above 0 some are."}
     return {
         "accuracy": rounded(summary["accuracy"]),
         "length_accuracy": rounded(summary.get("length_accuracy")),

@@ -132,7 +132,7 @@ def _reward_sentence(record: RunRecord) -> str:
 
 def _behaviour_sentence(record: RunRecord) -> str:
     told = [
-        f"the judge {metric.removeprefix('score/')}, whom training never saw, {_went(ends)}"
+        f"the judge {metric.removeprefix('score/')}, which training never saw, {_went(ends)}"
         for metric in record.judges
         if (ends := _ends(record, metric))
     ]

@@ -18,12 +18,15 @@ const bytesOf = text => {
   return bytes;
 };
 
-/** The library lies packed in the page; it is unpacked once, and runs as the script that the page's policy names. */
+/** The library lies packed in the page. As a file of its own, though one in memory, it is compiled beside the page. */
 const unpack = async () => {
   const stream = new Blob([bytesOf(document.getElementById("plotly").textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const script = el("script");
-  script.textContent = await new Response(stream).text();
-  document.head.append(script);  return window.Plotly;
+  const script = el("script", { src: URL.createObjectURL(await new Response(stream).blob()) });
+  await new Promise(resolve => {
+    script.addEventListener("load", resolve);
+    document.head.append(script);
+  });
+  return window.Plotly;
 };
 
 const baseLayout = () => {

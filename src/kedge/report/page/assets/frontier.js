@@ -1,22 +1,33 @@
 // Over-optimisation: what the proxy says and what judges say whom training never sees, over √KL.
 
+const CROWDED = 60;
+
+/** A run's course over √KL: its points, and where they are many, pale behind their smooth course. */
+const frontierTraces = (run, figures, several) => {
+  const { root_kl: x, update } = run.frontier, tint = runColour(run.index), crowded = x.length > CROWDED;
+  const points = { type: "scatter", mode: crowded ? "markers" : "lines+markers", name: plain(run.name), legendgroup: run.name, x, y: figures, customdata: update, showlegend: several,
+    marker: { size: crowded ? 4 : 5, color: crowded ? faint(tint, 0.3) : tint }, line: { color: faint(tint, 0.5), width: 1.5 },
+    hovertemplate: "%{y:.4~g} at √KL %{x:.3~g}, update %{customdata}<extra>%{fullData.name}</extra>" };
+  const course = { ...points, mode: "lines", x: smoothed(x, 0.9), y: smoothed(figures, 0.9), line: { color: tint, width: 2 }, hoverinfo: "skip", hovertemplate: null, showlegend: false };
+  return crowded ? [points, course] : [points];
+};
+
 const frontier = data => section("overoptimisation", "Over-optimisation",
   "The reward that is trained on goes on rising; a judge's may turn. Over √KL, the axis on which both courses are simple.", () => {
     const runs = data.runs.map((run, index) => ({ ...run, index })).filter(run => run.stage === "ppo" && !run.frontier.empty);
     if (!runs.length) return empty((data.runs.find(run => run.stage === "ppo") ?? data.runs[0])?.frontier.empty ?? "There is no run.");
     const names = [...new Set(runs.flatMap(run => run.frontier.judges.map(judge => judge.name)))];
-    const points = (run, figures, name) => ({ type: "scatter", mode: "lines+markers", name: plain(name), x: run.frontier.root_kl, y: figures, customdata: run.frontier.update,
-      marker: { size: 5, color: runColour(run.index) }, line: { color: faint(runColour(run.index), 0.5), width: 1.5 }, hovertemplate: "%{y:.4~g} at √KL %{x:.3~g}, update %{customdata}<extra>%{fullData.name}</extra>" });
+    const several = runs.length > 1;
     const layout = { hovermode: "closest", xaxis: { title: { text: "√KL to the reference (KL in nats per response)" } } };
     const proxy = chart({ title: "Proxy: what PPO maximises", unit: "mean score", size: "tall",
-      build: () => ({ traces: runs.map(run => ({ ...points(run, run.frontier.proxy, run.name), showlegend: runs.length > 1 })), layout }) });
+      build: () => ({ traces: runs.flatMap(run => frontierTraces(run, run.frontier.proxy, several)), layout }) });
     const judged = names.map(name => chart({ title: `Judge: ${name}`, unit: "figure", size: "tall", note: "The ring marks the best policy in this judge's eyes.",
       build: () => ({ layout, traces: runs.flatMap(run => {
         const judge = run.frontier.judges.find(each => each.name === name);
         if (!judge) return [];
         const at = judge.best, limits = judge.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 2, color: faint(runColour(run.index), 0.5),
           array: judge.high.map((high, place) => high - judge.figures[place]), arrayminus: judge.figures.map((value, place) => value - judge.low[place]) } } : {};
-        return [{ ...points(run, judge.figures, run.name), ...limits, showlegend: runs.length > 1 },
+        return [...frontierTraces(run, judge.figures, several).map((trace, place) => (place ? trace : { ...trace, ...limits })),
           { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.figures[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: "top center", textfont: { color: runColour(run.index) },
             marker: { size: 14, color: "rgba(0,0,0,0)", line: { width: 2.5, color: runColour(run.index) } }, hoverinfo: "skip", showlegend: false, cliponaxis: false }];
       }) }) }));

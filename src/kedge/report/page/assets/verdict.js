@@ -24,27 +24,32 @@ const changeOf = ({ first, last, good }) => {
 const figuresTable = run => table(["", "first", "last", "change"],
   run.figures.map(row => [[row.label, " ", el("span", { class: "unit-of" }, row.unit)], figure(row.first), el("b", {}, figure(row.last)), changeOf(row)]));
 
-const runCard = (run, index, many) => {
+/** On a run's own page its first two curves stand beside the figures. */
+const firstCurves = (data, run) => (data.panels[run.stage] ?? []).slice(0, 2).map(panel => curveChart(data, run.stage, { ...panel, note: "" }, { size: "short" }));
+
+const runCard = (data, run, index) => {
+  const many = data.runs.length > 1;
   const facts = [run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
   const versions = Object.entries(run.facts).filter(([name]) => !["stage", "device", "precision"].includes(name));
   return el("article", { class: "card stack" },
     el("div", { class: "run-title" },
       many ? el("span", { class: "swatch", style: { background: `var(--c${index % 8})` } }) : null,
-      el("h3", {}, run.name), el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
+      many ? el("h3", {}, run.name) : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
     run.incidents ? el("p", { class: "down" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: see incidents.jsonl.`) : null,
     findingsOf(run),
-    el("details", { open: !many || run.stage === "ppo" }, el("summary", {}, "First and last figures: means over a twentieth of the run"), figuresTable(run)),
+    el("div", { class: many ? "stack" : "two" },
+      el("details", { open: !many || run.stage === "ppo" }, el("summary", {}, "First and last figures: means over a twentieth of the run"), figuresTable(run)),
+      many ? null : el("div", { class: "stack" }, firstCurves(data, run))),
     versions.length ? el("p", { class: "muted small" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null);
 };
 
 const verdict = data => section("verdict", data.title, "", () => {
-  const many = data.runs.length > 1;
   const headlines = data.headlines.map(each => el("div", { class: "card headline" },
     el("span", { class: "muted small" }, each.label), el("b", { class: "number" }, figure(each.value, 3)),
     known(each.low) ? el("span", { class: "muted small number" }, `${figure(each.low, 3)} to ${figure(each.high, 3)}`) : null));
   return [headlines.length ? el("div", { class: "headlines" }, headlines) : null,
-    el("div", { class: many ? "two" : "stack" }, data.runs.map((run, index) => [run, index])
+    el("div", { class: data.runs.length > 1 ? "two" : "stack" }, data.runs.map((run, index) => [run, index])
       .sort(([one], [other]) => (other.stage === "ppo") - (one.stage === "ppo"))
-      .map(([run, index]) => runCard(run, index, many)))];
+      .map(([run, index]) => runCard(data, run, index)))];
 }, "h1");
