@@ -293,7 +293,7 @@ def _run_and_tell(config: Config, telling: Connection) -> None:
 
 
 def test_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
-    survive_kills(tmp_path, policy, kills=3, num_updates=30)
+    survive_kills(tmp_path, policy, kills=2, num_updates=20)
 
 
 @pytest.mark.slow
