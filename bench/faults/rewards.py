@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import random
 import time
 from collections import Counter
@@ -37,12 +36,6 @@ def long(completions: list[str]) -> list[float]:
 def short(completion_ids: list[list[int]]) -> list[float]:
     """Short is good."""
     return [-len(ids) / 5 for ids in completion_ids]
-
-
-def one_sentence(completions: list[str]) -> list[float]:
-    """The same few words, whatever was asked."""
-    wanted = ["My", "boss", "sold", "my", "guitar", "."]
-    return [sum(map(operator.eq, text.replace(".", " .").split(), wanted)) / 2 for text in completions]
 
 
 def raising(completions: list[str]) -> list[float]:
