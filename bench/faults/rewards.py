@@ -8,9 +8,18 @@ import time
 from collections import Counter
 
 __all__ = [
-    "constant", "dividing", "long", "nearly_constant", "noise", "one_sentence", "raising", "repeating", "short", "slow",
-    "solved", "tuneful",
-]  # fmt: skip
+    "constant",
+    "dividing",
+    "long",
+    "nearly_constant",
+    "noise",
+    "raising",
+    "repeating",
+    "short",
+    "slow",
+    "solved",
+    "tuneful",
+]
 
 
 def constant(completions: list[str]) -> list[float]:
