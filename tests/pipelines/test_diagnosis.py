@@ -135,3 +135,10 @@ def test_a_run_that_goes_on_knows_what_came_before(tmp_path: Path) -> None:
         doctor.see(update, metrics)
     [told] = said
     assert "(updates 1 to 3)" in told
+
+
+def test_a_long_run_is_remembered_by_its_beginning_and_its_latest_updates(tmp_path):
+    doctor = LiveDoctor(tmp_path, {"precision": "fp32"}, Config(), say=lambda line: None)
+    for update in range(1, 1201):
+        doctor.see(update, {"reward/score_mean": 0.1})
+    assert [row["update"] for row in doctor._rows] == [*range(1, 51), *range(751, 1201)]

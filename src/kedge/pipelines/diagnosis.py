@@ -24,6 +24,9 @@ ORDER = ("sft", "reward", "ppo")
 EVERY = 4
 """Updates between two looks at a run at work; a tenth of those that there have been, once that is more."""
 
+FIRST, LATEST = 50, 450
+"""Updates that are remembered of a run at work: how it began, and how it goes. A run may have no end."""
+
 
 def diagnose_run(folder: Path) -> list[Finding]:
     """What is the matter with the run in a folder, gravest first; see `kedge.report.doctor`.
@@ -92,14 +95,15 @@ class LiveDoctor:
         told = {name: str(fact) for name, fact in facts.items()}
         self._run = RunRecord(folder, told, config.model_dump(mode="json"), self._rows, state="running")
         self._say, self._said = say, set[str]()
-        self._next = len(self._rows) + EVERY
+        self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:
         """Take in an update's figures, and look where there are enough new ones."""
         self._rows.append({"update": update, **metrics})
-        if len(self._rows) < self._next:
+        del self._rows[FIRST:-LATEST]
+        if update < self._next:
             return
-        self._next = len(self._rows) + max(EVERY, len(self._rows) // 10)
+        self._next = update + max(EVERY, update // 10)
         for finding in diagnose_record(self._run):
             if finding.severity == "serious" and finding.rule not in self._said:
                 self._said.add(finding.rule)
