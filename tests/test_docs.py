@@ -61,6 +61,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.pipelines.diagnosis.diagnose_run", lambda folder: [])
+    monkeypatch.setattr("kedge.pipelines.reporting.write_report", lambda *_: "report.html")
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.pipelines.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.watching.serve_run", lambda *_, **__: page)

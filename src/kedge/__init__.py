@@ -15,12 +15,24 @@ from typing import TYPE_CHECKING, Any
 from kedge.version import __version__
 
 if TYPE_CHECKING:
-    from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft
+    from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft, write_report
     from kedge.errors import KedgeError
 
-__all__ = ["KedgeError", "__version__", "doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+__all__ = [
+    "KedgeError",
+    "__version__",
+    "doctor",
+    "evaluate",
+    "generate",
+    "ppo",
+    "reward",
+    "rlhf",
+    "sft",
+    "write_report",
+]
 
-_HOMES: dict[str, str] = dict.fromkeys(("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"), "kedge.api")
+_FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report")
+_HOMES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _HOMES["KedgeError"] = "kedge.errors"
 
 

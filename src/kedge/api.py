@@ -19,6 +19,7 @@ from kedge.pipelines.diagnosis import diagnose_run
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
+from kedge.pipelines.reporting import write_report as make_report
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf import RlhfResult, run_rlhf
 from kedge.pipelines.run import Resume
@@ -26,7 +27,7 @@ from kedge.pipelines.sft import SftResult, run_sft
 from kedge.report.doctor import Finding
 from kedge.rewards import RewardSpec
 
-__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft"]
+__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report"]
 
 
 def sft(
@@ -202,6 +203,19 @@ def doctor(run: StrPath) -> list[Finding]:
         DataError: It is no run's folder, or a file in it is damaged.
     """
     return diagnose_run(Path(run))
+
+
+def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
+    """One page that shows what runs did; see `kedge.pipelines.reporting.write_report`.
+
+    Args:
+        runs: Their folders, or ones that hold the folders of several stages; also of runs at work.
+        out: The page; by default `report.html` in the folder of a single run, and in the current one for several.
+
+    Raises:
+        KedgeError: A folder is no run's or damaged, or what is there is no report of kedge's.
+    """
+    return make_report([Path(run) for run in runs], None if out is None else Path(out))
 
 
 def _resume(wanted: bool) -> Resume | None:

@@ -56,6 +56,8 @@ def test_what_is_no_page_of_kedges_is_left_alone(tmp_path):
 def test_a_folder_that_is_no_run_is_one_line(tmp_path):
     with pytest.raises(DataError, match="not the folder of a run"):
         write_report([tmp_path / "nothing"])
+    with pytest.raises(DataError, match="no run is named"):
+        write_report([])
     assert not list(tmp_path.iterdir())
 
 

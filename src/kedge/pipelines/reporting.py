@@ -41,9 +41,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None, *, ending: En
         ending: How the runs end, where they are about to say so themselves.
 
     Raises:
-        DataError: A folder is no run's, or a file in it is damaged.
+        DataError: No folder is given, one is no run's, or a file in it is damaged.
         OutputError: The page cannot be written, or something else than a page of kedge's is there.
     """
+    if not folders:
+        raise DataError("no run is named that a report could be about")
     path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     _check_replaceable(path)
     replace_file(path, [render_page(collect_page(folders, ending=ending))])

@@ -29,6 +29,9 @@ const unpack = async () => {
   return window.Plotly;
 };
 
+/** Where fingers scroll, a drag across a chart does not zoom. */
+const touched = matchMedia("(pointer: coarse)").matches;
+
 const baseLayout = () => {
   const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), tickcolor: colour("line"),
     automargin: true, tickfont: { size: 11, color: colour("muted") }, title: { font: { size: 11, color: colour("muted") }, standoff: 6 } };
@@ -37,7 +40,7 @@ const baseLayout = () => {
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },
     hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },
-    xaxis: axis, yaxis: axis, yaxis2: axis, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    xaxis: axis, yaxis: axis, yaxis2: axis, dragmode: touched ? false : "zoom",
   };
 };
 const merged = (base, changes) => {

@@ -75,11 +75,12 @@ const heldCourse = clip => chart({
 });
 
 const clipping = data => {
-  const runs = data.runs.filter(run => !run.clipping.empty);
-  let run = runs.at(0), updateAt = 0, epochAt = 0, logScale = true;
+  let chosen = null, updateAt = 0, epochAt = 0, logScale = true;
   const part = section("clipping", "Clipping", "Where the objective stops to reward a further step, and how many tokens are there.", () => {
+    const runs = data.runs.filter(each => !each.clipping.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
     if (!run) return empty((data.runs.find(each => each.stage === "ppo") ?? data.runs[0])?.clipping.empty ?? "There is no run.");
     const clip = run.clipping;
+    updateAt = Math.min(updateAt, clip.updates.length);
     const epochsNow = () => (updateAt ? clip.updates[updateAt - 1].epochs : clip.whole);
     const ratiosNow = () => addedUp(epochAt ? epochsNow().slice(epochAt - 1, epochAt) : epochsNow());
     const charts = [objectiveChart(clip, 1, ratiosNow, () => logScale), objectiveChart(clip, -1, ratiosNow, () => logScale), heldChart(epochsNow)];
@@ -87,7 +88,7 @@ const clipping = data => {
     const change = () => { redraw(charts.map(each => each.host)); cases.replaceChildren(casesTable(epochsNow())); };
     return [
       el("div", { class: "controls" },
-        runs.length > 1 ? choice("Run", runs.map(each => [each.name, each.name]), run.name, name => { run = runs.find(each => each.name === name); updateAt = epochAt = 0; part.refresh(); }) : null,
+        runs.length > 1 ? choice("Run", runs.map(each => [each.name, each.name]), run.name, name => { chosen = name; updateAt = epochAt = 0; part.refresh(); }) : null,
         slider("Update", { min: 0, max: clip.updates.length, value: updateAt, show: at => (at ? `${clip.updates[at - 1].update}` : "whole run") }, at => { updateAt = at; change(); }),
         choice("Epoch", [[0, "all"], ...clip.whole.map((_, at) => [at + 1, String(at + 1)])], epochAt, at => { epochAt = at; change(); }),
         el("label", { class: "field" }, el("input", { type: "checkbox", checked: logScale, onchange: event => { logScale = event.target.checked; change(); } }), el("span", {}, "logarithmic shares"))),

@@ -89,8 +89,8 @@ const runToggles = (data, stage, changed) => data.runs.map((run, index) => run.s
   } }, el("span", { class: "swatch", style: { background: `var(--c${index % 8})` } }), run.name)).filter(Boolean);
 
 const curves = data => {
-  const stages = Object.keys(data.panels);
-  let stage = stages[0], followers = [];
+  let stage = null, followers = [], titles = "";
+  const titlesOf = name => (data.panels[name] ?? []).map(panel => panel.title).join();
   const zoom = range => {
     state.range = range;
     reset.disabled = !range;
@@ -103,8 +103,11 @@ const curves = data => {
     if ((range || change["xaxis.autorange"]) && JSON.stringify(range) !== JSON.stringify(state.range)) zoom(range);
   };
 
-  const part = section("curves", "Curves", "Drag across a chart to zoom: all follow. Double-click to see the whole again.", () => {
-    if (!stages.length) return empty("No stage that is known here has any figures: metrics.jsonl fills with the first update.");
+  const part = section("curves", "Curves", touched ? "Tap a chart for its figures." : "Drag across a chart to zoom: all follow. Double-click to see the whole again.", () => {
+    const stages = Object.keys(data.panels);
+    stage ??= stages[0];
+    titles = titlesOf(stage);
+    if (!data.panels[stage]?.length) return empty("No stage that is known here has any figures: metrics.jsonl fills with the first update.");
     const panels = data.panels[stage], groups = [...new Set(panels.map(panel => panel.group))];
     const nodes = new Map(panels.map(panel => [panel, curveChart(data, stage, panel, { onrange: follow })]));
     const toggles = runToggles(data, stage, () => redraw(followers));
@@ -120,5 +123,7 @@ const curves = data => {
       groups.map(group => [el("h4", {}, group), el("div", { class: "grid" }, panels.filter(panel => panel.group === group).map(panel => nodes.get(panel)))]),
     ];
   });
-  return part;
+  /** Newer figures in the charts that are there; new charts only where there are any. */
+  const renew = () => (titlesOf(stage) === titles && titles ? redraw(followers) : part.refresh());
+  return { ...part, renew };
 };

@@ -19,39 +19,45 @@ themeButton.addEventListener("click", () => {
   setTheme(name);
 });
 
-const main = document.getElementById("main"), nav = document.getElementById("nav");
-let parts = [];
-const show = data => {
-  for (const part of parts) forget(part.node);
-  parts = [verdict, curves, samples, clipping, frontier, cost, rewardModel].map(make => make(data));
-  nav.replaceChildren(...parts.map(part => el("a", { href: `#${part.id}` }, part.id === "verdict" ? "Verdict" : part.title)));
-  main.replaceChildren(...parts.map(part => part.node));
-  document.getElementById("foot").textContent = data.written;
-  for (const part of parts) part.refresh();
-  for (const part of parts) here.observe(part.node);
-};
+const main = document.getElementById("main"), nav = document.getElementById("nav"), foot = document.getElementById("foot");
 const here = new IntersectionObserver(entries => {
   for (const { target, isIntersecting } of entries) {
     const link = nav.querySelector(`[href="#${target.id}"]`);
-    if (isIntersecting) link?.setAttribute("aria-current", "true"); else link?.removeAttribute("aria-current");
+    if (!isIntersecting) link?.removeAttribute("aria-current");
+    else if (link) {
+      link.setAttribute("aria-current", "true");
+      nav.scrollTo({ left: link.offsetLeft - nav.offsetLeft - 40 });
+    }
   }
 }, { rootMargin: "-45% 0px -50% 0px" });
 
-const first = JSON.parse(document.getElementById("data").textContent);
-show(first);
+/** What is shown; newer figures take the place of these, and every section reads them anew. */
+const data = JSON.parse(document.getElementById("data").textContent);
+const parts = [verdict, curves, samples, clipping, frontier, cost, rewardModel].map(make => make(data));
+nav.append(...parts.map(part => el("a", { href: `#${part.id}` }, part.id === "verdict" ? "Verdict" : part.title)));
+main.replaceChildren(...parts.map(part => part.node));
+foot.textContent = data.written;
+for (const part of parts) {
+  part.refresh();
+  here.observe(part.node);
+}
 wakeLibrary();
 
-/** Newer figures are asked for while nobody is in the middle of something. */
+/** A page that follows a run asks for newer figures; a section in which somebody is at work stays as it is. */
 const LIVE_SECONDS = 5;
-const follow = async (url, known) => {
-  const answer = await fetch(url, { cache: "no-store", headers: { "If-None-Match": known } }).catch(() => null);
-  const newer = answer?.ok ? await answer.json().catch(() => null) : null;
-  if (newer && !main.contains(document.activeElement)) {
-    const scrolled = scrollY;
-    known = newer.version;
-    show(newer);
-    scrollTo({ top: scrolled, behavior: "instant" });
+let newest = "";
+const follow = async () => {
+  const answer = await fetch(data.live, { cache: "no-store" }).catch(() => null);
+  const text = answer?.ok ? await answer.text() : newest;
+  if (text !== newest) {
+    newest = text;
+    Object.assign(data, JSON.parse(text), { live: data.live });
+    foot.textContent = data.written;
+    for (const part of parts) {
+      if (part.renew) part.renew();
+      else if (!part.node.contains(document.activeElement)) part.refresh();
+    }
   }
-  setTimeout(follow, 1000 * LIVE_SECONDS, url, known);
+  setTimeout(follow, 1000 * LIVE_SECONDS);
 };
-if (first.live) setTimeout(follow, 1000 * LIVE_SECONDS, first.live, first.version);
+if (data.live) setTimeout(follow, 1000 * LIVE_SECONDS);

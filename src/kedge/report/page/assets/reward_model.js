@@ -21,7 +21,7 @@ const calibrationChart = model => chart({ title: "Calibration", unit: "share of 
     ], layout: { hovermode: "closest", showlegend: false, xaxis: { tickformat: ".0%", title: { text: "confidence" } }, yaxis: { tickformat: ".0%" } } };
   } });
 
-const accuracyTable = model => table(["", "held-out pairs in the right order", "from", "to"],
+const accuracyTable = model => table(["", "in the right order", "from", "to"],
   [["Reward model", model.accuracy], ["Taking the longer answer", model.length_accuracy]].filter(([, interval]) => interval)
     .map(([name, interval]) => [name, el("b", {}, percent(interval.value)), percent(interval.low), percent(interval.high)]));
 
@@ -29,7 +29,7 @@ const rewardModel = data => section("reward-model", "Reward model", "How often i
   const models = data.runs.flatMap(run => run.reward_models), policies = data.runs.filter(run => run.stage === "ppo");
   const judged = models.filter(model => !model.empty);
   const parts = judged.map(model => [
-    card(el("h3", {}, judged.length > 1 ? model.name : `Accuracy on ${(model.num_pairs ?? 0).toLocaleString("en-GB")} pairs that it was not trained on`), accuracyTable(model)),
+    card(el("h3", {}, judged.length > 1 ? model.name : `Accuracy on ${(model.num_pairs ?? 0).toLocaleString("en-GB")} held-out pairs`), accuracyTable(model)),
     el("div", { class: "two" }, model.bins.length ? calibrationChart(model) : null,
       model.scores ? distributions("Chosen and rejected", "share of answers by their score", model.scores, "The further apart, the surer it is. Scores as PPO sees them, from their quantiles.")
         : empty("The scores of chosen and rejected answers are not known: runs of this version put their quantiles into summary.json.")),

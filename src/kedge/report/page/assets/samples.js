@@ -111,24 +111,24 @@ const responseCard = (prompt, row, colouringName, pick) => {
 };
 
 const samples = data => {
-  const runs = data.runs.filter(run => !run.samples.empty);
-  let run = runs.at(0), promptAt = 0, rowAt = -1, colouringName = "advantage";
+  let chosen = null, promptAt = 0, rowAt = -1, colouringName = "advantage";
   const part = section("samples", "Samples", "The same prompts over time. Point at a token, or go along with the arrow keys, for its exact figures.", () => {
     hideTip();
+    const runs = data.runs.filter(each => !each.samples.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
     if (!run) return empty(data.runs[0]?.samples.empty ?? "There is no run.");
-    const prompt = run.samples.prompts[promptAt], rows = prompt.responses, row = rows.at(rowAt);
+    const prompt = run.samples.prompts[promptAt] ?? run.samples.prompts[0], rows = prompt.responses, row = rows.at(rowAt) ?? rows.at(-1);
     const answers = el("ol", { class: "answers", "aria-label": "Responses over time" }, rows.map((each, at) => el("li", {},
-      el("button", { type: "button", "aria-pressed": String(each === row), onclick: () => { rowAt = at; refill("answer"); } },
+      el("button", { type: "button", "aria-pressed": String(each === row), onclick: () => { rowAt = at; refill(); } },
         el("span", { class: "head" }, each.update ? `update ${each.update}` : "before training", el("b", { class: "number" }, figure(each.score, 3))),
         el("span", { class: "text", dir: "auto" }, textOf(each) || "(nothing)")))));
     return [
       el("div", { class: "controls" },
         runs.length > 1 ? choice("Run", runs.map(each => [each.name, each.name]), run.name,
-          name => { run = runs.find(each => each.name === name); promptAt = 0; rowAt = -1; refill("run"); }) : null,
+          name => { chosen = name; promptAt = 0; rowAt = -1; refill(); }) : null,
         run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Learnt from"]), promptAt,
-          at => { promptAt = at; rowAt = -1; refill("prompt"); }) : null,
+          at => { promptAt = at; rowAt = -1; refill(); }) : null,
         el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${run.samples.of.toLocaleString("en-GB")} responses in samples.jsonl are on this page.` : "")),
-      el("div", { class: "samples" }, answers, responseCard(prompt, row, colouringName, name => { colouringName = name; refill("colour"); })),
+      el("div", { class: "samples" }, answers, responseCard(prompt, row, colouringName, name => { colouringName = name; refill(); })),
     ];
   });
   /** Fill the section anew, and give the focus and the list's place back. */
