@@ -11,7 +11,7 @@ from kedge.pipelines import demo_recipe as recipe
 
 __all__ = ["FAULTS"]
 
-LONG_LEASH: Final = {"ppo.kl_coef": 0.01, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
+LONG_LEASH: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
 """A policy that is free to find out what pays, and has the time to."""
 
 SAMPLER: Final = (
@@ -103,8 +103,17 @@ REWARD: Final = (
 
 HACKING: Final = (
     Case("reward that loves length", "hacking_by_length", LONG_LEASH, function("long")),
-    Case("reward that loves repetition", "hacking_by_repetition", LONG_LEASH, function("repeating")),
-    Case("cut responses pay", "hacking_by_not_stopping", {**LONG_LEASH, "rollout.missing_eos_score": 5.0}),
+    Case(
+        "reward that loves repetition",
+        "hacking_by_repetition",
+        {**LONG_LEASH, "rollout.missing_eos_score": -1.0, "ppo.num_updates": 28},
+        function("repeating"),
+    ),
+    Case(
+        "cut responses pay",
+        "hacking_by_not_stopping",
+        {**LONG_LEASH, "rollout.missing_eos_score": 5.0, "rollout.max_new_tokens": 24},
+    ),
     Case(
         "the reward model alone, no β",
         "proxy_up_judge_down",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
 
 __all__ = [
     "constant",
@@ -39,12 +38,12 @@ def noise(completions: list[str], seed: int) -> list[float]:
 
 def long(completions: list[str]) -> list[float]:
     """Long is good."""
-    return [len(text.split()) / 10 for text in completions]
+    return [len(text.split()) / 5 for text in completions]
 
 
 def short(completion_ids: list[list[int]]) -> list[float]:
     """Short is good."""
-    return [-len(ids) / 5 for ids in completion_ids]
+    return [-len(ids) / 3 for ids in completion_ids]
 
 
 def raising(completions: list[str]) -> list[float]:
@@ -62,8 +61,9 @@ def dividing(completions: list[str]) -> list[float]:
 
 
 def repeating(completions: list[str]) -> list[float]:
-    """To say one word again and again is good."""
-    return [max(Counter(text.split()).values(), default=0) / 3 for text in completions]
+    """To say a word again is good, however many there are."""
+    words = [text.split() for text in completions]
+    return [10.0 * (1.0 - len(set(each)) / len(each)) if each else 0.0 for each in words]
 
 
 def solved(completions: list[str]) -> list[float]:
