@@ -22,13 +22,13 @@ const frontier = data => section("overoptimisation", "Over-optimisation",
     const proxy = chart({ title: "Proxy: what PPO maximises", unit: "mean score", size: "tall",
       build: () => ({ traces: runs.flatMap(run => frontierTraces(run, run.frontier.proxy, several)), layout }) });
     const judged = names.map(name => chart({ title: `Judge: ${name}`, unit: "figure", size: "tall", note: "The ring marks the best policy in this judge's eyes.",
-      build: () => ({ layout, traces: runs.flatMap(run => {
+      build: () => ({ layout, traces: runs.flatMap((run, number) => {
         const judge = run.frontier.judges.find(each => each.name === name);
         if (!judge) return [];
         const at = judge.best, limits = judge.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 2, color: faint(runColour(run.index), 0.5),
           array: judge.high.map((high, place) => high - judge.figures[place]), arrayminus: judge.figures.map((value, place) => value - judge.low[place]) } } : {};
         return [...frontierTraces(run, judge.figures, several).map((trace, place) => (place ? trace : { ...trace, ...limits })),
-          { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.figures[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: "top center", textfont: { color: runColour(run.index) },
+          { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.figures[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: number % 2 ? "bottom right" : "top center", textfont: { color: runColour(run.index) },
             marker: { size: 14, color: "rgba(0,0,0,0)", line: { width: 2.5, color: runColour(run.index) } }, hoverinfo: "skip", showlegend: false, cliponaxis: false }];
       }) }) }));
     const told = runs.flatMap(run => run.frontier.judges.map(judge => {
