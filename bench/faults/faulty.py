@@ -40,7 +40,12 @@ LEASH: Final = (
 EXPLORATION: Final = (
     Case("temperature 0.01", "no_exploration", {"rollout.temperature": 0.01}),
     Case("entropy coefficient 1", "entropy_rising", {"ppo.entropy_coef": 1.0}),
-    Case("entropy bonus with the wrong sign", "entropy_collapse", {"ppo.entropy_coef": 0.5}, bug=bugs.entropy_flipped),
+    Case(
+        "entropy bonus with the wrong sign",
+        "entropy_collapse",
+        {"ppo.entropy_coef": 1.0, "ppo.schedule": "constant", "ppo.num_updates": 20},
+        bug=bugs.entropy_flipped,
+    ),
 )
 
 STEPS: Final = (

@@ -86,14 +86,14 @@ CASES = [
     figures(
         "sampling_not_mirrored",
         "serious",
-        {"objective/logprobs": -78.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-        {"objective/logprobs": -82.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -86.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -88.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
     ),
     figures(
         "sampling_not_mirrored",
         "serious",
-        {"objective/logprobs": -127.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-        {"objective/logprobs": -123.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -116.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -114.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
     ),
     figures("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
     figures("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),

@@ -106,6 +106,12 @@ class Course:
         return median(self.figures)
 
     @property
+    def middle_error(self) -> float:
+        """Standard error of `middle`, of figures that lie around it by chance."""
+        spread = MAD_TO_STD * median(abs(value - self.middle) for value in self.figures)
+        return MEDIAN_ERROR * spread / math.sqrt(len(self))
+
+    @property
     def rise(self) -> float:
         """Late less early."""
         return self.late - self.early
