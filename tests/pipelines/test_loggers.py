@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +15,7 @@ from kedge.config import Config, config_from_settings
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
-from kedge.report.loggers import LoggedRun, feed
+from kedge.report.loggers import LoggedRun, feed, opening
 from kedge.report.metrics import read_metrics
 from kedge.report.samples import read_samples
 from tests.tiny import save_tiny_policy
@@ -117,10 +117,10 @@ def test_a_logger_that_fails_does_not_end_a_run(policy, tmp_path, monkeypatch, c
 
 
 def test_a_missing_package_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else found(name, *rest)
-    )
+    def refuse(name: str) -> NoReturn:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(opening, "distribution", refuse)
     out = tmp_path / "run"
     command = ["kedge", "sft", "--model", str(tmp_path / "none"), "--data", "none.jsonl", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*command, "runtime.loggers=wandb"])

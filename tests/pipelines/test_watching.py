@@ -192,7 +192,9 @@ def test_the_page_grows_with_the_run(tmp_path, monkeypatch):
 def watched(tmp_path) -> Iterator[subprocess.Popen[str]]:
     add(begin(tmp_path / "run"), "metrics.jsonl", metrics(1))
     command = [sys.executable, "-m", "kedge", "watch", str(tmp_path / "run"), "--web"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell's background jobs ignore Ctrl-C, and so would their children.
+    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **listen) as process:
         yield process
         process.kill()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def row_by_row(models: ActorCritic, experience: Experience, objective: Objective
         terms = objective(ResponseOutputs(*outputs), experience.select(slice(row, row + 1)), divisors)
         terms.loss.backward()
         for name, figure in terms.figures.items():
-            combine = max if name.endswith("_max") else lambda one, other: one + other
+            combine = {"_max": max, "_min": min}.get(name[-4:], operator.add)
             figures[name] = combine(figures[name], float(figure)) if name in figures else float(figure)
     return figures, [torch.zeros_like(p) if p.grad is None else p.grad for p in models.parameters()]
 

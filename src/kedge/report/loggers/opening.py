@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 
 from kedge.errors import ConfigError
 from kedge.report.loggers.logger import LoggedRun, Logger
@@ -18,8 +18,10 @@ def check_loggers(names: Iterable[str]) -> None:
         ConfigError: One is not installed.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"runtime.loggers: {name} is not installed; pip install 'kedge[{name}]'")
+        try:
+            distribution(name)
+        except PackageNotFoundError as error:
+            raise ConfigError(f"runtime.loggers: {name} is not installed; pip install 'kedge[{name}]'") from error
 
 
 def open_logger(name: str, run: LoggedRun) -> Logger:
