@@ -138,7 +138,7 @@ SUPERVISED: Final = (
     Case(
         "SFT again, learning rate × 30",
         "loss_rising",
-        {"sft.learning_rate": 0.2, "sft.warmup_fraction": 0.5},
+        {"sft.learning_rate": 0.2, "sft.warmup_fraction": 0.5, "sft.schedule": "constant"},
         stage="sft",
         change=few(1500),
     ),
