@@ -155,7 +155,7 @@ CASES = [
         "hacking_by_repetition",
         "serious",
         {"response/repetition": towards(0.02, 0.3)},
-        {"response/repetition": towards(0.02, 0.2)},
+        {"response/repetition": towards(0.02, 0.1)},
     ),
     figures(
         "hacking_by_not_stopping",

@@ -149,7 +149,9 @@ EDGES: list[Edge] = [
     *figures(
         "hacking_by_repetition",
         (SERIOUS, {"response/repetition": step(0.02, 0.221)}),
-        (SILENT, {"response/repetition": step(0.02, 0.219)}),
+        (WARNING, {"response/repetition": step(0.02, 0.219)}),
+        (WARNING, {"response/repetition": step(0.02, 0.121)}),
+        (SILENT, {"response/repetition": step(0.02, 0.119)}),
     ),
     *figures(
         "hacking_by_not_stopping",

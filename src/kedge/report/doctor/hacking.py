@@ -20,7 +20,7 @@ CORRELATED = 0.5
 """Correlation of score and length at which length explains a quarter of the scores. Reward models of human preferences
 have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
 
-REPETITIVE = 0.2
+REPETITIVE, VERY_REPETITIVE = 0.1, 0.2
 """Share of 4-grams that a response had before, above what it was at first. Natural short text has next to none."""
 
 GIVEN_BACK = 0.25
@@ -68,10 +68,13 @@ def _by_length(run: RunRecord) -> Symptom | None:
 
 def _by_repetition(run: RunRecord) -> Symptom | None:
     score, repeated = _score_rises(run), course(run, "response/repetition", least=TREND)
-    if score is None or repeated is None or not rose(repeated) or repeated.late - repeated.first < REPETITIVE:
+    if score is None or repeated is None or not rose(repeated):
+        return None
+    more = repeated.late - repeated.first
+    if more < REPETITIVE:
         return None
     return Symptom(
-        "serious",
+        "serious" if more >= VERY_REPETITIVE else "warning",
         f"{repeated.late:.0%} of a response's 4-grams occurred in it before ({repeated.late_span}), "
         f"{repeated.first:.0%} at first, {_pays(score)}",
         (_leash(run),),
