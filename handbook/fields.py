@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pydantic.fields import FieldInfo
 
 from kedge.config import PRESETS, Config
-from kedge.config.knob import knob_of
-from kedge.config.root import RewardTerm
-from kedge.config.sources import SOURCES, cited_works
-from kedge.config.stages import STAGES
-from kedge.config.words import accepts, all_fields, section_type, written
+from kedge.config.explain.citations import SOURCES, cited_works
+from kedge.config.explain.describe import accepts, all_fields, section_type, written
+from kedge.config.schema.field import knob_of
+from kedge.config.schema.root import RewardTerm
+from kedge.config.schema.stages import STAGES
 
 __all__ = ["fields_page"]
 

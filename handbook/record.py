@@ -20,16 +20,16 @@ from torch import Tensor
 from kedge.algorithm import Experience, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
-from kedge.data.world import World
+from kedge.demo.world import World
 from kedge.models import TokenRows
-from kedge.pipelines import demo_recipe as recipe
-from kedge.pipelines.coefficients import Coefficients
+from kedge.pipelines.demo import demo_config
 from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo_setup import Roles
-from kedge.pipelines.scoring import score_rollout
+from kedge.pipelines.ppo.coefficients import Coefficients
+from kedge.pipelines.ppo.roles import Roles
+from kedge.rewards.score import score_rollout
 from kedge.rollout import collect_experience
-from kedge.training.ppo_update import ppo_update
 from kedge.training.runtime import stream
+from kedge.training.update import ppo_update
 
 __all__ = ["RECORD"]
 
@@ -67,7 +67,7 @@ def main(demo: Path) -> None:
             "out": Path(folder) / "run",
             "reward": str(demo / "reward" / "model"),
         }
-        config = recipe.demo_config("ppo", **models, seed=SEED, **SETTINGS)
+        config = demo_config("ppo", **models, seed=SEED, **SETTINGS)
         run_ppo(config, prompts=prompts, on_update=record)
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from handbook.token import TokenStory
-from kedge.report.drawing import COLORS, DASHED, INK, MUTED, Line, draw_lines, label_axes, new_axes
+from kedge.logs.plots.style import COLORS, DASHED, INK, MUTED, Line, draw_lines, label_axes, new_axes
 
 __all__ = ["PICTURES", "draw_pictures"]
 

@@ -37,19 +37,20 @@ PPO = (
     "ppo --model policy --prompts prompts.jsonl --reward {reward} rollout.num_prompts=8 rollout.max_new_tokens=10 "
     "rollout.micro_batch_size=4 ppo.learning_rate=3e-3 ppo.num_epochs=2 ppo.num_updates=4 {more}"
 )
-SHARED, MODEL, FUNCTION = "ppo.critic=shared", "reward", "reward.py:short"
+SHARED, MODEL, FUNCTION = "ppo.critic=shared", "reward_model", "reward.py:short"
 SEPARATE = "ppo.critic=separate ppo.value_warmup_updates=1"
 RUNS: Mapping[str, str] = {
     "sft": "sft --model policy --data demonstrations.jsonl sft.batch_size=4 sft.learning_rate=1e-3",
-    "reward": "reward --model policy --data comparisons.jsonl reward_model.batch_size=2 reward_model.learning_rate=1e-3",
+    "reward": "reward --model policy --data comparisons.jsonl reward_model.batch_size=2",
     "shared": PPO.format(reward=FUNCTION, more=f"{SHARED} runtime.precision=fp32"),
     "separate": PPO.format(reward=MODEL, more=f"{SEPARATE} runtime.precision=fp32"),
     "shared-bf16": PPO.format(reward=FUNCTION, more=f"{SHARED} runtime.precision=bf16"),
     "separate-bf16": PPO.format(reward=MODEL, more=f"{SEPARATE} runtime.precision=bf16"),
     "minibatches": PPO.format(
         reward=FUNCTION,
-        more=f"{SHARED} ppo.num_minibatches=4 rollout.num_responses=2 runtime.micro_batch_tokens=48 ppo.score_at=after_last "
-        "ppo.entropy_coef=0.01 ppo.kl_in=loss ppo.kl_controller=ziegler ppo.whiten_rewards=true runtime.precision=fp32",
+        more=f"{SHARED} ppo.num_minibatches=4 rollout.num_responses=2 runtime.micro_batch_tokens=48 "
+        "ppo.score_at=after_last ppo.entropy_coef=0.01 ppo.kl_in=loss ppo.kl_controller=ziegler "
+        "ppo.whiten_rewards=true runtime.precision=fp32",
     ),
     "n-step": PPO.format(
         reward=MODEL,
@@ -68,7 +69,7 @@ WORDS = ("boat", "rope", "sail", "tide", "crew", "anchor", "sea", "wind")
 def make_inputs(folder: Path) -> None:
     """Models, data and a reward function, the same each time."""
     save_tiny_policy(folder / "policy")
-    save_tiny_reward_model(folder / "reward", seed=1)
+    save_tiny_reward_model(folder / "reward_model", seed=1)
     texts = [f"The {one} and the {two}" for one in WORDS for two in WORDS if one != two]
     rows: dict[str, list[dict[str, Any]]] = {
         "prompts": [{"prompt": text} for text in texts[:20]],
@@ -87,9 +88,9 @@ def record(out: Path, *, demo: bool) -> None:
     with TemporaryDirectory() as work:
         make_inputs(Path(work))
         for name, command in runs.items():
-            arguments = [sys.executable, "-m", "kedge", *command.split(), "--out", name]
+            arguments = [sys.executable, "-m", "kedge", *command.split(), "--out", f"runs/{name}"]
             subprocess.run(arguments, cwd=work, env=os.environ | {"COLUMNS": "120"}, check=True)
-            found[name] = dict(_findings(Path(work) / name))
+            found[name] = dict(_findings(Path(work) / "runs" / name))
     out.write_text(json.dumps(found, indent=1))
 
 

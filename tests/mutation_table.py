@@ -20,17 +20,17 @@ PREFERENCE = "tests/algorithm/test_preference.py"
 SHAPING = "tests/algorithm/test_shaping.py"
 LANGUAGE = "tests/models/test_language.py"
 SCALAR = "tests/models/test_scalar.py"
-DECODING = "tests/models/test_decoding.py"
+DECODING = "tests/models/packing/test_decoding.py"
 LOGPROBS = "tests/algorithm/test_logprobs.py"
 CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
 SAMPLER = "tests/rollout/test_sampler.py"
-TRUNK = "tests/models/test_trunk.py"
-ROWS = "tests/models/test_rows.py"
+TRUNK = "tests/models/packing/test_trunk.py"
+ROWS = "tests/models/packing/test_rows.py"
 OBJECTIVE = "tests/training/test_objective.py"
-OPTIMISER = "tests/training/test_optimiser.py"
-SUPERVISED = "tests/training/test_supervised_losses.py"
-UPDATE = "tests/training/test_ppo_update.py"
+OPTIMISER = "tests/training/test_optimizer.py"
+SUPERVISED = "tests/training/supervised/test_losses.py"
+UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
 
 EACH_TOKEN = "tests/models/test_actor_critic.py::test_each_token_is_evaluated_at_the_position_before_it[llama-shared]"
@@ -69,7 +69,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reward-model-read-at-the-first-token",
-        "models/rows.py",
+        "models/packing/rows.py",
         "torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1",
         "torch.tensor(self.starts, device=self.ids.device)",
         f"{SCALAR}::test_the_score_is_read_at_the_last_real_token_whatever_the_padding[order0-False-llama]",
@@ -98,7 +98,7 @@ MUTATIONS = (
     ),
     Mutation(
         "positions-count-padding",
-        "models/decoding.py",
+        "models/packing/decoding.py",
         "(self._mask.long().cumsum(dim=-1) - 1)",
         "torch.arange(self._mask.shape[1]).expand_as(self._mask)",
         f"{DECODING}::test_reading_token_by_token_is_reading_all_at_once[padded-gpt2]",
@@ -106,14 +106,14 @@ MUTATIONS = (
     # Supervised stage and reward model: spec §3.
     Mutation(
         "eos-dropped-from-the-loss",
-        "training/supervised_losses.py",
+        "training/supervised/losses.py",
         "range(max(len(example.prompt), 1), len(text))",
         "range(max(len(example.prompt), 1), len(text) - 1)",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
     ),
     Mutation(
         "prompt-in-the-loss",
-        "training/supervised_losses.py",
+        "training/supervised/losses.py",
         "range(max(len(example.prompt), 1), len(text))",
         "range(1, len(text))",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
@@ -327,14 +327,14 @@ MUTATIONS = (
     ),
     Mutation(
         "micro-batches-weighted-alike",
-        "training/ppo_update.py",
+        "training/update.py",
         "terms = learner.terms(said, part, divisors)",
         "terms = learner.terms(said, part, learner.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(
         "no-shuffle",
-        "training/ppo_update.py",
+        "training/update.py",
         "torch.randperm(num_rows, generator=generator)",
         "torch.arange(num_rows)",
         f"{UPDATE}::test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once",
@@ -342,14 +342,14 @@ MUTATIONS = (
     # Optimiser: spec §7.35.
     Mutation(
         "tf1-eps-ignored",
-        "training/optimiser.py",
+        "training/optimizer.py",
         'group["tf1_eps"] / math.sqrt(1.0 - group["betas"][1] ** group["tf1_step"])',
         'group["tf1_eps"]',
         f"{OPTIMISER}::test_three_steps_follow_the_hand_computed_trace[tf1-expected1]",
     ),
     Mutation(
         "weights-decay-silently",
-        "training/optimiser.py",
+        "training/optimizer.py",
         "weight_decay: float = 0.0",
         "weight_decay: float = 0.01",
         f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
@@ -358,77 +358,77 @@ MUTATIONS = (
     # padded rows instead, which no test of its states can see: such mistakes show in what can be packed.
     Mutation(
         "positions-not-reset-between-rows",
-        "models/rows.py",
+        "models/packing/rows.py",
         "(torch.arange(len(starts)) - starts).to(self.ids.device)",
         "torch.arange(len(starts)).to(self.ids.device)",
         f"{PACKABLE}[gpt2]",
     ),
     Mutation(
         "packed-rows-see-the-future",
-        "models/attention.py",
+        "models/packing/attention.py",
         "rectangle(value), scaling=scaling, is_causal=True)",
         "rectangle(value), scaling=scaling, is_causal=False)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(
         "gradient-of-the-rectangle-shifted",
-        "models/attention.py",
+        "models/packing/attention.py",
         "return gradient.index_select(0, slots), None, None",
         "return gradient.index_select(0, slots).roll(1, 0), None, None",
         f"{ALONE}[as it can-gpt2]",
     ),
     Mutation(
         "states-left-sorted",
-        "models/trunk.py",
+        "models/packing/trunk.py",
         "return Gather.apply(hidden, taken.argsort())",
         "return hidden",
         f"{ALONE}[as it can-gpt2]",
     ),
     Mutation(
         "window-forgotten",
-        "models/trunk.py",
+        "models/packing/trunk.py",
         "self._packs and (self._reach is None or longest <= self._reach)",
         "self._packs",
         f"{ALONE}[as it can-mistral]",
     ),
     Mutation(
         "capped-scores-packed",
-        "models/attention.py",
+        "models/packing/attention.py",
         'NOT_OFFERED = ("softcap", "s_aux", "position_bias")',
         'NOT_OFFERED = ("s_aux", "position_bias")',
         f"{TRUNK}::test_scores_that_are_hardly_capped_are_capped_all_the_same",
     ),
     Mutation(
         "recomputed-with-another-attention",
-        "models/attention.py",
+        "models/packing/attention.py",
         "layout_attention(config) if by_layout else nullcontext()",
         "nullcontext()",
         f"{TRUNK}::test_activations_that_are_computed_again_give_the_same_gradient[llama]",
     ),
     Mutation(
         "prompts-columns-unmasked",
-        "models/key_values.py",
+        "models/packing/key_values.py",
         "masked_fill(hidden, -torch.inf)",
         "masked_fill(hidden, 0.0)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(
         "recurrent-state-forgotten",
-        "models/decoding.py",
+        "models/packing/decoding.py",
         '"cache_params" if self._recurrent else "past_key_values"',
         '"past_key_values"',
         f"{TOKEN_BY_TOKEN}[as it can-mamba]",
     ),
     Mutation(
         "mask-of-dropped-rows-kept",
-        "models/key_values.py",
+        "models/packing/key_values.py",
         "self._mask = self._mask.index_select(0, rows)",
         "self._mask = self._mask[: len(rows)]",
         f"{DROPPING}[as it can-llama]",
     ),
     Mutation(
         "wrong-rows-positions-dropped",
-        "models/decoding.py",
+        "models/packing/decoding.py",
         "self._positions, self.hidden = self._positions[rows], self.hidden[rows]",
         "self._positions, self.hidden = self._positions[: len(rows)], self.hidden[rows]",
         f"{DROPPING}[as it can-gpt2]",
@@ -456,7 +456,7 @@ MUTATIONS = (
     ),
     Mutation(
         "budget-overrun",
-        "models/rows.py",
+        "models/packing/rows.py",
         "if batch and room is not None and lengths[row] > room:",
         "if batch and room is not None and room <= 0:",
         f"{ROWS}::test_batches_hold_each_row_once_and_no_more_than_the_budget",

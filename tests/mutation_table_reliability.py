@@ -6,17 +6,17 @@ from tests.mutation import Mutation
 
 __all__ = ["RELIABILITY"]
 
-CHECKPOINT = "tests/training/test_checkpoint.py"
-CRASHES = "tests/training/test_checkpoint_crashes.py"
-KEEPER = "tests/training/test_keeper.py"
-SCHEDULE = "tests/training/test_save_schedule.py"
+CHECKPOINT = "tests/training/checkpoint/test_checkpoint.py"
+CRASHES = "tests/training/checkpoint/test_checkpoint_crashes.py"
+KEEPER = "tests/training/checkpoint/test_resume.py"
+SCHEDULE = "tests/training/checkpoint/test_save_schedule.py"
 STOPPING = "tests/training/test_stopping.py"
-GUARD = "tests/training/test_guard.py"
-SPIKES = "tests/training/test_spikes.py"
-OFFENDER = "tests/training/test_offender.py"
-GUARDING = "tests/pipelines/test_guarding.py"
-CALLS = "tests/rewards/test_calls.py"
-REMOTE = "tests/rewards/test_remote.py"
+GUARD = "tests/training/guard/test_guard.py"
+SPIKES = "tests/training/guard/test_spikes.py"
+OFFENDER = "tests/training/guard/test_nonfinite.py"
+GUARDING = "tests/pipelines/ppo/test_guarding.py"
+CALLS = "tests/rewards/test_retries.py"
+REMOTE = "tests/rewards/worker/test_client.py"
 
 ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_goes"
 
@@ -24,21 +24,21 @@ RELIABILITY = (
     # Checkpoints: whole or not there.
     Mutation(
         "files-not-forced-to-the-disk",
-        "training/hashed_files.py",
+        "training/checkpoint/hashed_files.py",
         "os.fsync(file.fileno())",
         "file.fileno()",
         ORDER,
     ),
     Mutation(
         "names-not-forced-to-the-disk-before-the-rename",
-        "training/checkpoint.py",
+        "training/checkpoint/store.py",
         "        sync_folder(part)\n",
         "",
         ORDER,
     ),
     Mutation(
         "old-checkpoints-deleted-first",
-        "training/checkpoint.py",
+        "training/checkpoint/store.py",
         "        if not _is_valid(final):\n            _write_beside(final, write)\n"
         "        _delete_surplus(folder, update=update, keep=keep)\n",
         "        _delete_surplus(folder, update=update, keep=keep)\n"
@@ -47,28 +47,28 @@ RELIABILITY = (
     ),
     Mutation(
         "one-checkpoint-too-many-kept",
-        "training/checkpoint.py",
+        "training/checkpoint/store.py",
         "past[-keep:]",
         "past[-keep - 1 :]",
         f"{CHECKPOINT}::test_the_newest_stay",
     ),
     Mutation(
         "a-half-deleted-checkpoint-keeps-its-name",
-        "training/checkpoint.py",
+        "training/checkpoint/store.py",
         '_remove(path.rename(path.with_name(f"{TEMPORARY}old-{path.name}")))',
         "_remove(path)",
         ORDER,
     ),
     Mutation(
         "a-broken-checkpoint-is-taken-for-saved",
-        "training/checkpoint.py",
+        "training/checkpoint/store.py",
         "if not _is_valid(final):",
         "if not final.exists():",
         f"{CHECKPOINT}::test_a_valid_one_of_the_same_update_stays_and_a_broken_one_goes",
     ),
     Mutation(
         "hashes-not-compared",
-        "training/manifest.py",
+        "training/checkpoint/manifest.py",
         "if record_file(folder / name) != record:",
         "if record_file(folder / name).size != record.size:",
         f"{CHECKPOINT}::test_a_flipped_bit_at_any_byte_is_found[policy.safetensors]",
@@ -76,28 +76,28 @@ RELIABILITY = (
     # What a run is saved as.
     Mutation(
         "boundary-not-remembered",
-        "training/keeper.py",
+        "training/checkpoint/resume.py",
         "            self._remember()\n            if self._schedule",
         "            if self._schedule",
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(
         "half-a-step-saved",
-        "training/keeper.py",
+        "training/checkpoint/resume.py",
         "or self._is_changing or",
         "or",
         f"{KEEPER}::test_half_a_step_is_never_saved",
     ),
     Mutation(
         "rows-left-to-the-system",
-        "training/keeper.py",
+        "training/checkpoint/resume.py",
         "            log.sync()\n",
         "            pass\n",
         f"{KEEPER}::test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them",
     ),
     Mutation(
         "minutes-never-start-anew",
-        "training/save_schedule.py",
+        "training/checkpoint/save_schedule.py",
         "        self._saved_at = self._clock()\n",
         "        pass\n",
         f"{SCHEDULE}::test_every_so_many_minutes_since_the_last_save",
@@ -120,35 +120,35 @@ RELIABILITY = (
     # Numbers.
     Mutation(
         "skips-counted-over-the-whole-run",
-        "training/guard.py",
+        "training/guard/guard.py",
         "self._in_a_row + 1 if self._consequence else 0",
         "self._in_a_row + bool(self._consequence)",
         f"{GUARD}::test_so_many_in_a_row_and_no_more",
     ),
     Mutation(
         "small-ratios-overlooked",
-        "training/guard.py",
+        "training/guard/guard.py",
         "experience.old_logprobs - rollout.logprobs, 0.0).abs()",
         "experience.old_logprobs - rollout.logprobs, 0.0)",
         f"{GUARD}::test_a_token_that_sampler_and_trainer_see_differently_is_named[0.5]",
     ),
     Mutation(
         "a-deviation-that-spikes-raise",
-        "training/spikes.py",
+        "training/guard/spikes.py",
         "NORMAL * median(abs(x - middle) for x in past)",
         "math.sqrt(sum((x - middle) ** 2 for x in past) / len(past))",
         f"{SPIKES}::test_one_spike_in_the_history_hides_no_other",
     ),
     Mutation(
         "the-harmless-response-blamed",
-        "training/offender.py",
+        "training/guard/nonfinite.py",
         "return max(found, key",
         "return min(found, key",
         f"{OFFENDER}::test_the_response_with_a_gradient_that_is_not_finite_is_found_among_the_others",
     ),
     Mutation(
         "moments-not-rolled-back",
-        "pipelines/guarding.py",
+        "pipelines/ppo/guarding.py",
         '        restore_optimizer(roles.optimizer, found.tensors("optimizer"), found.state["optimizer"])\n',
         "",
         f"{GUARDING}::test_after_a_broken_step_the_weights_are_those_before_or_the_newest_checkpoints[rollback-2-shared]",
@@ -156,56 +156,56 @@ RELIABILITY = (
     # Reward functions.
     Mutation(
         "children-left-alive",
-        "rewards/process.py",
+        "rewards/worker/process.py",
         "os.killpg(process.pid, signal.SIGKILL)",
         "os.kill(process.pid, signal.SIGKILL)",
         f"{REMOTE}::test_a_late_function_takes_its_children_with_it_and_is_replaced",
     ),
     Mutation(
         "a-deadline-ten-times-as-long",
-        "rewards/remote.py",
+        "rewards/worker/client.py",
         "deadline = time.monotonic() + seconds",
         "deadline = time.monotonic() + 10 * seconds",
         f"{REMOTE}::test_a_call_ends_at_its_deadline[hangs]",
     ),
     Mutation(
         "ctrl-c-leaves-the-worker-at-work",
-        "rewards/process.py",
+        "rewards/worker/process.py",
         "except BaseException:  # Ctrl-C",
         "except Exception:  # Ctrl-C",
         f"{REMOTE}::test_ctrl_c_ends_the_call_and_the_next_one_is_not_given_its_answer",
     ),
     Mutation(
         "somebody-elses-answer",
-        "rewards/remote.py",
+        "rewards/worker/client.py",
         'while reply.get("id") != number:',
         'while "id" not in reply:',
         f"{REMOTE}::test_an_answer_that_nobody_waited_for_is_not_the_next_ones",
     ),
     Mutation(
         "random-numbers-of-the-worker-left-to-chance",
-        "rewards/worker.py",
+        "rewards/worker/main.py",
         "    random.seed(seed)\n",
         "",
         f"{REMOTE}::test_random_numbers_repeat_with_the_seed",
     ),
     Mutation(
         "workers-outlive-kedge",
-        "rewards/worker.py",
+        "rewards/worker/main.py",
         "    time.sleep(GRACE)\n    _end_group(process)\n",
         "",
         f"{REMOTE}::test_it_ends_when_kedge_is_killed[hangs]",
     ),
     Mutation(
         "one-retry-too-few",
-        "rewards/calls.py",
+        "rewards/retries.py",
         "in range(self._rules.retries):",
         "in range(self._rules.retries - 1):",
         f"{CALLS}::test_a_call_that_fails_is_repeated_and_counted",
     ),
     Mutation(
         "one-hang-takes-all-the-time",
-        "rewards/calls.py",
+        "rewards/retries.py",
         "timeout=remaining / 2)",
         "timeout=remaining)",
         f"{CALLS}::test_one_response_that_hangs_costs_one_score_and_one_more_timeout",

@@ -16,12 +16,12 @@ import pytest
 import kedge.api
 from kedge.cli import main
 from kedge.config import STAGES, Config, config_from_settings, load_config
-from kedge.config.words import all_fields, section_type
+from kedge.config.explain.describe import all_fields, section_type
 from kedge.data import read_comparisons, read_demonstrations, read_prompts
+from kedge.logs.metrics import read_metrics
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
-from kedge.report.metrics import read_metrics
 from kedge.rewards import FunctionReward
 from kedge.rewards.pairwise import PairwiseJudge
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
@@ -60,11 +60,11 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("kedge.pipelines.diagnosis.diagnose_run", lambda folder: [])
-    monkeypatch.setattr("kedge.pipelines.reporting.write_report", lambda *_: "report.html")
+    monkeypatch.setattr("kedge.inspect.diagnosis.diagnose_run", lambda folder, **_: [])
+    monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
-    monkeypatch.setattr("kedge.pipelines.watching.watch_run", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.pipelines.watching.serve_run", lambda *_, **__: page)
+    monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
+    monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
     [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_every_yaml_example_is_a_configuration(example: str, tmp_path: Path) -> 
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in STAGES:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
-    monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder: [])
+    monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
     exec(compile(example, "example", "exec"), names)  # our own words
     for value in list(names.values()):

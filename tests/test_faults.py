@@ -15,9 +15,9 @@ from bench.faults.matrix import put_between, write_matrix
 from bench.faults.running import Found, Outcome
 from bench.processes import BenchError
 from kedge.config import config_from_settings
+from kedge.inspect.doctor import RULES, diagnose
+from kedge.inspect.record import read_run
 from kedge.pipelines.ppo import run_ppo
-from kedge.report.doctor import RULES, diagnose
-from kedge.report.record import read_run
 from tests.tiny import save_tiny_policy
 
 TINY: dict[str, Any] = {

@@ -16,7 +16,7 @@ from handbook.site import on_page_content
 from handbook.token import TokenStory, read_record, tell_story
 from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.config import PRESETS
-from kedge.config.words import all_fields
+from kedge.config.explain.describe import all_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -3,11 +3,11 @@
 1. The index fixture, from the sampler to the reward: here; an empty response is refused: here.
 2. Padding: logprobs, values, entropy and their gradients in models/test_actor_critic, scores in models/test_scalar,
    every function of the algorithm in algorithm/test_padding; experience, an update's figures and its weights: here.
-3. Learning rate 0: training/test_ppo_update (all epochs and minibatches), algorithm/test_padding.
-4. Policy = reference: rollout/test_collect, training/test_ppo_update. Critic = reward model: models/test_actor_critic.
+3. Learning rate 0: training/test_update (all epochs and minibatches), algorithm/test_padding.
+4. Policy = reference: rollout/test_collect, training/test_update. Critic = reward model: models/test_actor_critic.
 5. GAE: algorithm/test_advantages. The L / L+1 identity: algorithm/test_shaping. Whitening and aggregation:
-   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimiser, and no decay by default: here.
-6. Micro-batches and REINFORCE at ρ = 1: training/test_ppo_update. Ranks: training/test_objective. The four quadrants:
+   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer, and no decay by default: here.
+6. Micro-batches and REINFORCE at ρ = 1: training/test_update. Ranks: training/test_objective. The four quadrants:
    algorithm/test_policy_losses.
 7. Mutations: test_mutations.
 8. The optimum in closed form: algorithm/test_toy_optimum.
@@ -22,13 +22,13 @@ from torch.nn.functional import pad
 
 from kedge.algorithm import Rollout, shape_rewards
 from kedge.errors import ShapeError
+from kedge.logs.experience_metrics import describe_experience
 from kedge.models import ScalarModel, TokenRows
-from kedge.report.experience_metrics import describe_experience
 from kedge.rollout import Sampler, collect_experience
-from kedge.training.optimiser import build_optimizer
+from kedge.training.optimizer import build_optimizer
 from tests.models.test_language import ROWS
 from tests.tiny import FAMILIES, tiny_reward_model, tiny_tokenizer
-from tests.training.test_ppo_update import PROMPTS, make_experience, make_models, run_update
+from tests.training.test_update import PROMPTS, make_experience, make_models, run_update
 
 PAD, EOS, VOCABULARY = 0, 2, 12
 

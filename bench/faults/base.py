@@ -12,11 +12,11 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data.templates import render_tldr
-from kedge.data.world import Post, World
+from kedge.demo import recipe
+from kedge.demo.exam import sample_summaries
+from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
-from kedge.pipelines import demo_recipe as recipe
-from kedge.pipelines.demo import rows, start_from_nothing
-from kedge.pipelines.demo_exam import sample_summaries
+from kedge.pipelines.demo import demo_config, rows, start_from_nothing
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
@@ -107,11 +107,11 @@ def make_base(work: Path, seed: int) -> Base:
 def _train(base: Base) -> None:
     start_from_nothing(base.start, base.seed)
     run_sft(
-        recipe.demo_config("sft", base.start, base.folder / "sft", seed=base.seed, **QUIET),
+        demo_config("sft", base.start, base.folder / "sft", seed=base.seed, **QUIET),
         demonstrations=base.demonstrations(),
     )
     run_reward(
-        recipe.demo_config("reward", base.policy, base.folder / "reward", seed=base.seed, **QUIET | EXAMINED),
+        demo_config("reward", base.policy, base.folder / "reward", seed=base.seed, **QUIET | EXAMINED),
         comparisons=base.comparisons(),
         demonstrations=base.demonstrations(NUM_NORMALIZATION),
     )

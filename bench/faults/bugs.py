@@ -17,7 +17,7 @@ import kedge.models.actor_critic
 import kedge.pipelines.sft
 import kedge.rollout.collect
 import kedge.training.objective
-import kedge.training.ppo_update
+import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
@@ -27,7 +27,7 @@ from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
 from kedge.models import ActorCritic, LanguageModel, ResponseOutputs, TokenRows
 from kedge.rollout import Sampler
-from kedge.training.optimiser import clip_gradients
+from kedge.training.optimizer import clip_gradients
 
 __all__ = [
     "advantages_flipped",
@@ -181,7 +181,7 @@ def gradient_spikes() -> Bug:
                 gradient.mul_(1000.0)
         return clip_gradients(parameters, max_norm)
 
-    return patch.object(kedge.training.ppo_update, "clip_gradients", spiked)
+    return patch.object(kedge.training.update, "clip_gradients", spiked)
 
 
 def memory_kept() -> Bug:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.faults.base import EXAMINED, QUIET, SMALL, Base
-from kedge.pipelines import demo_recipe as recipe
+from kedge.pipelines.demo import demo_config
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
@@ -104,14 +104,14 @@ def _ppo(case: Case, base: Base, out: Path) -> None:
     start = case.start(base)
     settings = {"reward": case.reward(base), **SMALL, **case.settings}
     with case.bug():
-        run_ppo(recipe.demo_config("ppo", start, out, seed=base.seed, **settings), prompts=case.change(base.prompts()))
+        run_ppo(demo_config("ppo", start, out, seed=base.seed, **settings), prompts=case.change(base.prompts()))
 
 
 def _sft(case: Case, base: Base, out: Path) -> None:
     demonstrations = case.change(base.demonstrations())
     with case.bug():
         run_sft(
-            recipe.demo_config("sft", case.start(base), out, seed=base.seed, **QUIET, **case.settings),
+            demo_config("sft", case.start(base), out, seed=base.seed, **QUIET, **case.settings),
             demonstrations=demonstrations,
         )
 
@@ -120,9 +120,7 @@ def _reward(case: Case, base: Base, out: Path) -> None:
     comparisons = case.change(base.comparisons())
     with case.bug():
         run_reward(
-            recipe.demo_config(
-                "reward", case.start(base), out, seed=base.seed, **QUIET | EXAMINED | dict(case.settings)
-            ),
+            demo_config("reward", case.start(base), out, seed=base.seed, **QUIET | EXAMINED | dict(case.settings)),
             comparisons=comparisons,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from bench.faults import bugs
 from bench.faults.base import QUIET, Base
 from bench.faults.case import Rows
-from kedge.pipelines import demo_recipe as recipe
+from kedge.pipelines.demo import demo_config
 from kedge.pipelines.sft import run_sft
 
 __all__ = ["few", "labels_by_chance", "longer_preferred", "taught_without_end"]
@@ -36,7 +36,7 @@ def taught_without_end(base: Base) -> Path:
     """The folder of an SFT policy that was trained where padding was EOS; it is made once."""
     folder = base.folder / "taught-without-end"
     if not folder.is_dir():
-        config = recipe.demo_config("sft", base.start, folder, seed=base.seed, **QUIET)
+        config = demo_config("sft", base.start, folder, seed=base.seed, **QUIET)
         with bugs.end_masked():
             run_sft(config, demonstrations=base.demonstrations(3000))
     return folder / "model"

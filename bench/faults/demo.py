@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.faults.running import Outcome, examine_run, run_apart
+from kedge.demo.report import LEASHED, UNLEASHED
 from kedge.pipelines.demo import run_demo
-from kedge.pipelines.demo_report import LEASHED, UNLEASHED
 
 __all__ = ["demo_outcomes"]
 

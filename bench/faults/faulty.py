@@ -7,7 +7,7 @@ from typing import Final
 from bench.faults import bugs
 from bench.faults.case import Case, function, learnt, untrained, watched
 from bench.faults.changes import few, labels_by_chance, longer_preferred, taught_without_end
-from kedge.pipelines import demo_recipe as recipe
+from kedge.demo import recipe
 
 __all__ = ["FAULTS"]
 

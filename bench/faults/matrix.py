@@ -9,7 +9,7 @@ from typing import Final, get_args
 
 from bench.faults.running import Outcome
 from bench.processes import BenchError
-from kedge.report.doctor import Severity
+from kedge.inspect.doctor import Severity
 
 __all__ = ["put_between", "write_matrix"]
 

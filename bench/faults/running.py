@@ -16,9 +16,9 @@ from bench.faults.base import Base, make_base
 from bench.faults.case import Case, run_case
 from bench.processes import BenchError
 from kedge.errors import KedgeError
+from kedge.inspect.doctor import Finding, diagnose
+from kedge.inspect.record import read_run
 from kedge.output import is_run
-from kedge.report.doctor import Finding, diagnose
-from kedge.report.record import read_run
 
 __all__ = [
     "Found",

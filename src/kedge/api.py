@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from kedge.arguments import Arguments, Data, StrPath, Weighted
-from kedge.pipelines.diagnosis import diagnose_run
+from kedge.config import field_advice
+from kedge.inspect.diagnosis import diagnose_run
+from kedge.inspect.doctor import Finding
+from kedge.inspect.report import write_report as make_report
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
-from kedge.pipelines.reporting import write_report as make_report
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf import RlhfResult, run_rlhf
-from kedge.pipelines.run import Resume
 from kedge.pipelines.sft import SftResult, run_sft
-from kedge.report.doctor import Finding
 from kedge.rewards import RewardSpec
+from kedge.runs.run import Resume
 
 __all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report"]
 
@@ -194,7 +195,7 @@ def evaluate(
 
 
 def doctor(run: StrPath) -> list[Finding]:
-    """What is the matter with a run, gravest first; see `kedge.pipelines.diagnosis.diagnose_run`.
+    """What is the matter with a run, gravest first; see `kedge.inspect.diagnosis.diagnose_run`.
 
     Args:
         run: The run's folder, or one that holds the folders of several stages.
@@ -202,11 +203,11 @@ def doctor(run: StrPath) -> list[Finding]:
     Raises:
         DataError: It is no run's folder, or a file in it is damaged.
     """
-    return diagnose_run(Path(run))
+    return diagnose_run(Path(run), advice=field_advice)
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
-    """One page that shows what runs did; see `kedge.pipelines.reporting.write_report`.
+    """One page that shows what runs did; see `kedge.inspect.report.write_report`.
 
     Args:
         runs: Their folders, or ones that hold the folders of several stages; also of runs at work.
@@ -215,7 +216,7 @@ def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
     Raises:
         KedgeError: A folder is no run's or damaged, or what is there is no report of kedge's.
     """
-    return make_report([Path(run) for run in runs], None if out is None else Path(out))
+    return make_report([Path(run) for run in runs], None if out is None else Path(out), advice=field_advice)
 
 
 def _resume(wanted: bool) -> Resume | None:

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from kedge.config import Config, changed_settings, load_config, resolved_yaml
-from kedge.config.changes import FREE
-from kedge.config.words import find_field, section_type
+from kedge.config.explain.describe import find_field, section_type
+from kedge.config.loading.changes import FREE
 
 
 def settings(*overrides: str) -> dict:

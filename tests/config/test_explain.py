@@ -3,9 +3,9 @@
 import pytest
 
 from kedge.config import Config, explain, load_config, schedule_in_words
-from kedge.config.knob import knob_of
-from kedge.config.sources import SOURCES, cited_works
-from kedge.config.words import all_fields, section_type
+from kedge.config.explain.citations import SOURCES, cited_works
+from kedge.config.explain.describe import all_fields, section_type
+from kedge.config.schema.field import knob_of
 from kedge.errors import ConfigError
 
 

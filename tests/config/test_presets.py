@@ -3,8 +3,8 @@
 import pytest
 
 from kedge.config import PRESETS, load_config
-from kedge.config.load import resolve
-from kedge.config.words import find_field
+from kedge.config.explain.describe import find_field
+from kedge.config.loading.load import resolve
 from kedge.errors import ConfigError
 
 # learning rate, schedule | responses per update, epochs | β | γ, λ | ε, τ | c_v, c_e

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from kedge.config import Config, Ppo, RewardTerm, Rollout
-from kedge.config.knob import Section, knob_of
-from kedge.config.words import all_fields, section_type
+from kedge.config.explain.describe import all_fields, section_type
+from kedge.config.schema.field import Section, knob_of
 
 PROMISED = {
     "ppo": "num_updates learning_rate num_epochs num_minibatches clip_range value_clip_range value_coef entropy_coef "

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import strategies as st
 
 from kedge.config import Config, load_config, resolved_yaml, schedule_in_words, with_values
-from kedge.config.words import all_fields, section_type
+from kedge.config.explain.describe import all_fields, section_type
 from tests.fuzz.outcome import case_counts, debris, fuzz, kedge, line_or_result
 from tests.fuzz.values import JSON, TEXTS
 

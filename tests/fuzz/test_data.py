@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kedge.data import Table, read_comparisons, read_demonstrations, read_prompts, rows
-from kedge.report.json_lines import JsonLines
+from kedge.logs.json_lines import JsonLines
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result, lines_of
 from tests.fuzz.values import JSON, TEXTS
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer

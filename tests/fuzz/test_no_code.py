@@ -10,7 +10,7 @@ import pytest
 
 import kedge
 from kedge.config import Config
-from kedge.config.yaml_text import parse_value
+from kedge.config.loading.yaml_text import parse_value
 from kedge.errors import ConfigError
 
 SOURCES = sorted(Path(kedge.__file__).parent.rglob("*.py"))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.data.world import Post, Verdict, World
+from kedge.demo import recipe
+from kedge.demo.exam import Marks, sample_summaries
+from kedge.demo.world import Post, Verdict, World
 from kedge.errors import OutputError
-from kedge.pipelines import demo_recipe as recipe
+from kedge.logs.metrics import read_metrics
 from kedge.pipelines.demo import collect_comparisons, run_demo, start_from_nothing
-from kedge.pipelines.demo_exam import Marks, sample_summaries
-from kedge.report.metrics import read_metrics
 
 SMALL = {
     "NUM_TOKENIZER_TEXTS": 60,
@@ -80,8 +80,8 @@ def test_summaries_are_drawn_by_seed_and_draw(tmp_path: Path) -> None:
 def test_nobody_but_the_annotator_and_the_examination_knows_the_judge() -> None:
     source = Path(kedge.__file__).parent
     knowing = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if _names_the_judge(path)}
-    world = {f"data/world/{name}.py" for name in ("__init__", "judge", "world")}
-    assert knowing == world | {"pipelines/demo_exam.py"}
+    world = {f"demo/world/{name}.py" for name in ("__init__", "judge", "world")}
+    assert knowing == world | {"demo/exam.py"}
 
 
 def _names_the_judge(path: Path) -> bool:

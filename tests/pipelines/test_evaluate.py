@@ -11,9 +11,9 @@ import pytest
 
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
+from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.evaluate import run_evaluate
-from kedge.report.json_lines import read_json_lines
-from tests.pipelines.speakers import run_kedge, save_speaker
+from tests.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import (
     CHAT_TEMPLATE,
     save_tiny_policy,
@@ -63,7 +63,7 @@ def test_the_win_rate_against_references_is_the_one_by_hand(tmp_path, capsys):
     assert summary["position_bias"] is None
     assert "0.60" in capsys.readouterr().out
 
-    rows = read_json_lines(tmp_path / "run" / "judgements.jsonl")
+    rows = read_json_lines(tmp_path / "run" / "judgments.jsonl")
     assert [row["completion"] for row in rows] == ["eeee"] * 10
     assert [row["completion_against"] for row in rows] == REFERENCES
     assert [row["winner"] for row in rows] == ["model"] * 5 + ["tie"] * 2 + ["against"] * 3
@@ -86,7 +86,7 @@ def test_a_judge_who_only_looks_at_the_position_decides_nothing(tmp_path, verdic
     result = run_evaluate(config_for(tmp_path, "evaluate.judge_mode=pairwise"), prompts=ROWS, judge=biased)
     assert (result.win_rate.value, result.win_rate.low, result.win_rate.high) == (0.5, 0.5, 0.5)
     assert result.summary["position_bias"] == {"first_rate": first_rate, "contradicted": 1.0}
-    row = read_json_lines(tmp_path / "run" / "judgements.jsonl")[0]
+    row = read_json_lines(tmp_path / "run" / "judgments.jsonl")[0]
     assert {row["winner_shown_first"], row["winner_shown_second"]} == {"model", "against"}
     assert row["winner"] == "tie"
 
@@ -111,7 +111,7 @@ def test_what_a_judge_says_nothing_about_does_not_count(tmp_path):
     result = run_evaluate(config_for(tmp_path), prompts=ROWS, judge=silent_about_ties)
     assert result.summary["num_judged"] == 9
     assert result.win_rate.value == pytest.approx((5 + 1 / 2) / 9)
-    assert [row["winner"] for row in read_json_lines(tmp_path / "run" / "judgements.jsonl")].count(None) == 1
+    assert [row["winner"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")].count(None) == 1
     with pytest.raises(RewardError, match="nothing to say about any of 10 pairs"):
         run_evaluate(config_for(tmp_path, out=str(tmp_path / "b")), prompts=ROWS, judge=lambda completions: [None] * 10)
 
@@ -135,7 +135,7 @@ def test_a_policy_against_itself_is_even(tmp_path):
     assert result.summary["tied"] == 10
     assert result.win_rate.value == 0.5
     assert result.summary["kl"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    assert len({row["completion"] for row in read_json_lines(tmp_path / "run" / "judgements.jsonl")}) > 1
+    assert len({row["completion"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")}) > 1
 
 
 def test_kl_is_the_one_in_closed_form(tmp_path):
@@ -190,7 +190,7 @@ def test_a_policy_of_another_family_is_compared_by_its_texts(tmp_path):
     config = config_for(tmp_path, **{"evaluate.against": str(other), "evaluate.judge": str(judge)})
     summary = run_evaluate(config, prompts=ROWS).summary
     assert summary["kl"] is None
-    rows = read_json_lines(tmp_path / "run" / "judgements.jsonl")
+    rows = read_json_lines(tmp_path / "run" / "judgments.jsonl")
     assert {row["completion_against"] for row in rows} == {"oooo"}
     # Of the texts: the same judge, asked to compare them as references, finds the same scores.
     references = [{"prompt": row["prompt"], "completion": "oooo"} for row in ROWS]
@@ -218,7 +218,7 @@ def test_tldr_summaries_are_references(tmp_path):
     rows = [{"subreddit": "sailing", "title": "Rope", "post": "It broke.", "summary": text} for text in REFERENCES]
     result = run_evaluate(config_for(tmp_path, "data.template=tldr"), prompts=rows, judge=count_letters)
     assert result.win_rate.value == pytest.approx(0.6)
-    row = read_json_lines(tmp_path / "run" / "judgements.jsonl")[0]
+    row = read_json_lines(tmp_path / "run" / "judgments.jsonl")[0]
     assert row["completion_against"] == " x"
     assert row["prompt"].endswith("TL;DR:")
 

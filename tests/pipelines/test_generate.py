@@ -11,9 +11,9 @@ import pytest
 
 from kedge.config import Config, load_config
 from kedge.errors import KedgeError, OutputError, RewardError
+from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.generate import run_generate
-from kedge.report.json_lines import read_json_lines
-from tests.pipelines.speakers import run_kedge, save_speaker
+from tests.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]

@@ -18,15 +18,15 @@ import pytest
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, OutputError
+from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.rlhf import run_rlhf
-from kedge.pipelines.run import Resume
 from kedge.pipelines.sft import run_sft
-from kedge.report.metrics import MetricsLog
-from kedge.training.checkpoint import newest_valid
+from kedge.runs.run import Resume
+from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
-from tests.pipelines.test_ppo import PROMPTS, configure, kedge, metrics_without_times
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, kedge, metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(10)]

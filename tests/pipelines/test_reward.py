@@ -15,9 +15,9 @@ from transformers import AutoModelForSequenceClassification
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
+from kedge.logs.metrics import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.pipelines.reward import run_reward, train_reward_model
-from kedge.report.metrics import read_metrics
 from tests.tiny import FAMILIES, save_tiny_policy, tiny_reward_model, tiny_tokenizer
 
 # Friendly answers are preferred, though the gruff ones are longer.

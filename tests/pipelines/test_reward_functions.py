@@ -9,9 +9,9 @@ import pytest
 
 from kedge.config import config_from_settings
 from kedge.errors import RewardError, UnscoredError
+from kedge.logs.metrics import read_metrics
 from kedge.pipelines.generate import run_generate
 from kedge.pipelines.ppo import run_ppo
-from kedge.report.metrics import read_metrics
 from tests.processes import processes
 from tests.tiny import save_tiny_policy
 

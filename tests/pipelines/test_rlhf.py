@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import Config, load_config
 from kedge.errors import KedgeError
-from kedge.pipelines import rlhf
+from kedge.logs.json_lines import read_json_lines
+from kedge.pipelines.rlhf import main as rlhf
 from kedge.pipelines.rlhf import run_rlhf
-from kedge.report.json_lines import read_json_lines
-from tests.pipelines.speakers import run_kedge
+from tests.evaluation.speakers import run_kedge
 from tests.tiny import save_tiny_policy
 
 PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]

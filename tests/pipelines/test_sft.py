@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
 from kedge.errors import DataError, KedgeError, OutputError
+from kedge.logs.metrics import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
 from kedge.pipelines.sft import run_sft, train_sft
-from kedge.report.metrics import MEASURED, read_metrics
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kedge.models import response_logprobs
-from tests.training.test_ppo_update import make_experience, make_models
+from tests.training.test_update import make_experience, make_models
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kedge.models import ActorCritic, LanguageModel, TokenRows, language, response_logprobs
-from kedge.models.trunk import Trunk
+from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
 from kedge.rollout import sampler as sampler_module
 from kedge.rollout.sampler import _inverse_cdf

@@ -11,10 +11,10 @@ from torch.nn.functional import pad
 
 from kedge.algorithm.experience import Experience
 from kedge.models import ActorCritic, ResponseOutputs, language
-from kedge.models.trunk import Trunk
+from kedge.models.packing.trunk import Trunk
 from kedge.training.objective import Objective
 from tests.tiny import FAMILIES
-from tests.training.test_ppo_update import gradients, make_experience, make_models, run_update
+from tests.training.test_update import gradients, make_experience, make_models, run_update
 
 OBJECTIVES = [Objective(entropy_coef=0.1), Objective(aggregation="sequence", kl_coef=0.2, value_after_last=True)]
 

@@ -9,7 +9,7 @@ import torch
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.models import ResponseOutputs
 from kedge.training.objective import Objective
-from tests.training.test_ppo_update import make_experience, make_models
+from tests.training.test_update import make_experience, make_models
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 GARBAGE = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1e9, -1e9]])

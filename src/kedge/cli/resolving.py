@@ -41,7 +41,7 @@ def resume_from(config: Config, resume: str | None, allow_changes: list[str] | N
         if allow_changes:
             raise ConfigError("--allow-changes is about a run that is resumed: give --resume, too")
         return None
-    from kedge.pipelines.run import Resume, finished_run
+    from kedge.runs.run import Resume, finished_run
 
     if folder := finished_run(config):
         typer.echo(f"{folder} has come to its end: there is nothing to resume.")

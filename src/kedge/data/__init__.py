@@ -1,6 +1,6 @@
 """Records and how they are read, templated, tokenised and batched."""
 
-from kedge.data.prompts import PromptStream
+from kedge.data.prompts import PromptStream, room_for_prompt
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Record
 from kedge.data.rejections import Rejection, Table, check_rejections, write_rejections
@@ -41,6 +41,7 @@ __all__ = [
     "read_demonstrations",
     "read_prompts",
     "render_tldr",
+    "room_for_prompt",
     "split_eval",
     "tldr_response",
     "write_rejections",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kedge.data.chat import render_prompt
-from kedge.data.exchange import Rules, answered, check_lengths, exchange, tldr_prompt
 from kedge.data.fields import Fields, check_fields, entries_of, field_of, messages_of, number_of, text_of
+from kedge.data.prompt_answers import Rules, answered, check_lengths, exchange, tldr_prompt
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_example

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kedge.data.records import Prompt
-from kedge.errors import DataError
+from kedge.errors import ConfigError, DataError
 
-__all__ = ["PromptStream"]
+__all__ = ["PromptStream", "room_for_prompt"]
+
+
+def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
+    """Tokens that the shortest context leaves for a prompt, or None where there is no limit.
+
+    Raises:
+        ConfigError: It leaves none.
+    """
+    limits = [length for length in context_lengths if length is not None]
+    if not limits:
+        return None
+    room = min(limits) - max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"max_new_tokens={max_new_tokens} leaves no room for a prompt in the model's context of "
+            f"{min(limits)} tokens"
+        )
+    return room
 
 
 class PromptStream:

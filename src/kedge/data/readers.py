@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kedge.data.exchange import Rules, Template
 from kedge.data.forms import comparison_of, demonstration_of, prompt_of
+from kedge.data.prompt_answers import Rules, Template
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import (
     MAX_REJECTED_FRACTION,

@@ -1,12 +1,12 @@
 """The four roles (policy, reference, critic, reward model): loading, scalar heads, one forward pass, saving."""
 
 from kedge.models.actor_critic import ActorCritic, ResponseOutputs, response_logprobs
-from kedge.models.decoding import Decoder
 from kedge.models.heads import HeadInit, initialise_head
 from kedge.models.language import LanguageModel, load_language_model
+from kedge.models.packing.decoding import Decoder
+from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
-from kedge.models.rows import TokenRows, budget_batches
 from kedge.models.saving import ModelCard, load_value_head, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
 from kedge.models.tokenizers import load_tokenizer, stop_token_id

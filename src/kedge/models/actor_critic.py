@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.models.language import LanguageModel
+from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import autocast
-from kedge.models.rows import TokenRows
 from kedge.models.scalar import ScalarModel
 
 __all__ = ["ActorCritic", "ResponseOutputs", "response_logprobs"]

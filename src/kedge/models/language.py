@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialise_head
+from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.trunk import Trunk
 from kedge.models.pretrained import (
     context_length,
     disable_dropout,
@@ -21,8 +23,6 @@ from kedge.models.pretrained import (
     load_pretrained,
     quiet_transformers,
 )
-from kedge.models.rows import TokenRows
-from kedge.models.trunk import Trunk
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialise_head
+from kedge.models.packing.rows import TokenRows, budget_batches
+from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
-from kedge.models.rows import TokenRows, budget_batches
-from kedge.models.trunk import Trunk
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 

@@ -15,20 +15,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from kedge.config import Config, config_from_settings, field_advice
 from kedge.data import Comparison
 from kedge.data.templates import render_tldr
-from kedge.data.world import Post, World
+from kedge.demo import recipe
+from kedge.demo.exam import Curve, Marks, gold_judge, sample_summaries
+from kedge.demo.report import LEASHED, UNLEASHED, DemoResult, print_result, save_result
+from kedge.demo.world import Post, World
+from kedge.inspect.report import REPORT_FILE, leave_report
+from kedge.logs.run_folder import create_run_folder
 from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
-from kedge.pipelines import demo_recipe as recipe
-from kedge.pipelines.demo_exam import Curve, Marks, gold_judge, sample_summaries
-from kedge.pipelines.demo_report import LEASHED, UNLEASHED, DemoResult, report
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
-from kedge.report.run_folder import create_run_folder
 from kedge.rewards import RewardTerm
 
-__all__ = ["run_demo"]
+__all__ = ["demo_config", "run_demo"]
 
 
 def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
@@ -47,11 +49,11 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     held_out = replace(world, split="held-out")
 
     sft = run_sft(
-        recipe.demo_config("sft", folder / "start", folder / "sft", seed=seed),
+        demo_config("sft", folder / "start", folder / "sft", seed=seed),
         demonstrations=rows(world.demonstrations(recipe.NUM_DEMONSTRATIONS)),
     )
     reward = run_reward(
-        recipe.demo_config("reward", sft.model, folder / "reward", seed=seed),
+        demo_config("reward", sft.model, folder / "reward", seed=seed),
         comparisons=rows(collect_comparisons(replace(world, split="comparisons"), sft.model)),
         demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
     )
@@ -59,7 +61,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     practice = replace(world, split="prompts")
     ppo, _ = (
         run_ppo(
-            recipe.demo_config("ppo", sft.model, folder / name, seed=seed, **changes),
+            demo_config("ppo", sft.model, folder / name, seed=seed, **changes),
             prompts=[{"text": each.text, **each.columns} for each in practice.prompts(recipe.NUM_PROMPTS)],
             reward=[RewardTerm(reward.model), RewardTerm(gold_judge(practice), weight=0.0, name="gold")],
             on_update=curves[name],
@@ -81,8 +83,26 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         kl=ppo.metrics[-1]["objective/kl"],
         seconds=time.perf_counter() - started,
     )
-    report(result, folder)
+    save_result(result, folder)
+    leave_report(folder, advice=field_advice)
+    print_result(result)
+    print(f"The whole took {result.seconds:.0f} s. All is in {folder / REPORT_FILE} and beside it")
     return result
+
+
+def demo_config(stage: str, model: Path, out: Path, *, seed: int, **settings: Any) -> Config:
+    """The configuration of one stage of the demo: `sft`, `reward` or `ppo`.
+
+    Args:
+        stage: which one.
+        model: the folder of the model that it starts from.
+        out: the folder that it writes to.
+        seed: of every random stream.
+        settings: more of them, such as the reward.
+    """
+    return config_from_settings(
+        stage, {**recipe.SETTINGS, "model": str(model), "out": str(out), "runtime.seed": seed, **settings}
+    )
 
 
 def start_from_nothing(folder: Path, seed: int) -> World:

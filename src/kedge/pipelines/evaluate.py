@@ -1,6 +1,6 @@
 """How good a policy is: its win rate against another policy, or against the references in the data.
 
-    prompts ─▶ both sides' responses ─▶ judge ─▶ win rate with its interval ─▶ judgements.jsonl, summary.json
+    prompts ─▶ both sides' responses ─▶ judge ─▶ win rate with its interval ─▶ judgments.jsonl, summary.json
 
 Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL).
 """
@@ -14,15 +14,16 @@ from typing import Any
 
 from kedge.algorithm.statistics import Interval
 from kedge.config import Config
+from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
+from kedge.evaluation.examination import Examination
+from kedge.evaluation.report import Evaluation, report
 from kedge.models import load_tokenizer
-from kedge.pipelines.evaluate_report import Evaluation, report
-from kedge.pipelines.examination import Examination
-from kedge.pipelines.judging import load_judge
-from kedge.pipelines.questions import read_questions, room_for_prompt
-from kedge.pipelines.run import open_run
-from kedge.pipelines.sampling import Sampling, load_policy
 from kedge.rewards import RewardSpec
+from kedge.runs.load_judge import load_judge
+from kedge.runs.load_policy import load_policy, sampling_of
+from kedge.runs.load_prompts import load_prompts
+from kedge.runs.run import open_run
 
 __all__ = ["EvaluateResult", "run_evaluate"]
 
@@ -66,12 +67,19 @@ def run_evaluate(
     against = None if settings.against is None else load_policy(settings.against, config, run)
     for source in settings.frontier:
         load_tokenizer(source, trust_remote_code=trust)  # a misspelt one stops here, not after the first sampling
-    longest = Sampling.of(config).max_new_tokens
-    questions = read_questions(
-        config, run, policy.tokenizer, room=room_for_prompt([policy.model.context_length], longest), prompts=prompts
+    sampling = sampling_of(config)
+    room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
+    questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)[: settings.num_prompts]
+    examination = Examination(
+        questions,
+        reader=policy,
+        judge=load_judge(judge, config, run, policy.tokenizer),
+        sampling=sampling,
+        kl_temperature=config.rollout.temperature,
+        template=config.data.template,
+        confidence=settings.confidence,
+        num_resamples=settings.num_bootstrap,
     )
-    questions = questions[: settings.num_prompts]
-    examination = Examination(config, questions, policy, load_judge(judge, config, run, policy.tokenizer))
     examination.judge.check_columns(list(questions[0].columns))
 
     with run.started():
@@ -79,6 +87,6 @@ def run_evaluate(
         first = examination.compete(policy, opponent, against)
         frontier = (load_policy(source, config, run) for source in settings.frontier)
         others = [examination.compete(further, opponent, against) for further in frontier]
-    evaluation = Evaluation(examination, first, opponent, others)
+    evaluation = Evaluation(examination, first, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
     return EvaluateResult(run.folder, evaluation.win_rate(first), summary)

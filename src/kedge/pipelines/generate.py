@@ -15,16 +15,18 @@ from typing import Any
 
 from kedge.algorithm.statistics import Interval, bootstrap_interval
 from kedge.config import Config
+from kedge.data import room_for_prompt
 from kedge.errors import RewardError
-from kedge.pipelines.questions import read_questions, room_for_prompt
-from kedge.pipelines.responses import join_responses
-from kedge.pipelines.run import open_run
-from kedge.pipelines.sampling import Answers, Sampling, load_policy
-from kedge.pipelines.scorers import Rewards, configured_rewards, load_scorer
-from kedge.report.json_lines import JsonLines, read_json_lines
-from kedge.report.progress import Progress
-from kedge.report.table import print_table
+from kedge.evaluation.policy import Answers
+from kedge.evaluation.responses import join_responses
+from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.progress import Progress
+from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.runs.load_policy import load_policy, sampling_of
+from kedge.runs.load_prompts import load_prompts
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.run import open_run
 
 __all__ = ["GenerateResult", "run_generate"]
 
@@ -67,14 +69,14 @@ def run_generate(
         KedgeError: What is missing, cannot be read or does not fit, in one line, before anything is sampled.
     """
     run = open_run(config, "generate", given={"data.prompts": prompts, "reward": reward})
-    sampling = Sampling.of(config)
+    sampling = sampling_of(config)
     policy = load_policy(str(config.model), config, run)
     room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
-    questions = read_questions(config, run, policy.tokenizer, room=room, prompts=prompts)
+    questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
-        scorer = load_scorer(rewards, config, run, policy.tokenizer)
+        scorer = load_rewards(rewards, config, run, policy.tokenizer)
         scorer.check_columns(list(questions[0].columns))
 
     asked = [question for question in questions for _ in range(config.generate.num_responses)]

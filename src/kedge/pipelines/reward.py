@@ -16,16 +16,15 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
+from kedge.logs.metrics import read_metrics
+from kedge.logs.plots.results import plot_calibration
+from kedge.logs.plots.training import plot_training
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
-from kedge.pipelines.diagnosis import tell_findings
-from kedge.pipelines.keeping import keeping, logged_steps
-from kedge.pipelines.reporting import leave_stage_report
-from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.report.metrics import read_metrics
-from kedge.report.plots import plot_training
-from kedge.report.result_plots import plot_calibration
-from kedge.training.reward_model import RewardModelReport, train_reward_model
-from kedge.training.supervised import count_steps
+from kedge.runs.ending import leave_stage_report, say_findings
+from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
+from kedge.runs.stage_loop import keeping, logged_steps
+from kedge.training.supervised.loop import count_steps
+from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
 __all__ = ["RewardModelReport", "RewardResult", "run_reward", "train_reward_model"]
 
@@ -121,7 +120,7 @@ def run_reward(
         if report.outcome.interruption is not None:
             raise report.outcome.interruption
     run.finish({"summary": summary})
-    tell_findings(run.folder)
+    say_findings(run.folder)
     return RewardResult(run.folder, summary)
 
 

@@ -17,15 +17,14 @@ from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
+from kedge.logs.metrics import read_metrics
+from kedge.logs.plots.training import plot_training
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.pipelines.diagnosis import tell_findings
-from kedge.pipelines.keeping import keeping, logged_steps
-from kedge.pipelines.reporting import leave_stage_report
-from kedge.pipelines.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.report.metrics import read_metrics
-from kedge.report.plots import plot_training
-from kedge.training.supervised import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
-from kedge.training.supervised_losses import CompletionLoss
+from kedge.runs.ending import leave_stage_report, say_findings
+from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
+from kedge.runs.stage_loop import keeping, logged_steps
+from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
+from kedge.training.supervised.losses import CompletionLoss
 
 __all__ = ["SftResult", "run_sft", "train_sft"]
 
@@ -115,7 +114,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         if outcome.interruption is not None:
             raise outcome.interruption
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
-    tell_findings(run.folder)
+    say_findings(run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 

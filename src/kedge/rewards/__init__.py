@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.rewards.calls import CallRules
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
+from kedge.rewards.retries import CallRules
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Scores
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 

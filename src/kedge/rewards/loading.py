@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import RewardError
 from kedge.models import load_scalar_model, load_tokenizer
-from kedge.rewards.calls import CallRules, GuardedReward
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.remote import RemoteFunction
+from kedge.rewards.retries import CallRules, GuardedReward
 from kedge.rewards.weighted import WeightedReward
+from kedge.rewards.worker.client import RemoteFunction
 
 __all__ = ["RewardSpec", "RewardTerm", "load_reward"]
 

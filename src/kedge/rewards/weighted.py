@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kedge.errors import RewardError
-from kedge.rewards.calls import Answer, GuardedReward
 from kedge.rewards.function import FunctionReward
+from kedge.rewards.retries import Answer, GuardedReward
 from kedge.rewards.source import Responses, RewardSource, Scores
 
 __all__ = ["ScoredTerms", "WeightedReward"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from kedge.data import EncodedExample
 from kedge.models import budget_batches
 from kedge.training.runtime import stream
-from kedge.training.supervised_losses import CompletionLoss
+from kedge.training.supervised.losses import CompletionLoss
 
 __all__ = ["PretrainingMix"]
 

@@ -1,0 +1,1 @@
+"""Descriptions of fields, presets and schedules for people."""

@@ -1,0 +1,148 @@
+"""Fields in words: what a field accepts, how a value is written, which name was probably meant."""
+
+import difflib
+import json
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from kedge.config.schema.field import Section, knob_of
+from kedge.config.schema.root import Config
+from kedge.texts import printable
+
+__all__ = ["accepts", "all_fields", "field_advice", "find_field", "section_type", "suggestion", "written"]
+
+_PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
+_LONGEST_VALUE = 60
+
+# What the same things are called in other libraries and in introductions to PPO.
+_ELSEWHERE = {
+    "batch_size": "rollout.num_prompts",
+    "beta": "ppo.kl_coef",
+    "clip_ratio": "ppo.clip_range",
+    "cliprange": "ppo.clip_range",
+    "cliprange_value": "ppo.value_clip_range",
+    "ent_coef": "ppo.entropy_coef",
+    "init_kl_coef": "ppo.kl_coef",
+    "lam": "ppo.gae_lambda",
+    "lr": "ppo.learning_rate",
+    "max_steps": "ppo.num_updates",
+    "missing_eos_penalty": "rollout.missing_eos_score",
+    "n_steps": "ppo.num_updates",
+    "num_mini_batches": "ppo.num_minibatches",
+    "on_reward_error": "reward_functions.on_error",
+    "num_ppo_epochs": "ppo.num_epochs",
+    "ppo_epochs": "ppo.num_epochs",
+    "response_length": "rollout.max_new_tokens",
+    "reward_retries": "reward_functions.retries",
+    "reward_timeout": "reward_functions.timeout",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "target_kl": "ppo.early_stop_kl",
+    "vf_coef": "ppo.value_coef",
+    "whiten": "ppo.whiten_advantages",
+}
+
+
+def section_type(name: str) -> type[Section] | None:
+    """The model of the section of that name, or None for a name that is no section."""
+    field = Config.model_fields.get(name)
+    annotation = field.annotation if field else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def all_fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Every field that can be set, by its dotted name, in the schema's order."""
+    for name, field in Config.model_fields.items():
+        section = section_type(name)
+        if section is None:
+            yield name, field
+        else:
+            yield from ((f"{name}.{inner}", inner_field) for inner, inner_field in section.model_fields.items())
+
+
+def find_field(dotted: str) -> FieldInfo | None:
+    """The field of that dotted name, or None."""
+    return dict(all_fields()).get(dotted)
+
+
+def field_advice(dotted: str, direction: str) -> str:
+    """What a field's documentation says about a value that is `too_high` or `too_low`; empty for any other case."""
+    field = find_field(dotted)
+    if field is None or direction not in ("too_high", "too_low"):
+        return ""
+    return getattr(knob_of(field), direction) or ""
+
+
+def accepts(field: FieldInfo) -> str:
+    """What may stand in a field: `a whole number ≥ 1, or null`."""
+    signs = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
+    limits = [
+        f"{signs[type(item)]} {written(getattr(item, type(item).__name__.lower()))}"
+        for item in field.metadata
+        if type(item) in signs
+    ]
+    kinds = list(_kinds(field.annotation))
+    head = f"{kinds[0]} {' and '.join(limits)}" if limits else kinds[0]
+    return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
+
+
+def _kinds(annotation: Any) -> Iterator[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        for part in arguments:
+            yield from _kinds(part)
+    elif origin is Literal:
+        yield from (str(choice) for choice in arguments)
+    elif origin is list and get_origin(arguments[0]) is Literal:
+        yield f"any of {', '.join(_kinds(arguments[0]))}"
+    elif origin is list:
+        yield "a source or a list of sources"
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "a section of fields"
+    else:
+        yield _PLAIN[annotation]
+
+
+def written(value: object) -> str:
+    """A value as a configuration file has it, cut where it is long."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        value = hex(value)  # Python writes no more than 4,300 decimal digits
+    text = value if isinstance(value, str) and value else _as_json(value)
+    text = printable(text)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value, default=_jsonable, ensure_ascii=False)
+    except (ValueError, RecursionError):  # YAML's anchors can make a value that holds itself
+        return "a value nested without end"
+
+
+def _jsonable(value: object) -> object:
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` for a mistyped dotted name, or nothing when no known name is near.
+
+    A field's own name counts more than its section's: `rollout.clip_range` is ppo.clip_range, misplaced.
+    """
+    names = list(known)
+    last = name.rpartition(".")[2]
+    owners = {candidate.rpartition(".")[2]: candidate for candidate in reversed(names)}
+    guesses = [
+        *(candidate for candidate in names if candidate.rpartition(".")[2] == last),
+        *([_ELSEWHERE[last]] if last in _ELSEWHERE else []),
+        *(candidate for candidate in names if len(last) > 2 and candidate.rpartition(".")[2].startswith(last)),
+        *difflib.get_close_matches(name, names, n=1, cutoff=0.7),
+        *(owners[match] for match in difflib.get_close_matches(last, owners, n=1, cutoff=0.6)),
+    ]
+    return f"; did you mean {guesses[0]}?" if guesses else ""

@@ -1,0 +1,91 @@
+"""What `kedge config explain` prints: everything that is known about a field, or the fields of a section."""
+
+from collections.abc import Iterator, Mapping
+
+from pydantic.fields import FieldInfo
+
+from kedge.config.explain.citations import cited_works
+from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
+from kedge.config.presets import PRESETS, find_preset
+from kedge.config.schema.field import Section, knob_of
+from kedge.config.schema.root import Config
+from kedge.errors import ConfigError
+
+__all__ = ["describe_presets", "explain"]
+
+
+def explain(name: str = "") -> str:
+    """Explain a field, list a section, or list the sections when no name is given.
+
+    Args:
+        name: `ppo.clip_range`, `ppo`, or a field's own name where only one section has it (`clip_range`).
+
+    Raises:
+        ConfigError: no field is called so, or several are.
+    """
+    if not name:
+        return "\n".join(_listing(Config.model_fields))
+    section = section_type(name)
+    if section is not None:
+        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.model_fields)])
+    dotted = _full_name(name)
+    return "\n".join(_page(dotted, dict(all_fields())[dotted]))
+
+
+def describe_presets(name: str | None = None) -> str:
+    """List the presets, or one preset's values with their sources.
+
+    Raises:
+        ConfigError: no preset is called so.
+    """
+    if name is None:
+        return "\n".join(f"{preset.name:12}  {preset.about}" for preset in PRESETS.values())
+    preset = find_preset(name)
+    rows = {dotted: f"{dotted}: {written(cited.value)}" for dotted, cited in preset.values.items()}
+    width = max(map(len, rows.values()))
+    lines = [f"{row:{width}}  # {preset.values[dotted].source}" for dotted, row in rows.items()]
+    return "\n".join([f"# {preset.about}", *lines])
+
+
+def _full_name(name: str) -> str:
+    if find_field(name) is not None:
+        return name
+    known = [dotted for dotted, _ in all_fields()]
+    owners = [dotted for dotted in known if dotted.partition(".")[2] == name]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
+    raise ConfigError(f"{name} is not a field{suggestion(name, known)}")
+
+
+def _listing(fields: Mapping[str, FieldInfo]) -> list[str]:
+    heads = {
+        name: name if isinstance(field.default, Section) else f"{name} = {written(field.default)}"
+        for name, field in fields.items()
+    }
+    width = max(map(len, heads.values()))
+    return [f"{heads[name]:{width}}  {knob_of(field).meaning}" for name, field in fields.items()]
+
+
+def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
+    knob = knob_of(field)
+    recipes = {
+        preset.name: preset.values[dotted]
+        for preset in PRESETS.values()
+        if dotted in preset.values and preset.values[dotted].value != field.default
+    }
+    yield dotted
+    yield f"  {knob.meaning}"
+    yield f"  takes     {accepts(field)}"
+    yield f"  default   {written(field.default)}"
+    yield f"  source    {knob.source}"
+    if knob.too_high:
+        yield f"  too high  {knob.too_high}"
+    if knob.too_low:
+        yield f"  too low   {knob.too_low}"
+    for name, cited in recipes.items():
+        yield f"  preset    {name}: {written(cited.value)} ({cited.source})"
+    told = " ".join([knob.meaning, knob.source, *(cited.source for cited in recipes.values())])
+    for name, work in cited_works(told).items():
+        yield f"  {name + ':':9} {work}"

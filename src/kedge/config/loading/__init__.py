@@ -1,0 +1,1 @@
+"""From presets, files, overrides and flags to one validated configuration."""

@@ -1,0 +1,1 @@
+"""The typed schema of the configuration: one file per section."""

@@ -1,0 +1,1 @@
+"""The `ppo` section, one file per subject."""

@@ -1,0 +1,180 @@
+"""The demo's examination: what the gold judge thinks of policies and people on posts that no stage has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any, Protocol, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.statistics import Interval, bootstrap_interval, win_rate
+from kedge.data import Prompt, encode_prompt
+from kedge.demo import recipe
+from kedge.demo.world import AXES, Post, Verdict, World, judge_summary
+from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
+from kedge.rewards import WeightedReward
+from kedge.rewards.score import describe_responses
+from kedge.rollout import Engine, Sampler
+from kedge.training.runtime import stream_seed
+
+__all__ = ["Checkpoint", "Curve", "Marks", "gold_judge", "sample_summaries"]
+
+SAMPLED_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the judge thinks of one writer.
+
+    Attributes:
+        summaries: One per post.
+        verdicts: One per summary.
+    """
+
+    summaries: list[str]
+    verdicts: list[Verdict]
+
+    @classmethod
+    def of(cls, posts: Sequence[Post], summaries: list[str]) -> Marks:
+        """Let the judge read each post's summary."""
+        return cls(summaries, [judge_summary(post, text) for post, text in zip(posts, summaries, strict=True)])
+
+    @property
+    def quality(self) -> Interval:
+        """The mean quality."""
+        return bootstrap_interval(self._qualities())
+
+    @property
+    def num_words(self) -> float:
+        """The mean length."""
+        return mean(len(text.split()) for text in self.summaries)
+
+    def axis(self, name: str) -> float:
+        """The mean mark on one axis."""
+        return mean(getattr(verdict, name) for verdict in self.verdicts)
+
+    def win_rate_over(self, others: Marks) -> Interval:
+        """How often these are better than others of the same posts; ties count half."""
+        return win_rate(self._qualities(), others._qualities())
+
+    def gain_over(self, others: Marks) -> dict[str, float]:
+        """What each axis contributes to the difference in quality."""
+        return {name: weight * (self.axis(name) - others.axis(name)) for name, weight in AXES.items()}
+
+    def _qualities(self) -> list[float]:
+        # Rounded, so that equal marks tie however they were added up.
+        return [round(verdict.quality, 9) for verdict in self.verdicts]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One point of the over-optimisation curve.
+
+    Attributes:
+        update: After how many PPO updates.
+        kl: KL to the SFT policy, nats per response.
+        proxy: The reward model's mean score.
+        gold: The judge's mean quality.
+    """
+
+    update: int
+    kl: float
+    proxy: float
+    gold: Interval
+
+
+class Trained(Protocol):
+    """The models of a PPO run that an examination looks at."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """Samples from the policy."""
+        ...
+
+    @property
+    def reference(self) -> LanguageModel | None:
+        """The policy as it was at the start."""
+        ...
+
+    @property
+    def reward(self) -> WeightedReward:
+        """What the policy is trained on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Examines the policy every few updates; called after each. The judge only watches: nothing flows back.
+
+    Args:
+        world: Its first posts are summarised each time.
+        checkpoints: Fills up.
+    """
+
+    world: World
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    def __call__(self, update: int, roles: Trained) -> None:
+        """Sample, score and judge, after the first update and every few."""
+        if update != 1 and update % recipe.CHECKPOINT_EVERY:
+            return
+        posts = self.world.posts(recipe.NUM_CURVE_POSTS)
+        prompts = [self.world.prompt(post) for post in posts]
+        rollout = _roll_out(roles.engine, roles.tokenizer, prompts, seed=self.world.seed)
+        responses = describe_responses(rollout, prompts, roles.tokenizer)
+        assert roles.reference is not None, "both runs of the demo measure the KL"
+        with torch.no_grad():
+            reference = response_logprobs(roles.reference, rollout, temperature=recipe.TEMPERATURE)
+        scores = roles.reward.scores(responses)
+        self.checkpoints.append(
+            Checkpoint(
+                update,
+                kl=float((rollout.logprobs - reference).sum(dim=1).mean()),
+                proxy=mean(score for score in scores if score is not None),
+                gold=Marks.of(posts, responses.completions).quality,
+            )
+        )
+
+
+def gold_judge(world: World) -> Callable[..., list[float]]:
+    """The judge as a reward of weight 0: PPO's own responses are marked as well, and nothing is learnt from it."""
+
+    def gold(completions: list[str], index: list[int], **_: Any) -> list[float]:
+        pairs = zip(index, completions, strict=True)
+        return [judge_summary(world.post(number), text).quality for number, text in pairs]
+
+    return gold
+
+
+def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
+    """One summary of each post by a policy, at the temperature of the training; another draw, other summaries."""
+    tokenizer = load_tokenizer(model)
+    engine = Sampler(
+        load_language_model(model, tokenizer=tokenizer),
+        pad_id=cast("int", tokenizer.pad_token_id),
+        stop_token=stop_token_id(tokenizer),
+        max_new_tokens=recipe.MAX_NEW_TOKENS,
+        temperature=recipe.TEMPERATURE,
+        batch_size=SAMPLED_AT_ONCE,
+    )
+    prompts = [world.prompt(post) for post in posts]
+    rollout = _roll_out(engine, tokenizer, prompts, seed=stream_seed(world.seed, "summaries", draw))
+    return describe_responses(rollout, prompts, tokenizer).completions
+
+
+def _roll_out(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, seed: int) -> Rollout:
+    """One response per prompt, each from a random stream of its own."""
+    return engine.generate(
+        [encode_prompt(tokenizer, prompt.text) for prompt in prompts],
+        seeds=[stream_seed(seed, "exam", row) for row in range(len(prompts))],
+    )

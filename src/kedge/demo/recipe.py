@@ -1,0 +1,95 @@
+"""How the demo is made: its sizes, and the settings of its three stages.
+
+Everything is chosen for five minutes on two cores: models that fit into a processor's cache, short texts, and learning
+rates that only such models bear.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = [
+    "CHECKPOINT_EVERY",
+    "MAX_NEW_TOKENS",
+    "MAX_PROMPT_TOKENS",
+    "MODEL",
+    "NUM_COMPARISONS",
+    "NUM_CURVE_POSTS",
+    "NUM_DEMONSTRATIONS",
+    "NUM_HELD_OUT",
+    "NUM_NORMALIZATION",
+    "NUM_PROMPTS",
+    "NUM_SAMPLED_COMPARISONS",
+    "NUM_TOKENIZER_TEXTS",
+    "SETTINGS",
+    "TEMPERATURE",
+    "VOCAB_SIZE",
+    "WITHOUT_LEASH",
+]
+
+NUM_TOKENIZER_TEXTS: Final = 1500
+VOCAB_SIZE: Final = 1280
+"""Enough for every word of the world to be one token."""
+MODEL: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "context_length": 256,
+    "initializer_range": 0.12,
+}
+MAX_PROMPT_TOKENS: Final = 136
+"""Longer posts lose their last paragraphs."""
+MAX_NEW_TOKENS: Final = 40
+TEMPERATURE: Final = 0.7
+"""Of all sampling, in training and examination alike; Ziegler's and N+'s."""
+
+NUM_DEMONSTRATIONS: Final = 14_000
+NUM_COMPARISONS: Final = 2000
+"""Between two reference summaries."""
+NUM_SAMPLED_COMPARISONS: Final = 1500
+"""Between two samples of the SFT policy, whose mistakes no author makes."""
+NUM_HELD_OUT: Final = 256
+"""Posts that the judge reads at the end."""
+NUM_NORMALIZATION: Final = 256
+"""Demonstrations on which the reward model's mean score becomes 0."""
+NUM_PROMPTS: Final = 2048
+"""Posts that PPO practises on."""
+NUM_CURVE_POSTS: Final = 96
+"""Posts of the over-optimisation curve, other ones."""
+CHECKPOINT_EVERY: Final = 2
+"""Updates."""
+
+SETTINGS: Final[dict[str, Any]] = {
+    "data.max_prompt_tokens": MAX_PROMPT_TOKENS,
+    "data.max_length": 192,
+    "data.eval_fraction": 0.04,
+    "sft.learning_rate": 6e-3,
+    "sft.batch_size": 16,
+    "sft.warmup_fraction": 0.05,
+    "sft.adam_eps": 1e-8,
+    "reward_model.learning_rate": 2e-3,
+    "reward_model.batch_size": 32,
+    "reward_model.warmup_fraction": 0.05,
+    "reward_model.adam_eps": 1e-8,
+    "rollout.num_prompts": 128,
+    "rollout.max_new_tokens": MAX_NEW_TOKENS,
+    "rollout.temperature": TEMPERATURE,
+    "ppo.num_updates": 16,
+    "ppo.learning_rate": 3e-4,
+    "ppo.num_epochs": 2,
+    "ppo.num_minibatches": 4,
+    "ppo.kl_coef": 0.1,
+    "ppo.value_coef": 0.1,
+    "runtime.precision": "fp32",
+}
+
+WITHOUT_LEASH: Final[dict[str, Any]] = {
+    "ppo.kl_coef": 0.0,
+    "ppo.measure_kl": True,
+    "ppo.learning_rate": 6e-4,
+    "ppo.schedule": "constant",
+    "ppo.clip_range": 0.1,
+    "ppo.num_epochs": 3,
+    "runtime.plots": False,
+}
+"""What a second PPO run does otherwise: no KL penalty, and steps that lead it astray in as few updates."""

@@ -1,0 +1,101 @@
+"""The gold judge: what a perfect reader who knows the story thinks of a summary.
+
+The axes are Stiennon's. No stage of the training may see it: only the annotator's labels derive from it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kedge.demo.world.posts import Post
+from kedge.demo.world.words import ADJUNCTS, CLOSINGS, HEADLINE, LEXICON, RAMBLINGS
+
+__all__ = ["AXES", "Verdict", "judge_summary", "stated_facts"]
+
+AXES: Final[dict[str, float]] = {"coverage": 0.55, "accuracy": 0.25, "coherence": 0.1, "brevity": 0.1}
+"""What each axis adds to the quality. Coverage weighs most, as it does for Stiennon's labellers."""
+IDEAL_WORDS: Final = 28
+"""Every fact of a story can be stated in as many words."""
+TOO_MANY_WORDS: Final = 48
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A summary's marks, each in [0, 1]."""
+
+    coverage: float
+    accuracy: float
+    coherence: float
+    brevity: float
+
+    @property
+    def quality(self) -> float:
+        """The sum of the marks, weighted by `AXES`; in [0, 1]."""
+        return sum(weight * getattr(self, axis) for axis, weight in AXES.items())
+
+
+def judge_summary(post: Post, summary: str) -> Verdict:
+    """Reads any text as a summary of the post.
+
+    coverage  = stated key facts / key facts
+    accuracy  = stated key facts / stated facts; 0 where nothing is stated
+    coherence = different well-formed sentences / sentences; 0 where there is none
+    brevity   = 1 up to 28 words, falling linearly to 0 at 48; 0 for an empty text
+
+    Source: the axes of Stiennon et al. 2020 (arXiv 2009.01325), appendix C.5, made countable.
+    """
+    stated = stated_facts(summary)
+    supported = {(slot, value) for slot, value in stated if post.facts.get(slot) == value}
+    return Verdict(
+        coverage=len(supported) / len(post.facts),
+        accuracy=len(supported) / len(stated) if stated else 0.0,
+        coherence=_coherence(summary),
+        brevity=_brevity(summary),
+    )
+
+
+def stated_facts(text: str) -> set[tuple[str, str]]:
+    """All `(slot, value)` that a text mentions, wherever and in whatever case."""
+    return {
+        (slot, value)
+        for slot, pattern in _MENTIONS.items()
+        for value in (_SPELLINGS[found.lower()] for found in pattern.findall(text))
+    }
+
+
+def _coherence(summary: str) -> float:
+    sentences = [sentence for sentence in re.split(r"(?<=[.?!])\s+", summary.strip()) if sentence]
+    well_formed = {sentence for sentence in sentences if _SENTENCE.fullmatch(sentence)}
+    return len(well_formed) / len(sentences) if sentences else 0.0
+
+
+def _brevity(summary: str) -> float:
+    words = len(summary.split())
+    return min(1.0, max(0.0, (TOO_MANY_WORDS - words) / (TOO_MANY_WORDS - IDEAL_WORDS))) if words else 0.0
+
+
+def _any_of(patterns: tuple[str, ...]) -> str:
+    return "(?:" + "|".join(patterns) + ")"
+
+
+def _sentence_pattern() -> re.Pattern[str]:
+    """Every sentence that a fluent author may write, with any value in any slot.
+
+    A headline takes its adjuncts in any order, each at most once.
+    """
+    values = {slot: _any_of(tuple(map(re.escape, words))) for slot, words in LEXICON.items()}
+    adjuncts = _any_of(tuple(text.format(**values) for text in ADJUNCTS.values()))
+    adjunct_starts = _any_of(tuple(text.split("{")[0] for text in ADJUNCTS.values()))
+    none_twice = f"(?!.*({adjunct_starts}).*\\1)"
+    headline = none_twice + HEADLINE.format(**values) + adjuncts + r"*\."
+    others = tuple(re.escape(text) for text in RAMBLINGS) + tuple(
+        text.replace("?", r"\?").replace(".", r"\.").format(**values) for text in CLOSINGS.values()
+    )
+    return re.compile(_any_of((headline, *others)))
+
+
+_SPELLINGS: Final = {value.lower(): value for words in LEXICON.values() for value in words}
+_MENTIONS: Final = {
+    slot: re.compile(rf"\b{_any_of(tuple(map(re.escape, words)))}\b", re.IGNORECASE) for slot, words in LEXICON.items()
+}
+_SENTENCE: Final = _sentence_pattern()

@@ -1,0 +1,1 @@
+"""Comparing policies: sampling, judges, opponents, and labeling a policy's own responses."""

@@ -1,0 +1,163 @@
+"""Who says which response is better: a judge that scores one at a time, or one that sees both, in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from kedge.algorithm.statistics import wins
+from kedge.errors import RewardError
+from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.rewards.pairwise import PairwiseJudge
+
+__all__ = ["Judge", "JudgeMode", "Judged", "PairJudge", "ScoreJudge", "Verdicts"]
+
+JudgeMode: TypeAlias = Literal["score", "pairwise"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One side's responses with their scores; None where the judge only compares."""
+
+    responses: Responses
+    scores: Scores | None
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a judge says of pairs: 1 where our side is better, 0 where the other is, ½ for a tie, None for nothing.
+
+    Attributes:
+        wins: The outcome per pair.
+        shown_first: The judge's word where ours was shown first; None for a judge that scores.
+        shown_second: The same where ours was shown second.
+    """
+
+    wins: Scores
+    shown_first: Scores | None = None
+    shown_second: Scores | None = None
+
+    @property
+    def given(self) -> list[float]:
+        """The outcomes of the pairs that have one.
+
+        Raises:
+            RewardError: None has.
+        """
+        given = [win for win in self.wins if win is not None]
+        if not given:
+            raise RewardError(f"the judge had nothing to say about any of {len(self.wins)} pairs")
+        return given
+
+    def position_bias(self) -> dict[str, float] | None:
+        """How the order of showing sways the judge; None for a judge that scores.
+
+        `first_rate` is how often the text that was shown first won: ½ without bias, whoever is better, since each text
+        is first once. `contradicted` is the share of pairs with two different winners.
+        """
+        if self.shown_first is None or self.shown_second is None:
+            return None
+        both = [
+            (one, two)
+            for one, two in zip(self.shown_first, self.shown_second, strict=True)
+            if one is not None and two is not None
+        ]
+        first_rate = sum(one + (1 - two) for one, two in both) / (2 * len(both))
+        return {"first_rate": first_rate, "contradicted": sum(one != two for one, two in both) / len(both)}
+
+
+class Judge(Protocol):
+    """Anything that says which of two responses to a prompt is better."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    @property
+    def mode(self) -> JudgeMode:
+        """Whether it scores single responses or compares pairs."""
+        ...
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Check before a run that the prompts' columns are what the judge needs (`RewardError` if not)."""
+        ...
+
+    def scores(self, responses: Responses) -> Scores | None:
+        """One number per response, or None from a judge that only compares."""
+        ...
+
+    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+        """Which side's response to each prompt is better."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScoreJudge:
+    """Scores one response at a time; the higher score wins."""
+
+    reward: WeightedReward
+    mode: JudgeMode = "score"
+
+    @property
+    def name(self) -> str:
+        """The reward's name."""
+        return self.reward.name
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """See `Judge`."""
+        self.reward.check_columns(columns)
+
+    def scores(self, responses: Responses) -> Scores | None:
+        """See `Judge`."""
+        return self.reward.scores(responses)
+
+    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+        """See `Judge`. Two equal texts tie, though a model that reads them in two batches rounds differently."""
+        assert ours.scores is not None, "a judge that scores is given scores"
+        assert theirs.scores is not None, "a judge that scores is given scores"
+        outcomes: Scores = []
+        pairs = zip(ours.scores, theirs.scores, strict=True)
+        texts = zip(ours.responses.completions, theirs.responses.completions, strict=True)
+        for (score, other), (text, other_text) in zip(pairs, texts, strict=True):
+            if score is None or other is None:
+                outcomes.append(None)
+            else:
+                outcomes.append(0.5 if text == other_text else float(wins([score], [other])))
+        return Verdicts(outcomes)
+
+
+@dataclass(frozen=True)
+class PairJudge:
+    """Sees both responses, once in each order; it must name the same winner twice, or the pair is a tie."""
+
+    judge: PairwiseJudge
+    mode: JudgeMode = "pairwise"
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.judge.name
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """See `Judge`."""
+        self.judge.check_columns(columns)
+
+    def scores(self, responses: Responses) -> Scores | None:
+        """None: it only compares."""
+        return None
+
+    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+        """See `Judge`."""
+        shown_first = self.judge.verdicts(ours.responses, theirs.responses)
+        swapped = self.judge.verdicts(theirs.responses, ours.responses)
+        shown_second = [None if verdict is None else 1 - verdict for verdict in swapped]
+        return Verdicts(
+            [
+                None if one is None or two is None else one if one == two else 0.5
+                for one, two in zip(shown_first, shown_second, strict=True)
+            ],
+            shown_first,
+            shown_second,
+        )

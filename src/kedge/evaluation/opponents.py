@@ -1,0 +1,83 @@
+"""Whom a policy is compared with: the references that the prompts bring along, or a policy of another family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kedge.data import Prompt, encode_prompt, room_for_prompt, tldr_response
+from kedge.data.chat import render_prompt
+from kedge.data.rejections import RowError
+from kedge.errors import DataError
+from kedge.evaluation.policy import Policy
+from kedge.rewards import MESSAGES_COLUMN
+
+__all__ = ["read_references", "render_for"]
+
+REFERENCE_COLUMNS = ("completion", "chosen", "summary")
+
+
+def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
+    """Each prompt's reference: its `completion`, `chosen` or `summary`, of a conversation the last message.
+
+    Args:
+        prompts: As they were read.
+        template: `tldr` puts the space in front that the summaries have in training.
+
+    Raises:
+        DataError: A prompt has none.
+    """
+    texts = [_reference(prompt.columns) for prompt in prompts]
+    if missing := [number for number, text in enumerate(texts, start=1) if not text]:
+        raise DataError(
+            f"{len(missing)} of {len(texts)} prompts have no reference ({', '.join(REFERENCE_COLUMNS)}), first prompt "
+            f"{missing[0]}; add that column, or give the policy to compare with: --against"
+        )
+    return [tldr_response(text) if template == "tldr" else text for text in texts]
+
+
+def _reference(columns: Mapping[str, Any]) -> str:
+    for name in REFERENCE_COLUMNS:
+        value = columns.get(name)
+        if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+            value = value[-1].get("content")
+        if isinstance(value, str) and value.strip():
+            return value
+    return ""
+
+
+def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
+    """The prompts as a policy with its own chat template reads them.
+
+    Args:
+        policy: Who will answer.
+        prompts: As `reader`'s template rendered them.
+        reader: Whose template that was.
+        max_new_tokens: What the policy's context must leave room for.
+
+    Raises:
+        DataError: Its template refuses a conversation, or a prompt is longer than its context allows.
+    """
+    rendered = list(prompts)
+    if policy.tokenizer.chat_template != reader.tokenizer.chat_template:
+        rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
+    room = room_for_prompt([policy.model.context_length], max_new_tokens)
+    for number, prompt in enumerate(rendered if room is not None else [], start=1):
+        length = len(encode_prompt(policy.tokenizer, prompt.text))
+        if room is not None and length > room:
+            raise DataError(
+                f"prompt {number} is {length} tokens long for {policy.source!r}, whose context leaves room for {room}; "
+                "lower data.max_prompt_tokens"
+            )
+    return rendered
+
+
+def _rendered(policy: Policy, prompt: Prompt, number: int) -> Prompt:
+    messages = prompt.columns.get(MESSAGES_COLUMN)
+    if not messages:
+        return prompt
+    try:
+        return replace(prompt, text=render_prompt(policy.tokenizer, messages))
+    except RowError as error:
+        raise DataError(f"prompt {number}, for {policy.source!r}: {error}") from error

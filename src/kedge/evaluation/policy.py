@@ -1,0 +1,148 @@
+"""Policies that only answer: prompts in, responses out, batch by batch. Nothing here is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.kl import sequence_kl
+from kedge.data import Prompt, encode_prompt
+from kedge.logs.progress import Progress
+from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
+from kedge.rewards import Responses
+from kedge.rewards.score import describe_responses
+from kedge.rollout import Sampler
+from kedge.training.runtime import stream_seed
+
+__all__ = ["Answers", "Policy", "Sampling", "load_frozen_policy", "policy_kl"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn.
+
+    Attributes:
+        max_new_tokens: The longest response, tokens.
+        temperature: Divides the logits.
+        batch_size: Responses drawn side by side.
+        seed: Of the draws. Row n of every policy has the same random stream, so that equal policies answer equally.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    batch_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A batch of responses, as tokens and as texts."""
+
+    rollout: Rollout
+    responses: Responses
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A frozen policy.
+
+    Attributes:
+        source: The folder or id that it came from.
+        tokenizer: Its own.
+        model: The language model.
+        stop_token: The token that ends a response.
+        precision: Number format of the matrix products.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    model: LanguageModel
+    stop_token: int
+    precision: Literal["fp32", "bf16"]
+
+    def answer(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Answers]:
+        """One response per prompt, in the prompts' order, a batch at a time."""
+        sampler = Sampler(
+            self.model,
+            pad_id=cast("int", self.tokenizer.pad_token_id),
+            stop_token=self.stop_token,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            precision=self.precision,
+        )
+        for start in range(0, len(prompts), sampling.batch_size):
+            batch = prompts[start : start + sampling.batch_size]
+            rollout = sampler.generate(
+                [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
+                seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
+            )
+            described = describe_responses(
+                rollout,
+                batch,
+                self.tokenizer,
+                max_new_tokens=sampling.max_new_tokens,
+                seed=stream_seed(sampling.seed, "reward", start),
+            )
+            yield Answers(rollout, described)
+
+    def answer_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[Answers]:
+        """All batches, with a progress display."""
+        batches: list[Answers] = []
+        with Progress(title, total=len(prompts)) as progress:
+            for answers in self.answer(prompts, sampling):
+                batches.append(answers)
+                progress.update(sum(len(done.responses) for done in batches))
+        return batches
+
+
+def load_frozen_policy(
+    source: str,
+    *,
+    device: torch.device,
+    precision: Literal["fp32", "bf16"],
+    stop_token: str | int | None = None,
+    trust_remote_code: bool = False,
+) -> Policy:
+    """Load a policy to sample from; nothing of it is trained.
+
+    Args:
+        source: A folder or hub id.
+        device: Where its weights live.
+        precision: Number format of the matrix products.
+        stop_token: The token that ends a response; None takes the tokenizer's EOS.
+        trust_remote_code: Run Python code that the model folder brings along.
+
+    Raises:
+        ModelError: It cannot be loaded, or has no such stop token.
+    """
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    stop = stop_token_id(tokenizer, stop_token)
+    model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+    return Policy(source, tokenizer, model.requires_grad_(False), stop, precision)
+
+
+@torch.no_grad()
+def policy_kl(policy: Policy, reference: Policy, answers: Iterable[Answers], *, temperature: float) -> list[float]:
+    """KL of a policy to another one of the same tokens: an estimate per response, nats; their mean is the divergence.
+
+    Args:
+        policy: Who sampled the responses.
+        reference: Whom it is compared with.
+        answers: What it sampled.
+        temperature: At which it sampled; divides the logits of both.
+
+    Source: spec §5.20 (k1), §10.
+    """
+    estimates: list[float] = []
+    for each in answers:
+        logprobs, ref_logprobs = (
+            response_logprobs(side.model, each.rollout, temperature=temperature, precision=side.precision)
+            for side in (policy, reference)
+        )
+        estimates += sequence_kl(logprobs, ref_logprobs, each.rollout.response_mask).tolist()
+    return estimates

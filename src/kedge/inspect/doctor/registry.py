@@ -1,0 +1,104 @@
+"""All rules, and their judgement of a run."""
+
+from __future__ import annotations
+
+from kedge.inspect.doctor import (
+    agreement,
+    cost,
+    critic,
+    exploration,
+    hacking,
+    kl,
+    numerics,
+    responses,
+    rewards,
+    steps,
+    supervised,
+)
+from kedge.inspect.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
+from kedge.inspect.record import RunRecord
+
+__all__ = ["RULES", "diagnose", "graver"]
+
+RULES: tuple[Rule, ...] = (
+    agreement.STALE_ROLLOUTS,
+    agreement.SAMPLER_TRAINER_MISMATCH,
+    agreement.SAMPLING_NOT_MIRRORED,
+    numerics.NOT_FINITE,
+    rewards.REWARD_FUNCTION_FAILING,
+    kl.KL_SIGN_FLIPPED,
+    kl.KL_NEGATIVE,
+    critic.WHITENING_CONSTANT_BATCH,
+    exploration.ENTROPY_RISING,
+    rewards.REWARD_FLAT,
+    exploration.NO_EXPLORATION,
+    responses.DUPLICATED_PROMPTS,
+    kl.BETA_TOO_SMALL,
+    hacking.PROXY_UP_JUDGE_DOWN,
+    hacking.HACKING_BY_NOT_STOPPING,
+    hacking.HACKING_BY_LENGTH,
+    hacking.HACKING_BY_REPETITION,
+    responses.STOPS_AT_ONCE,
+    kl.BETA_TOO_LARGE,
+    steps.STEPS_TOO_SMALL,
+    steps.STEPS_TOO_LARGE,
+    exploration.ENTROPY_COLLAPSE,
+    kl.KL_EXPLODING,
+    responses.TOO_FEW_EOS,
+    responses.TRUNCATED_AT_CAP,
+    critic.VALUE_SCALE_MISMATCH,
+    critic.VALUE_CLIP_BINDING,
+    critic.DEAD_CRITIC,
+    rewards.SCORE_FALLING,
+    rewards.REWARD_SATURATED,
+    numerics.STEPS_SKIPPED,
+    numerics.GRADIENT_SPIKES,
+    supervised.LOSS_RISING,
+    supervised.REWARD_MODEL_AT_CHANCE,
+    supervised.REWARD_MODEL_BARELY_BETTER_THAN_LENGTH,
+    supervised.OVERFITTING,
+    cost.MEMORY_GROWING,
+    cost.REWARD_DOMINATES_TIME,
+)
+"""Causes stand before what follows from them: it is the order of findings that are equally grave."""
+
+GRAVITY: tuple[Severity, ...] = ("serious", "warning", "note")
+
+
+def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
+    """What is the matter with a run, gravest first, causes before their consequences.
+
+    Args:
+        record: The run, as far as it has come.
+        advice: What the configuration says about its settings.
+    """
+    found = [(rule, symptom) for rule in RULES if (symptom := rule.check(record)) is not None]
+    return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=graver)
+
+
+def graver(finding: Finding) -> int:
+    """Sorts the gravest first, and leaves the order of those that are equally grave."""
+    return GRAVITY.index(finding.severity)
+
+
+def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
+    first = symptom.remedies[0] if symptom.remedies else None
+    return Finding(
+        rule.name,
+        symptom.severity,
+        symptom.seen,
+        rule.means,
+        first.knob if first else "",
+        first.direction if first else "switch",
+        "; ".join(_in_words(symptom, advice)),
+        f"{DOCS}#{rule.name}",
+    )
+
+
+def _in_words(symptom: Symptom, advice: Advice) -> list[str]:
+    """What to try: each remedy with what the configuration says is the matter with its setting."""
+    told = [symptom.advice] if symptom.advice else []
+    for remedy in symptom.remedies:
+        why = advice(remedy.knob, remedy.direction)
+        told.append(f"{remedy.change} ({remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change)
+    return told

@@ -1,0 +1,64 @@
+"""A run's course as columns, and the three things that it can be drawn against."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.inspect.page.numbers import Reduce, as_figure, blocks, mean_of, rounded
+from kedge.inspect.page.panels import PANELS, covers
+from kedge.inspect.record import RunRecord
+
+__all__ = ["course", "items_per_update"]
+
+
+def course(record: RunRecord, *, most_points: int) -> dict[str, Any]:
+    """The metrics of a run, column by column, with the update, the responses and the seconds of each point.
+
+    A long run is thinned: a point is then the mean of `every` neighbouring updates; of a largest or smallest figure it
+    is the largest or smallest.
+
+    Args:
+        record: The run.
+        most_points: Of a curve.
+    """
+    rows = record.metrics
+    parts = blocks(len(rows), most_points)
+    seconds = list(itertools.accumulate(as_figure(row.get("time/update")) or 0.0 for row in rows))
+    updates = [int(row["update"]) for row in rows]
+    last = [part[-1] for part in parts]
+    each = items_per_update(record)
+    names = dict.fromkeys(name for row in rows for name in row if name != "update" and _is_drawn(name, record.stage))
+    columns = {name: [_reduced([rows[i].get(name) for i in part], _reduce(name)) for part in parts] for name in names}
+    return {
+        "update": [updates[i] for i in last],
+        "seconds": rounded([seconds[i] for i in last], 6),
+        "items": None if each is None else [updates[i] * each for i in last],
+        "every": len(parts[0]) if parts else 1,
+        "columns": rounded({name: column for name, column in columns.items() if any(x is not None for x in column)}),
+    }
+
+
+def items_per_update(record: RunRecord) -> int | None:
+    """Responses of a PPO update, rows of a supervised step; None where the configuration does not tell."""
+    if record.stage == "ppo":
+        prompts, responses = record.setting("rollout.num_prompts"), record.setting("rollout.num_responses")
+        return prompts * responses if isinstance(prompts, int) and isinstance(responses, int) else None
+    size = record.setting({"sft": "sft.batch_size", "reward": "reward_model.batch_size"}.get(record.stage, ""))
+    return size if isinstance(size, int) else None
+
+
+def _is_drawn(name: str, stage: str) -> bool:
+    return any(covers(pattern, name) for panel in PANELS.get(stage, ()) for pattern in panel.lines)
+
+
+def _reduce(name: str) -> Reduce:
+    if name.endswith("_max"):
+        return max
+    return min if name.endswith("_min") else mean_of
+
+
+def _reduced(values: Sequence[Any], reduce: Reduce) -> float | None:
+    figures = [figure for value in values if (figure := as_figure(value)) is not None]
+    return reduce(figures) if figures else None

@@ -1,0 +1,147 @@
+"""The report of a run, of several, or of a chain: one page, at a run's end or whenever it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kedge.errors import DataError, OutputError
+from kedge.inspect.doctor import Advice, diagnose, no_advice
+from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
+from kedge.inspect.page.demo import demo_checkpoints, demo_headlines
+from kedge.inspect.record import RunRecord, read_mapping, read_run
+from kedge.logs.progress import say
+from kedge.output import is_run, replace_file, writing
+
+__all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
+
+REPORT_FILE = "report.html"
+ORDER = ("sft", "reward", "ppo")
+"""Stages of a chain, as they follow from each other."""
+
+MARKED_WITHIN = 4096
+"""Bytes at the beginning of a file that tell whether it is a page of kedge's."""
+
+Ending = Literal["finished", "stopped"]
+
+
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, *, ending: Ending | None = None, advice: Advice = no_advice
+) -> Path:
+    """Write one page about runs, whether they are at work, finished or dead; return where it is.
+
+    A folder that holds the runs of several stages, such as those of `kedge rlhf` and `kedge demo`, stands for them.
+
+    Args:
+        folders: Of the runs. Those of one stage are drawn over each other.
+        out: The page; by default `report.html` in the folder of a single run, and in the current one for several.
+        ending: How the runs end, where they are about to say so themselves.
+        advice: What a field's documentation says about a value that is too high or too low.
+
+    Raises:
+        DataError: No folder is given, one is no run's, or a file in it is damaged.
+        OutputError: The page cannot be written, or something else than a page of kedge's is there.
+    """
+    if not folders:
+        raise DataError("no run is named that a report could be about")
+    path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
+    _check_replaceable(path)
+    replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice))])
+    return path
+
+
+def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice = no_advice) -> None:
+    """Write the report of a run that ends. Whatever is the matter with it is one line: the run's result stays."""
+    try:
+        write_report([folder], ending=ending, advice=advice)
+    except Exception as error:  # a defect of the page, too, must not cost hours of training
+        say(f"{folder / REPORT_FILE} is not written: {type(error).__name__}: {error}")
+
+
+def collect_page(
+    folders: Sequence[Path], *, ending: Ending | None = None, advice: Advice = no_advice
+) -> dict[str, Any]:
+    """What the page about these runs shows; see `page_data`.
+
+    Raises:
+        DataError: As `write_report`.
+    """
+    named = _named([path for folder in folders for path in runs_in(folder)])
+    runs = [_reported(name, path, ending, advice) for name, path in named.items()]
+    trained = {run.record.folder.resolve() for run in runs}
+    return page_data(
+        [replace(run, reward_models=_reward_models(run.record, besides=trained)) for run in runs],
+        title=", ".join(folder.resolve().name for folder in folders),
+        headlines=_headlines(folders),
+        written=time.strftime("Written %d %B %Y, %H:%M"),
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of a chain's stages, in their order; a single run is its own."""
+    stages = [path for path in folder.glob("*") if is_run(path)] if folder.is_dir() else []
+    if not stages:
+        return [folder]
+    return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
+
+
+def _place(name: str) -> int:
+    return next((place for place, stage in enumerate(ORDER) if name.startswith(stage)), len(ORDER))
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """A name for each run: its folder's, with as much of what is above it as tells it from the others."""
+    found: dict[Path, str] = {}
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        found[path] = path.name
+    for depth in range(2, 1 + max((len(path.parts) for path in found), default=0)):
+        names = list(found.values())
+        found = {p: "/".join(p.parts[-depth:]) if names.count(name) > 1 else name for p, name in found.items()}
+    return {name: path for path, name in found.items()}
+
+
+def _reported(name: str, path: Path, ending: Ending | None, advice: Advice) -> ReportedRun:
+    record = read_run(path)
+    if ending is not None and record.state == "running":
+        record = replace(record, state=ending)
+    findings = [finding.as_json() for finding in diagnose(record, advice=advice)]
+    return ReportedRun(name, record, findings, demo_checkpoints(_summary(path.parent), path.name))
+
+
+def _headlines(folders: Sequence[Path]) -> list[Headline]:
+    return demo_headlines(_summary(folders[0])) if len(folders) == 1 else []
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    """What a chain of stages came to; empty where it has not, or is none."""
+    path = folder / "summary.json"
+    return {} if is_run(folder) or not path.is_file() else read_mapping(path)
+
+
+def _reward_models(record: RunRecord, *, besides: set[Path]) -> dict[str, RunRecord]:
+    """The runs that trained what this one was rewarded by, where their folders are still there."""
+    terms = [term for term in record.config.get("reward") or [] if isinstance(term, Mapping)]
+    folders = {Path(str(term.get("source"))).resolve().parent for term in terms}
+    found = {}
+    for folder in sorted(folder for folder in folders - besides if is_run(folder)):
+        try:
+            trained = read_run(folder)
+        except DataError:  # it is another run, whose faults are not told here
+            continue
+        if trained.stage == "reward":
+            found[folder.name] = trained
+    return found
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to write over what is no page of kedge's."""
+    with writing(path):
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            if is_page(file.read(MARKED_WITHIN)):
+                return
+    raise OutputError(f"{path} is no report of kedge's, and is left alone; name another file with --out")

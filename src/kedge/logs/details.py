@@ -1,0 +1,107 @@
+"""`details.jsonl`: what an update looked like where one number does not tell it, a row per update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kedge.algorithm.experience import Experience
+from kedge.logs.json_lines import JsonLines
+
+__all__ = ["DETAILS_FILE", "DetailsLog", "describe_update"]
+
+DETAILS_FILE = "details.jsonl"
+NUM_QUANTILES = 21
+NUM_BINS = 41
+WIDEST = 1.0
+"""Bins of log ρ end here, either way; what lies beyond counts in the outermost."""
+
+
+class DetailsLog:
+    """Rows of `details.jsonl`, its update in front; flushed row by row.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = JsonLines(folder / DETAILS_FILE)
+
+    def write(self, update: int, details: Mapping[str, Any]) -> None:
+        """Add the row of one update."""
+        self._lines.write({"update": update, **details})
+
+    def sync(self) -> None:
+        """Have the disk take all rows now, before a checkpoint that counts on them."""
+        self._lines.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+    def __enter__(self) -> DetailsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def describe_update(
+    experience: Experience,
+    passes: Sequence[Float[Tensor, "batch time"]],
+    *,
+    clip: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """How scores and lengths are spread, and where the ratios stood in each epoch.
+
+    `scores`, `lengths`: their quantiles at 0, 5, …, 100 %. `epochs`, each: `approx_kl`, nats per token; `cases`, the
+    shares of tokens that are raised or lowered (by their advantage's sign) and of those the clip holds back;
+    `clip_fraction`, their sum; `ratios`, counts of tokens in 41 equal bins of log ρ from −1 to 1.
+
+    Args:
+        experience: What was learnt from.
+        passes: Log probabilities under the policy in training, epoch by epoch; NaN where an epoch has not come by.
+        clip: ε below 1 and above; None where nothing is clipped.
+
+    Source: PPO figure 1.
+    """
+    lengths = experience.rollout.response_lengths.float()
+    return {
+        "scores": _quantiles(experience.scores),
+        "lengths": _quantiles(lengths),
+        "epochs": [_epoch(experience, logprobs, clip) for logprobs in passes],
+    }
+
+
+def _quantiles(figures: Tensor) -> list[float]:
+    at = torch.linspace(0, 1, NUM_QUANTILES, device=figures.device)
+    return [float(f"{each:.6g}") for each in torch.quantile(figures.float(), at).tolist()]
+
+
+def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:
+    seen = experience.rollout.response_mask & ~logprobs.isnan()
+    log_ratio, advantages = (logprobs - experience.old_logprobs)[seen], experience.advantages[seen]
+    raised = advantages >= 0
+    ratio, count = log_ratio.exp(), max(1, log_ratio.numel())
+    epoch: dict[str, Any] = {"approx_kl": float((log_ratio.expm1() - log_ratio).sum()) / count}
+    if clip is not None:
+        held = torch.where(raised, ratio > 1 + clip[1], ratio < 1 - clip[0]) & (advantages != 0)
+        cases = {
+            "raised": raised & ~held,
+            "raised_held": raised & held,
+            "lowered": ~raised & ~held,
+            "lowered_held": ~raised & held,
+        }
+        shares = {name: int(tokens.sum()) / count for name, tokens in cases.items()}
+        epoch |= {"clip_fraction": shares["raised_held"] + shares["lowered_held"], "cases": shares}
+    return epoch | {"ratios": {"raised": _histogram(log_ratio[raised]), "lowered": _histogram(log_ratio[~raised])}}
+
+
+def _histogram(log_ratio: Tensor) -> list[int]:
+    bins = ((log_ratio + WIDEST) / (2 * WIDEST) * NUM_BINS).floor().long().clamp(0, NUM_BINS - 1)
+    return torch.bincount(bins, minlength=NUM_BINS).tolist()

@@ -1,0 +1,147 @@
+"""What a batch of experience says about a run, as figures and as samples to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.critic import explained_variance
+from kedge.algorithm.experience import Experience
+from kedge.logs.samples import Sample
+
+__all__ = ["correlation", "describe_experience", "describe_samples", "repetition"]
+
+GRAM = 4
+"""Tokens in a row that are looked for a second time: fewer recur in good prose, too."""
+HASH = 1_000_003
+
+
+def describe_experience(experience: Experience) -> dict[str, float]:
+    """The figures of one update's responses, all of them over counted tokens only (spec §10).
+
+    `objective/kl`: KL to the reference, summed over each response, batch mean, nats; absent without a reference.
+    `reward/kl`: what that costs in units of the score; `reward/total`: the score less that cost, per response.
+    `policy/sampler_ratio_max`: the largest ratio, either way, between a token's probability as the trainer sees it and
+    as it was when it was sampled. `advantage/…`: before any whitening.
+    """
+    rollout, mask = experience.rollout, experience.rollout.response_mask
+    lengths = rollout.response_lengths.float()
+    disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()
+    totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
+    values, returns = experience.values[experience.reward_mask], experience.returns[experience.reward_mask]
+    advantages = returns - values
+    metrics = {
+        **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
+        "policy/sampler_ratio_max": disagreement.exp(),
+        "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
+        "reward/score_mean": experience.scores.mean(),
+        "reward/score_std": experience.scores.std(correction=0),
+        "reward/total": totals.mean(),
+        "reward/kl": (experience.scores - totals).mean(),
+        "response/length": lengths.mean(),
+        "response/length_max": lengths.max(),
+        "response/eos_rate": rollout.stopped.float().mean(),
+        "response/repetition": repetition(rollout.response_ids, mask).mean(),
+        "reward/length_correlation": correlation(experience.scores, lengths),
+        "prompt/length": rollout.prompt_mask.sum(-1).float().mean(),
+        "advantage/mean": advantages.mean(),
+        "advantage/std": advantages.std(correction=0),
+        "value/mean": values.mean(),
+        "value/std": values.std(correction=0),
+        "value/returns_mean": returns.mean(),
+        "value/returns_std": returns.std(correction=0),
+        "value/explained_variance": explained_variance(experience.values, experience.returns, experience.reward_mask),
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def describe_samples(
+    experience: Experience,
+    prompts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    entropies: Float[Tensor, "batch time"] | None = None,
+    new_logprobs: Float[Tensor, "batch time"] | None = None,
+) -> list[Sample]:
+    """The first `count` responses with the figures of each of their tokens.
+
+    Args:
+        experience: What was learnt from.
+        prompts: As text, one per response.
+        tokenizer: The policy's.
+        count: How many.
+        entropies: Of each token's distribution, nats; NaN where they are not known.
+        new_logprobs: Each token's log probability after the epochs, nats; NaN likewise.
+    """
+    return [
+        _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs)
+        for row in range(min(count, len(prompts)))
+    ]
+
+
+def _sample(
+    experience: Experience,
+    row: int,
+    prompt: str,
+    tokenizer: PreTrainedTokenizerBase,
+    entropies: Tensor | None,
+    new_logprobs: Tensor | None,
+) -> Sample:
+    mask = experience.rollout.response_mask[row]
+
+    def counted(figures: Tensor) -> list[float]:
+        return figures[row][mask].tolist()
+
+    def known(figures: Tensor | None) -> list[float] | None:
+        return None if figures is None or figures[row][mask].isnan().any() else counted(figures)
+
+    ids = experience.rollout.response_ids[row][mask].tolist()
+    return Sample(
+        prompt=prompt,
+        response=str(tokenizer.decode(ids, skip_special_tokens=True)),
+        tokens=[str(tokenizer.decode([token])) for token in ids],
+        score=float(experience.scores[row]),
+        stopped=bool(experience.rollout.stopped[row]),
+        logprobs=counted(experience.old_logprobs),
+        ref_logprobs=None if experience.ref_logprobs is None else counted(experience.ref_logprobs),
+        values=counted(experience.values),
+        rewards=counted(experience.rewards),
+        advantages=counted(experience.advantages),
+        entropies=known(entropies),
+        new_logprobs=known(new_logprobs),
+    )
+
+
+def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, " batch"]:
+    """Share of a response's 4-grams of tokens that have occurred in it before; 0 for shorter ones.
+
+    Args:
+        response_ids: Right-padded.
+        mask: True on a response's own tokens.
+    """
+    num_grams = (mask.sum(-1) - GRAM + 1).clamp(min=0)
+    if not num_grams.any():
+        return num_grams.float()
+    keys = torch.zeros_like(response_ids[:, GRAM - 1 :], dtype=torch.int64)
+    for shift in range(GRAM):
+        # Overflow wraps around: two 4-grams share a key by accident once in 2⁶⁴.
+        keys = keys * HASH + response_ids[:, shift : response_ids.shape[1] - GRAM + 1 + shift] + 1
+    places = torch.arange(keys.shape[1], device=keys.device)
+    inside = places < num_grams[:, None]
+    keys = torch.where(inside, keys, 0)
+    ordered, order = keys.sort(dim=-1, stable=True)
+    inside = inside.gather(1, order)
+    again = (ordered[:, 1:] == ordered[:, :-1]) & inside[:, 1:] & inside[:, :-1]
+    return again.sum(-1) / num_grams.clamp(min=1)
+
+
+def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """Pearson's; 0 where either is constant."""
+    centred = [figures - figures.mean() for figures in (first, second)]
+    norms = centred[0].norm() * centred[1].norm()
+    return torch.where(norms > 0, (centred[0] * centred[1]).sum() / norms.clamp(min=1e-30), 0.0)

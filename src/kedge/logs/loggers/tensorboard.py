@@ -1,0 +1,51 @@
+"""TensorBoard: event files in the run's folder, for `tensorboard --logdir`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from kedge.logs.loggers.logger import LoggedRun, samples_name
+from kedge.logs.samples import Sample
+
+__all__ = ["TensorBoardLogger"]
+
+
+class TensorBoardLogger:
+    """Scalars, and texts for samples and settings, in `tensorboard/`; written through row by row.
+
+    Args:
+        run: What is logged.
+    """
+
+    def __init__(self, run: LoggedRun) -> None:
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
+        self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
+
+    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
+        """Log figures as scalars."""
+        for name, figure in metrics.items():
+            self._writer.add_scalar(name, figure, update)
+        self._writer.flush()
+
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Log responses as one text."""
+        self._writer.add_text(samples_name(samples), "\n\n---\n\n".join(map(_told, samples)), update)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+def _told(sample: Sample) -> str:
+    score = "none" if sample.score is None else f"{sample.score:.4g}"
+    return f"prompt\n\n{_literal(sample.prompt)}\n\nresponse, score {score}\n\n{_literal(sample.response)}"
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown leaves as it is: a block by indentation, which nothing inside of it can end."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,1 @@
+"""PNG plots of a run and of results."""

@@ -1,0 +1,5 @@
+"""PPO: `main` is the page to read; the other files are its parts."""
+
+from kedge.pipelines.ppo.main import PpoResult, run_ppo
+
+__all__ = ["PpoResult", "run_ppo"]

@@ -1,0 +1,137 @@
+"""What an update costs, counted in multiplications, and how large the models are that take part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.algorithm.experience import Rollout
+from kedge.models import LanguageModel, ScalarModel
+from kedge.output import ROLES_FILE, replace_file
+from kedge.pipelines.ppo.roles import Roles
+from kedge.rewards.model import ModelReward
+from kedge.runs.run import Run
+
+__all__ = ["Costs", "write_roles"]
+
+ADAM_MOMENTS = 2
+BACKWARD = 2
+"""A backward pass multiplies twice as much as its forward pass: for the inputs, and for the weights."""
+
+
+@dataclass(frozen=True)
+class ForwardCost:
+    """What a model's forward pass multiplies, 2 FLOPs per weight and token; attention's own products are left out.
+
+    Attributes:
+        per_token: Weights that every token meets: all but the embeddings, which are looked up.
+        per_response_token: Those of the output layer, which is read at response tokens alone.
+
+    Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
+    """
+
+    per_token: int = 0
+    per_response_token: int = 0
+
+    @classmethod
+    def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
+        """A model's; nothing where there is none."""
+        if model is None:
+            return cls()
+        pretrained = model.causal if isinstance(model, LanguageModel) else model.classifier
+        output = pretrained.get_output_embeddings()
+        layer = list(output.parameters()) if isinstance(output, nn.Linear) else []
+        looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
+        not_met = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
+        return cls(_size(each for each in pretrained.parameters() if id(each) not in not_met), _size(layer))
+
+    def flops(self, num_tokens: int, num_response_tokens: int) -> float:
+        """Of one pass over so many tokens."""
+        return 2.0 * (self.per_token * num_tokens + self.per_response_token * num_response_tokens)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The passes of an update.
+
+    Attributes:
+        policy: Of policy and shared critic.
+        critic: Of a critic of its own.
+        reference: Of the reference.
+        rewards: Of all reward models together.
+        recomputes: Activations are computed a second time for the gradient.
+    """
+
+    policy: ForwardCost
+    critic: ForwardCost
+    reference: ForwardCost
+    rewards: ForwardCost
+    recomputes: bool = False
+
+    @classmethod
+    def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
+        """Those of a run."""
+        models = [ForwardCost.of(source.model) for source in roles.reward.sources if isinstance(source, ModelReward)]
+        return cls(
+            policy=ForwardCost.of(roles.actor_critic.policy),
+            critic=ForwardCost.of(roles.actor_critic.critic),
+            reference=ForwardCost.of(roles.reference),
+            rewards=ForwardCost(sum(each.per_token for each in models)),
+            recomputes=recomputes,
+        )
+
+    def metrics(
+        self, rollout: Rollout, *, evaluated_anew: bool, num_passes: float, train_policy: bool
+    ) -> dict[str, float]:
+        """`flops/PHASE`, and what all of it comes to in steps of supervised fine-tuning on the same tokens.
+
+        Args:
+            rollout: The update's responses.
+            evaluated_anew: Old log probabilities and values took a pass of their own.
+            num_passes: Epochs that were trained, perhaps not whole ones.
+            train_policy: False where the critic alone was trained.
+        """
+        tokens = int(rollout.prompt_mask.sum()) + rollout.num_tokens
+        policy, critic, reference, rewards = (
+            each.flops(tokens, rollout.num_tokens) for each in (self.policy, self.critic, self.reference, self.rewards)
+        )
+        whole = 1 + BACKWARD + self.recomputes
+        phases = {
+            "rollout": policy,
+            "reward": rewards,
+            "experience": reference + (policy + critic if evaluated_anew else 0.0),
+            "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole),
+        }
+        sft_step = (1 + BACKWARD) * policy
+        total = sum(phases.values()) / sft_step
+        return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
+
+
+def write_roles(run: Run, roles: Roles) -> None:
+    """Write `roles.json`: parameters and bytes of each model that takes part."""
+    policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
+    models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
+    sizes = {name: _role(model, trained=name != "reference") for name, model in models.items() if model is not None}
+    for name, source in zip(roles.reward.names, roles.reward.sources, strict=True):
+        if isinstance(source, ModelReward):
+            sizes[f"reward: {name}"] = _role(source.model, trained=False)
+    replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
+
+
+def _role(model: nn.Module, *, trained: bool) -> dict[str, Any]:
+    parameters = list(model.parameters())
+    weights = sum(each.nbytes for each in parameters)
+    return {
+        "parameters": _size(parameters),
+        "weights_bytes": weights,
+        "optimizer_bytes": ADAM_MOMENTS * weights if trained else 0,
+        "trained": trained,
+    }
+
+
+def _size(parameters: Iterable[Tensor]) -> int:
+    return sum(each.numel() for each in parameters)

@@ -1,0 +1,77 @@
+"""What a PPO run leaves behind, however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config
+from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.models import ModelCard, save_policy
+from kedge.output import CONFIG_FILE
+from kedge.pipelines.ppo.roles import Roles
+from kedge.runs.ending import leave_stage_report
+from kedge.runs.run import Run
+
+__all__ = ["PpoResult", "keep_what_was_learnt"]
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """What a PPO run leaves.
+
+    Attributes:
+        folder: The run's folder.
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+
+    @property
+    def model(self) -> Path:
+        """The policy's folder, which plain transformers loads."""
+        return self.folder / "model"
+
+
+def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
+    """Save the policy, draw the plots and write the report, also of a run that was interrupted; return its metrics.
+
+    Nothing is kept of a run that was abandoned.
+    """
+    if not (run.folder / CONFIG_FILE).exists():
+        return []
+    metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
+    _save(config, run, roles, metrics)
+    if config.runtime.plots and metrics:
+        # Here, not above: a run should not wait for the drawing library before its first update.
+        from kedge.logs.plots.training import plot_training
+
+        plot_training(metrics, run.folder)
+    leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.num_updates)
+    return metrics
+
+
+def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
+    facts: dict[str, object] = {
+        "PPO updates": len(metrics),
+        "responses": len(metrics) * config.responses_per_update,
+        "reward": roles.reward.name,
+    }
+    if scored := [row for row in metrics if "reward/score_mean" in row]:  # an update that was dropped has none
+        first, last = scored[0], scored[-1]
+        facts["mean score, first and last update"] = (
+            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
+        )
+        if "objective/kl" in last:
+            facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
+    save_policy(
+        roles.actor_critic.policy,
+        roles.tokenizer,
+        run.folder / "model",
+        card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
+        stop_token=roles.stop_token,
+        temperature=config.rollout.temperature,
+    )

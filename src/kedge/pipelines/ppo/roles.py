@@ -1,0 +1,210 @@
+"""Who takes part in a PPO run: everything is loaded, and checked against everything else, before the first rollout."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import Prompt, encode_example, room_for_prompt
+from kedge.data.readers import read_demonstrations
+from kedge.data.sources import Sources
+from kedge.errors import ConfigError
+from kedge.models import (
+    ActorCritic,
+    LanguageModel,
+    ScalarModel,
+    initialise_head,
+    load_language_model,
+    load_scalar_model,
+    load_tokenizer,
+    load_value_head,
+    stop_token_id,
+)
+from kedge.rewards import WeightedReward
+from kedge.rewards.model import ModelReward
+from kedge.rollout import Engine, Sampler
+from kedge.runs.load_prompts import load_prompts
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.run import REJECTED_FILE, Run
+from kedge.training.optimizer import build_optimizer
+from kedge.training.pretraining_mix import PretrainingMix
+from kedge.training.runtime import stream_seed
+from kedge.training.supervised.losses import CompletionLoss
+
+__all__ = ["Roles", "load_roles"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The four models of PPO, and what works with them.
+
+    Attributes:
+        tokenizer: The policy's.
+        stop_token: The token that ends a response.
+        prompts: What is asked.
+        engine: Samples from the policy.
+        actor_critic: Policy and critic, trained.
+        reference: The policy as it was at the start, frozen; None where nothing is paid or measured against it.
+        reward: Scores responses.
+        missing_eos_score: Score of a response without the stop token, or None to leave it alone.
+        optimizer: Of policy and critic together.
+        pretraining: The pretraining texts that are mixed in, or None.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token: int
+    prompts: list[Prompt]
+    engine: Engine
+    actor_critic: ActorCritic
+    reference: LanguageModel | None
+    reward: WeightedReward
+    missing_eos_score: float | None
+    optimizer: Optimizer
+    pretraining: PretrainingMix | None
+
+
+def load_roles(
+    config: Config, run: Run, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
+) -> Roles:
+    """Load policy, reference, reward, critic and prompts.
+
+    Args:
+        config: The resolved configuration.
+        run: Where the run runs and writes.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
+
+    Raises:
+        KedgeError: Something cannot be read, or does not fit the rest.
+    """
+    trust = config.runtime.trust_remote_code
+    source = str(config.model)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust)
+    stop_token = stop_token_id(tokenizer, config.rollout.stop_token)
+    rewards = load_rewards(
+        configured_rewards(config) if reward is None else reward,
+        config,
+        run,
+        tokenizer,
+    )
+
+    models = [source for source in rewards.sources if isinstance(source, ModelReward)]
+    shared = config.ppo.critic == "shared"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
+        policy = load_language_model(
+            source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
+        )
+        critic = None if shared else _load_critic(config, run, tokenizer, models)
+        if policy.value_head is not None and not load_value_head(policy.value_head, source):
+            initialise_head(policy.value_head, config.ppo.value_head_init)
+    reference = None
+    if config.ppo.needs_reference:
+        reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
+        reference.requires_grad_(False)
+    records = load_prompts(
+        config,
+        run,
+        tokenizer,
+        room=_longest_prompt(config, policy, critic, models),
+        prompts=prompts,
+    )
+    rewards.check_columns(sorted({name for record in records for name in record.columns}))
+    actor_critic = ActorCritic(policy, critic)
+    if config.runtime.activation_checkpointing:
+        actor_critic.checkpoint_activations()
+    return Roles(
+        tokenizer=tokenizer,
+        stop_token=stop_token,
+        prompts=records,
+        engine=Sampler(
+            policy,
+            pad_id=cast(int, tokenizer.pad_token_id),
+            stop_token=stop_token,
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            precision=run.precision,
+            batch_size=config.rollout.micro_batch_size,
+        ),
+        actor_critic=actor_critic,
+        reference=reference,
+        reward=rewards,
+        missing_eos_score=config.rollout.eos_score(reward_model=bool(models)),
+        optimizer=build_optimizer(
+            actor_critic.parameters(),
+            head_parameters=actor_critic.critic_parameters() if shared else (),
+            head_rate=config.ppo.value_head_rate,
+            learning_rate=config.ppo.learning_rate,
+            adam_eps=config.ppo.adam_eps,
+            adam_eps_mode=config.ppo.adam_eps_mode,
+            weight_decay=config.ppo.weight_decay,
+        ),
+        pretraining=_load_pretraining(config, run, tokenizer, policy),
+    )
+
+
+def _load_critic(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ModelReward]
+) -> ScalarModel:
+    """A separate critic: a copy of the reward model, or a fresh head on the policy's trunk (spec §7.34).
+
+    `auto` copies the reward model where there is exactly one and it reads the policy's tokens.
+    """
+    wanted = config.ppo.critic_init
+    fits = len(models) == 1 and models[0].reads_policy_ids
+    if wanted == "reward" and not fits:
+        raise ConfigError(
+            "ppo.critic_init=reward needs exactly one reward model, one that reads the policy's own tokens; "
+            f"there {'is' if len(models) == 1 else 'are'} {len(models)}"
+            f"{', and it reads other tokens' if len(models) == 1 else ''}: use ppo.critic_init=policy"
+        )
+    if wanted != "policy" and fits:
+        return copy.deepcopy(models[0].model).requires_grad_(True)
+    critic = load_scalar_model(
+        str(config.model),
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        init="fresh",
+    )
+    if critic.head is not None:
+        initialise_head(critic.head, config.ppo.value_head_init)
+    return critic
+
+
+def _longest_prompt(
+    config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ModelReward]
+) -> int | None:
+    """Tokens that a prompt may have for everybody who reads it together with its response."""
+    limits = [policy.context_length, None if critic is None else critic.context_length]
+    limits += [model.max_tokens for model in models if model.reads_policy_ids]
+    return room_for_prompt(limits, config.rollout.max_new_tokens)
+
+
+def _load_pretraining(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
+) -> PretrainingMix | None:
+    if not config.ppo.ptx_coef:
+        return None
+    table = read_demonstrations(
+        Sources(tuple(config.data.pretraining)),
+        tokenizer=tokenizer,
+        max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
+        max_rejected_fraction=config.data.max_rejected_fraction,
+        rejected_to=run.folder / REJECTED_FILE,
+    )
+    return PretrainingMix(
+        CompletionLoss(policy, run.precision),
+        [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],
+        coef=config.ppo.ptx_coef,
+        batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
+        micro_batch_tokens=config.runtime.micro_batch_tokens,
+        seed=config.runtime.seed,
+    )

@@ -1,0 +1,1 @@
+"""Reward functions in isolated worker processes."""

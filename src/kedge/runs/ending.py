@@ -1,0 +1,40 @@
+"""What a stage leaves when it ends: the report, and the doctor's findings on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kedge.config import Config, field_advice
+from kedge.inspect.diagnosis import diagnose_run
+from kedge.inspect.doctor import one_line
+from kedge.inspect.report import leave_report, runs_in
+from kedge.logs.progress import say
+
+__all__ = ["chain_report", "leave_stage_report", "say_findings"]
+
+
+def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
+    """Write the report of a stage that is about to end, unless its configuration wants none."""
+    if config.runtime.report:
+        leave_report(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
+
+
+@contextmanager
+def chain_report(config: Config, folder: Path) -> Iterator[None]:
+    """Write one report of all stages that the block ran, however it ends; nothing where no stage was begun."""
+    try:
+        yield
+    finally:
+        if config.runtime.report and runs_in(folder) != [folder]:
+            leave_report(folder, advice=field_advice)
+
+
+def say_findings(folder: Path) -> None:
+    """Print one line for each warning and each serious finding; nothing for a healthy run."""
+    found = [finding for finding in diagnose_run(folder, advice=field_advice) if finding.severity != "note"]
+    for finding in found:
+        say(one_line(finding))
+    if found:
+        say(f"`kedge doctor {folder}` explains them and says what to try")

@@ -1,0 +1,87 @@
+"""What a run is made from, by content: a resumed run must not notice that a file was exchanged under its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kedge.config import Config
+from kedge.errors import DataError
+from kedge.logs.json_lines import plain_json
+from kedge.training.checkpoint.hashed_files import record_file
+
+__all__ = ["changed_inputs", "fingerprint"]
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+
+
+def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> dict[str, str]:
+    """A hash of each model, data set and reward that a configuration names, by the field that names it.
+
+    A hub id has no hash: what it leads to may change, as anybody knows who names no revision. Nor has a Python function
+    that was handed over; rows that were are hashed as JSON.
+
+    Args:
+        config: The resolved configuration.
+        given: What Python handed over in place of configured fields, by dotted name.
+    """
+    named: dict[str, list[str]] = {
+        "model": [str(config.model)] if config.model else [],
+        "reward_model.base": [str(config.reward_model.base)] if config.reward_model.base else [],
+        **{f"data.{name}": list(getattr(config.data, name)) for name in ("demonstrations", "comparisons", "prompts")},
+        "data.pretraining": list(config.data.pretraining),
+        "reward": [str(term.source) for term in config.reward],
+    }
+    hashes = {name: _hash_of(sources) for name, sources in named.items()}
+    rows = {name: value for name, value in (given or {}).items() if name.startswith("data.")}
+    rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
+    hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
+    return {name: value for name, value in hashes.items() if value}
+
+
+def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Iterable[str] = ()) -> list[str]:
+    """A line for each field whose model or data is no longer what the run began with.
+
+    Args:
+        saved: The run's fingerprint.
+        current: That of what lies there now.
+        allowed: Fields, or whole sections, that may differ.
+    """
+    free = tuple(allowed)
+    differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
+    return [
+        f"{name}: what lies there now is not what the run began with"
+        for name in differing
+        if not any(name == part or name.startswith(f"{part}.") for part in free)
+    ]
+
+
+def _hash_of(sources: list[str]) -> str:
+    """One hash of all files behind some names; empty where there is none."""
+    files = [path for source in sources for path in _files(source)]
+    try:
+        return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+
+
+def _files(source: str) -> list[Path]:
+    """The files that a name leads to: itself, a folder's data or model files, or a reward function's source."""
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        data = [*path.rglob("*.jsonl"), *path.rglob("*.parquet"), *path.rglob("*.arrow")]
+        found = {*data, *(file for pattern in MODEL_FILES for file in path.glob(pattern))}
+        return sorted(file for file in found if os.path.isfile(file))  # not a folder or pipe of such a name
+    candidates = (path, Path(os.path.expanduser(source.rpartition(":")[0] or source)))
+    return next(([file] for file in candidates if os.path.isfile(file)), [])
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest, empty = hashlib.sha256(), True
+    for piece in pieces:
+        digest.update(piece)
+        empty = False
+    return "" if empty else digest.hexdigest()

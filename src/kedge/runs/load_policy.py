@@ -1,0 +1,35 @@
+"""Policies to sample from, and how they are sampled, as the configuration says."""
+
+from __future__ import annotations
+
+from kedge.config import Config
+from kedge.evaluation.policy import Policy, Sampling, load_frozen_policy
+from kedge.runs.run import Run
+from kedge.training.runtime import stream_seed
+
+__all__ = ["load_policy", "sampling_of"]
+
+
+def load_policy(source: str, config: Config, run: Run) -> Policy:
+    """Load a policy to sample from, on the run's device.
+
+    Raises:
+        ModelError: It cannot be loaded, or has no such stop token.
+    """
+    return load_frozen_policy(
+        source,
+        device=run.device,
+        precision=run.precision,
+        stop_token=config.rollout.stop_token,
+        trust_remote_code=config.runtime.trust_remote_code,
+    )
+
+
+def sampling_of(config: Config) -> Sampling:
+    """The sampling settings of `config.generate`."""
+    return Sampling(
+        max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
+        temperature=config.generate.temperature,
+        batch_size=config.generate.batch_size,
+        seed=stream_seed(config.runtime.seed, "answers"),
+    )

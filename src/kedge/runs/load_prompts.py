@@ -1,0 +1,50 @@
+"""The prompts of a stage that samples: read, measured against the context, with the same columns in every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import Prompt, Sources, read_prompts
+from kedge.runs.run import REJECTED_FILE, Run
+
+__all__ = ["load_prompts"]
+
+
+def load_prompts(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    room: int | None,
+    prompts: Sequence[Any] | None = None,
+) -> list[Prompt]:
+    """The prompts that a policy is to answer, each with all columns that any of them has.
+
+    Args:
+        config: Names the data and its limits.
+        run: Where unusable rows are written down.
+        tokenizer: The policy's; renders and measures.
+        room: From `room_for_prompt`.
+        prompts: Texts or rows in place of `config.data.prompts`.
+
+    Raises:
+        DataError: The data cannot be read.
+    """
+    data = config.data
+    table = read_prompts(
+        Sources(tuple(data.prompts)) if prompts is None else prompts,
+        tokenizer=tokenizer,
+        max_prompt_tokens=data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room),
+        template=data.template,
+        truncate=data.truncate,
+        max_rejected_fraction=data.max_rejected_fraction,
+        rejected_to=run.folder / REJECTED_FILE,
+    )
+    # A reward function that takes a column gets it for every response, or it would fail in the middle of a run.
+    names = dict.fromkeys(name for record in table.records for name in record.columns)
+    return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]

@@ -1,0 +1,28 @@
+"""A run's loggers, as it is configured to have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kedge.config import Config
+from kedge.logs.json_lines import plain_json
+from kedge.logs.loggers import LoggedRun, Loggers
+from kedge.logs.loggers.logbook import Logbook
+from kedge.runs.run import Run
+
+__all__ = ["open_loggers"]
+
+
+def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Loggers:
+    """The loggers of a run that has been started; nothing is begun before their first row.
+
+    Args:
+        config: The resolved configuration.
+        run: What is running.
+        warn: Tells a user a line.
+    """
+    logbook = Logbook(run.folder)
+    facts = {name: str(fact) for name, fact in run.facts.items()}
+    settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
+    logged = LoggedRun(run.folder, run.stage, config.runtime.project, logbook.id, settings)
+    return Loggers(config.runtime.loggers, logbook, logged, warn=warn)

@@ -1,0 +1,1 @@
+"""Checkpoints: saved atomically, verified when read, resumed bit for bit."""

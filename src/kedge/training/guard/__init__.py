@@ -1,0 +1,1 @@
+"""Guards against non-finite values, loss spikes, and a sampler that disagrees with the trainer."""

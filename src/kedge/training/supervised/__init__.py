@@ -1,0 +1,1 @@
+"""The supervised loop, its losses, and the training of reward models."""

@@ -1,0 +1,178 @@
+"""Every mistake is one line: where, which field, what is there, what would be right. Nothing else ever comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.config import Config, load_config
+from kedge.config.explain.describe import all_fields, section_type
+from kedge.errors import ConfigError
+
+
+def complaint(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=list(overrides))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0 and < 1; it is -1"),
+        ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1; it is true"),
+        ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1; it is 4.5"),
+        ("ppo.gae_lambda=1.5", "ppo.gae_lambda must be a number ≥ 0 and ≤ 1; it is 1.5"),
+        ("ppo.gamma=.nan", "ppo.gamma must be a number ≥ 0 and ≤ 1; it is nan"),
+        ("ppo.early_stop_kl=low", "ppo.early_stop_kl must be a number > 0, or null; it is low"),
+        ("ppo.kl_controller=zigler", "ppo.kl_controller must be fixed, ziegler, or schulman; it is zigler"),
+        ("rollout.missing_eos_score=off", "rollout.missing_eos_score must be a number, auto, or null; it is false"),
+        ("ppo=3", "ppo must be a section of fields; it is 3"),
+        ("data.prompts=3", "data.prompts must be a source or a list of sources; it is 3"),
+        ("runtime.loggers=[wandb, ledger]", "runtime.loggers must be any of tensorboard, wandb, trackio; it is ledger"),
+        ("reward={f.py:g: heavy}", "reward: the weight must be a number; it is heavy"),
+    ],
+)
+def test_wrong_values(override: str, said: str) -> None:
+    assert complaint(override) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ppo.clip_rang", "ppo.clip_range"),
+        ("ppo.clip", "ppo.clip_range"),
+        ("pop.clip_range", "ppo.clip_range"),
+        ("rollout.clip_range", "ppo.clip_range"),
+        ("clip_range", "ppo.clip_range"),
+        ("ppo.vf_coef", "ppo.value_coef"),
+        ("ppo.cliprange", "ppo.clip_range"),
+        ("ppo.lam", "ppo.gae_lambda"),
+        ("rolout", "rollout"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_one_meant(name: str, meant: str) -> None:
+    assert complaint(f"{name}=1") == f"{name} is not a field; did you mean {meant}?"
+
+
+def test_a_name_like_no_other_is_answered_plainly() -> None:
+    assert complaint("foo.bar=1") == "foo.bar is not a field"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["ppo.num_minibatches=7"], ["ppo.num_minibatches=7", "64 responses", "4 and 8"]),
+        (["rollout.num_prompts=3", "rollout.num_responses=5", "ppo.num_minibatches=4"], ["15 responses", "3 and 5"]),
+        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "KL negative", "rollout.temperature"]),
+        (["rollout.top_k=50"], ["rollout.top_k=50", "KL negative"]),
+        (["ppo.kl_controller=ziegler", "ppo.kl_coef=0"], ["ppo.kl_controller=ziegler", "ppo.kl_coef"]),
+        (["ppo.kl_in=loss", "ppo.kl_estimator=k1"], ["ppo.kl_estimator=k1", "k2 or k3"]),
+        (["ppo.kl_in=loss", "ppo.kl_scope=sequence"], ["ppo.kl_scope=sequence"]),
+        (["ppo.critic_init=reward"], ["ppo.critic=separate"]),
+        (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
+        (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
+        (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),
+    ],
+)
+def test_impossible_combinations(overrides: list[str], said: list[str]) -> None:
+    line = complaint(*overrides)
+    assert all(part in line for part in said), line
+
+
+@pytest.mark.parametrize("neutral", ["rollout.top_p=1.0", "rollout.top_k=0", "rollout.top_p=null"])
+def test_a_filter_that_filters_nothing_is_accepted(neutral: str) -> None:
+    assert load_config(overrides=[neutral]) == Config()
+
+
+def test_several_mistakes_are_all_named() -> None:
+    assert complaint("ppo.gamma=2", "rollout.num_prompts=0").endswith("(also wrong: ppo.gamma)")
+
+
+def test_a_files_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\nppo:\n  gamma: 1\n  clip_range: wide\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}:4: ppo.clip_range must be a number > 0 and < 1; it is wide"
+
+
+def test_an_overrides_mistake_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("ppo:\n  clip_range: 0.2\n")
+    with pytest.raises(ConfigError, match=r"^ppo\.clip_range must be"):
+        load_config(path, ["ppo.clip_range=wide"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"ppo:\n  gamma: 1\n  gamma: 0.9\n", ":3: ppo.gamma is given twice"),
+        (b"ppo: [1\n", "is not valid YAML"),
+        (b"- a\n- b\n", "must hold `field: value` lines"),
+        (b"model: \xff\n", "is not UTF-8"),
+        (b"model: a\x00b\n", "is not valid YAML"),
+        (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
+        (b"a: " + b"[" * 5000, "is not valid YAML"),
+        (b"reward: &r [*r]\n", "nested without end"),
+        (b"preset: best\n", "there are tldr-n+, instructgpt"),
+        (b"? [a, b]\n: 1\n", "is not valid YAML"),
+    ],
+)
+def test_files_that_cannot_be_used(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_config(path)
+
+
+@pytest.mark.parametrize("text", ["x", "=3", "ppo.clip_range 0.1"])
+def test_an_override_without_a_field_or_a_value(text: str) -> None:
+    assert "write field=value" in complaint(text)
+
+
+def complaint_or_nothing(**source: Any) -> str:
+    """The one line, or nothing where the configuration is valid; any other exception is a defect."""
+    try:
+        load_config(**source)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*(name for name, _ in all_fields()), *filter(section_type, Config.model_fields)]) | st.text()
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=st.dictionaries(NAMES, JSON, max_size=4))
+def test_any_document_is_a_configuration_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, object]
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line = complaint_or_nothing(path=path)
+    assert len(line.splitlines()) <= 1
+    assert len(line) < 2000
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=NAMES, value=st.text(max_size=30))
+def test_any_override_is_a_configuration_or_one_line(name: str, value: str) -> None:
+    assert len(complaint_or_nothing(overrides=[f"{name}={value}"]).splitlines()) <= 1

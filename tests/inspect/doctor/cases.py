@@ -1,0 +1,359 @@
+"""Each rule's fault, made up, and the same just on the other side of where it begins."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kedge.inspect.record import RunRecord
+from tests.inspect.doctor.synthetic import bare, made_up, towards
+
+FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
+JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
+
+
+class Case(NamedTuple):
+    """A rule, the gravity of what it finds, a run that has the fault, and one that just has not."""
+
+    rule: str
+    severity: str
+    sick: RunRecord
+    well: RunRecord
+
+
+def figures(rule: str, severity: str, sick: dict[str, Any], well: dict[str, Any], **common: Any) -> Case:
+    """Two runs that differ in their figures."""
+    return Case(rule, severity, made_up(figures=sick, **common), made_up(figures=well, **common))
+
+
+def spike(height: float) -> list[float]:
+    return [height if update == 9 else 0.35 for update in range(16)]
+
+
+def supervised(stage: str, **columns: Any) -> RunRecord:
+    names = {"loss": "loss", "eval_loss": "eval/loss", "accuracy": "accuracy"}
+    return bare(40, {names[name]: column for name, column in columns.items()}, facts={"stage": stage})
+
+
+def reward_model(value: float, length: float) -> RunRecord:
+    rated = {"value": value, "low": value - 0.05, "high": value + 0.05}
+    return bare(
+        40,
+        {"loss": towards(0.7, 0.5), "accuracy": towards(0.5, 0.75)},
+        facts={"stage": "reward"},
+        summary={"accuracy": rated, "length_accuracy": {"value": length}, "num_pairs": 300},
+    )
+
+
+def held_out(*losses: float) -> list[float | None]:
+    """The held-out loss, measured five times in forty steps."""
+    return [losses[step // 8] if step % 8 == 7 else None for step in range(40)]
+
+
+MISMATCH = {"update": 3, "kind": "mismatch", "what": "a token's probabilities are 2 to 1", "consequence": "warn"}
+DAMAGED = {"update": 5, "kind": "nonfinite", "what": "the score is nan", "consequence": "skip"}
+
+CASES = [
+    figures("stale_rollouts", "warning", {"policy/staleness": 1.0}, {"policy/staleness": [0.0] * 9 + [1.0] * 7}),
+    figures(
+        "stale_rollouts",
+        "serious",
+        {"policy/staleness": 2.0, "policy/sampler_ratio_max": 3.0},
+        {"policy/sampler_ratio_max": 3.0},
+    ),
+    figures(
+        "sampler_trainer_mismatch",
+        "serious",
+        {"policy/first_ratio_max": [1.0] * 15 + [1.011]},
+        {"policy/first_ratio_max": [1.009] * 16},
+    ),
+    figures(
+        "sampler_trainer_mismatch",
+        "serious",
+        {"policy/sampler_ratio_max": [1.0] * 15 + [1.6]},
+        {"policy/sampler_ratio_max": [1.0] * 15 + [1.4]},
+        facts={"precision": "bf16"},
+    ),
+    Case("sampler_trainer_mismatch", "serious", made_up(incidents=[MISMATCH]), made_up()),
+    Case("not_finite", "warning", made_up(incidents=[DAMAGED]), made_up(incidents=[{**DAMAGED, "kind": "spike"}])),
+    Case("not_finite", "serious", made_up(incidents=[{**DAMAGED, "consequence": "stop"}]), made_up()),
+    figures(
+        "reward_function_failing",
+        "warning",
+        {"reward/mine_failures": [0.0] * 15 + [1.0], "reward/mine_given_up": [0.0] * 15 + [100.0]},
+        {"reward/mine_failures": 0.0, "reward/mine_given_up": 0.0},
+    ),
+    figures("reward_function_failing", "serious", {"reward/unscored": [13.0] * 16}, {"reward/unscored": 0.0}),
+    figures(
+        "sampling_not_mirrored",
+        "serious",
+        {"objective/logprobs": -86.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -88.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+    ),
+    figures(
+        "sampling_not_mirrored",
+        "serious",
+        {"objective/logprobs": -116.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+        {"objective/logprobs": -114.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
+    ),
+    figures("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
+    figures("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),
+    figures(
+        "whitening_constant_batch",
+        "serious",
+        {"reward/score_std": 2e-3, "reward/score_mean": 2.2},
+        {"reward/score_std": 3e-3, "reward/score_mean": 2.2},
+    ),
+    figures("whitening_constant_batch", "serious", {"advantage/std": 2e-3}, {"advantage/std": 3e-3}),
+    figures(
+        "reward_flat",
+        "serious",
+        {"reward/score_std": 2e-3, "reward/score_mean": 2.2},
+        {"reward/score_std": 3e-3, "reward/score_mean": 2.2},
+    ),
+    figures(
+        "reward_flat",
+        "warning",
+        {"reward/score_mean": towards(0.9, 1.1), "reward/score_std": [1.0] * 16},
+        {"reward/score_mean": towards(0.9, 1.25), "reward/score_std": [1.0] * 16},
+    ),
+    figures("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
+    figures("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),
+    figures("duplicated_prompts", "serious", {"prompt/distinct": [0.35] * 16}, {"prompt/distinct": [0.85] * 16}),
+    figures(
+        "proxy_up_judge_down",
+        "serious",
+        {"score/gold": towards(0.6, 0.5)},
+        {"score/gold": towards(0.5, 0.6)},
+        settings={"reward": JUDGED},
+    ),
+    figures(  # the judge gains 0.4 and gives 0.11 of it back, or 0.09
+        "proxy_up_judge_down",
+        "warning",
+        {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.69] * 8]},
+        {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.71] * 8]},
+        settings={"reward": JUDGED},
+    ),
+    figures(
+        "hacking_by_length",
+        "serious",
+        {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.55] * 16},
+        {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.45] * 16},
+    ),
+    figures(
+        "hacking_by_length",
+        "warning",
+        {"response/length": towards(20.0, 29.0), "reward/length_correlation": [0.55] * 16},
+        {"response/length": towards(20.0, 27.0), "reward/length_correlation": [0.55] * 16},
+    ),
+    figures(
+        "hacking_by_length",
+        "serious",
+        {"response/length": towards(20.0, 7.0), "reward/length_correlation": [-0.55] * 16},
+        {"response/length": towards(20.0, 13.0), "reward/length_correlation": [-0.55] * 16},
+    ),
+    figures(
+        "hacking_by_repetition",
+        "serious",
+        {"response/repetition": towards(0.02, 0.3)},
+        {"response/repetition": towards(0.02, 0.1)},
+    ),
+    figures(
+        "hacking_by_not_stopping",
+        "serious",
+        {"response/eos_rate": towards(1.0, 0.6)},
+        {"response/eos_rate": towards(1.0, 0.8)},
+    ),
+    figures(
+        "entropy_rising",
+        "serious",
+        {"policy/entropy": towards(0.2, 0.5)},
+        {"policy/entropy": towards(0.2, 0.24)},
+        settings={"ppo.entropy_coef": 0.01},
+    ),
+    figures("entropy_rising", "warning", {"policy/entropy": towards(0.2, 0.5)}, {"policy/entropy": towards(0.2, 0.27)}),
+    figures(
+        "beta_too_large",
+        "serious",
+        {"objective/kl_coef": [2.2] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
+        {"objective/kl_coef": [1.8] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
+    ),
+    figures(
+        "steps_too_small",
+        "serious",
+        {"policy/clip_fraction": 0.0, "policy/approx_kl": 8e-6, "objective/kl": 0.05, "reward/score_mean": 0.9},
+        {"policy/clip_fraction": 0.0, "policy/approx_kl": 2e-5, "objective/kl": 0.05, "reward/score_mean": 0.9},
+    ),
+    figures(
+        "steps_too_large",
+        "warning",
+        {"policy/clip_fraction": towards(0.26, 0.01, 1.0)},
+        {"policy/clip_fraction": towards(0.18, 0.01, 1.0)},
+    ),
+    figures(
+        "steps_too_large",
+        "serious",
+        {"policy/approx_kl": towards(0.25, 0.01, 1.0)},
+        {"policy/approx_kl": towards(0.05, 0.01, 1.0)},
+    ),
+    figures(
+        "beta_too_small",
+        "warning",
+        {"objective/kl": towards(0.0, 8.0), "objective/kl_coef": [0.005] * 16},
+        {"objective/kl": towards(0.0, 8.0), "objective/kl_coef": [0.007] * 16},
+    ),
+    figures(
+        "beta_too_small",
+        "serious",
+        {"objective/kl": towards(0.0, 18.0), "objective/kl_coef": 0.0},
+        {"objective/kl": towards(0.0, 4.5), "objective/kl_coef": 0.0},
+    ),
+    figures("kl_exploding", "warning", {"objective/kl": towards(0.0, 15.0)}, {"objective/kl": towards(0.0, 11.0)}),
+    figures("kl_exploding", "serious", {"objective/kl": towards(0.0, 30.0)}, {"objective/kl": towards(0.0, 11.0)}),
+    figures(
+        "kl_exploding",
+        "serious",
+        {"objective/kl": towards(0.0, 15.0), "reward/total": towards(0.9, -0.3)},
+        {"objective/kl": towards(0.0, 9.0), "reward/total": towards(0.9, -0.3)},
+    ),
+    figures(
+        "kl_exploding",
+        "warning",
+        {"objective/kl": towards(0.0, 12.0)},
+        {"objective/kl": towards(0.0, 9.5)},
+        settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0},
+    ),
+    figures(
+        "entropy_collapse",
+        "warning",
+        {"policy/entropy": [1.3] * 4 + [0.24] * 12, "response/length": [48.0] * 16},
+        {"policy/entropy": [1.3] * 4 + [0.28] * 12, "response/length": [48.0] * 16},
+    ),
+    figures(
+        "entropy_collapse",
+        "serious",
+        {"policy/entropy": [1.3] * 4 + [0.12] * 12, "response/length": [48.0] * 16},
+        {"policy/entropy": [1.3] * 4 + [0.28] * 12, "response/length": [48.0] * 16},
+    ),
+    figures(
+        "entropy_collapse",
+        "warning",
+        {"policy/entropy": [0.15] * 4 + [0.053] * 12, "response/length": [20.0] * 16},
+        {"policy/entropy": [0.15] * 4 + [0.057] * 12, "response/length": [20.0] * 16},
+    ),
+    figures(
+        "entropy_collapse",
+        "serious",
+        {"policy/entropy": [0.3] * 4 + [0.15] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
+        {"policy/entropy": [0.3] * 4 + [0.18] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
+    ),
+    figures(
+        "stops_at_once",
+        "serious",
+        {"response/length": [20.0] * 4 + [3.9] * 12},
+        {"response/length": [20.0] * 4 + [4.1] * 12},
+    ),
+    figures("too_few_eos", "serious", {"response/eos_rate": [0.08] * 16}, {"response/eos_rate": [0.55] * 16}),
+    figures("too_few_eos", "warning", {"response/eos_rate": [0.45] * 16}, {"response/eos_rate": [0.55] * 16}),
+    figures(
+        "too_few_eos",
+        "note",
+        {"response/eos_rate": 0.0},
+        {"response/eos_rate": [0.55] * 16},
+        settings={"reward": FUNCTION},
+    ),
+    figures("truncated_at_cap", "warning", {"response/eos_rate": [0.85] * 16}, {"response/eos_rate": [0.92] * 16}),
+    figures(
+        "value_scale_mismatch",
+        "serious",
+        {"value/std": [3.5] * 16, "value/returns_std": [1.0] * 16},
+        {"value/std": [2.5] * 16, "value/returns_std": [1.0] * 16},
+    ),
+    figures(
+        "value_scale_mismatch",
+        "serious",
+        {"value/returns_std": [6.0] * 16},
+        {"value/returns_std": [4.0] * 16},
+        settings={"ppo.value_unit": "score"},
+    ),
+    figures(
+        "value_clip_binding", "warning", {"value/clip_fraction": [0.51] * 16}, {"value/clip_fraction": [0.49] * 16}),
+    figures(
+        "dead_critic",
+        "serious",
+        {"value/mean": 0.0, "value/returns_mean": [1.1] * 16, "value/returns_std": [1.0] * 16},
+        {"value/mean": 0.0, "value/returns_mean": [0.9] * 16, "value/returns_std": [1.0] * 16},
+    ),
+    figures(
+        "dead_critic",
+        "serious",
+        {"value/explained_variance": [-1.02] * 16},
+        {"value/explained_variance": [0.01] * 16},
+    ),
+    figures(
+        "dead_critic",
+        "serious",
+        {"value/explained_variance": 0.0, "value/std": 1e-4},
+        {"value/explained_variance": [0.01] * 16, "value/std": 1e-4},
+    ),
+    figures(
+        "dead_critic",
+        "note",
+        {"value/explained_variance": [-0.98] * 16},
+        {"value/explained_variance": [0.01] * 16},
+    ),
+    figures(
+        "score_falling",
+        "serious",
+        {"reward/score_mean": towards(0.9, 0.3), "reward/score_std": [1.0] * 16},
+        {"reward/score_mean": towards(0.9, 0.5), "reward/score_std": [1.0] * 16},
+    ),
+    figures(
+        "reward_saturated",
+        "warning",
+        {"reward/score_std": [1.0] * 4 + [0.08] * 12},
+        {"reward/score_std": [1.0] * 4 + [0.12] * 12},
+    ),
+    figures(
+        "steps_skipped",
+        "warning",
+        {"guard/skipped_steps": [0.0] * 15 + [3.0]},
+        {"guard/skipped_steps": 0.0},
+    ),
+    figures("steps_skipped", "serious", {"guard/skipped_steps": [0.0] * 13 + [3.0] * 3}, {"guard/skipped_steps": 0.0}),
+    figures("gradient_spikes", "warning", {"policy/grad_norm": spike(3.0)}, {"policy/grad_norm": spike(2.5)}),
+    figures(
+        "gradient_spikes",
+        "warning",
+        {"policy/grad_norm": [0.3 * 1.22**update for update in range(16)]},
+        {"policy/grad_norm": [0.3 * 1.19**update for update in range(16)]},
+    ),
+    Case(
+        "loss_rising",
+        "serious",
+        supervised("sft", loss=towards(2.0, 4.0)),
+        supervised("sft", loss=towards(4.0, 2.0)),
+    ),
+    Case("reward_model_at_chance", "serious", reward_model(0.54, 0.4), reward_model(0.56, 0.4)),
+    Case("reward_model_barely_better_than_length", "warning", reward_model(0.68, 0.66), reward_model(0.68, 0.64)),
+    Case("reward_model_barely_better_than_length", "serious", reward_model(0.62, 0.68), reward_model(0.68, 0.64)),
+    Case(
+        "overfitting",
+        "warning",
+        supervised("sft", loss=towards(4.0, 1.0), eval_loss=held_out(1.5, 1.2, 1.0, 1.02, 1.05)),
+        supervised("sft", loss=towards(4.0, 1.0), eval_loss=held_out(1.5, 1.2, 1.0, 1.01, 1.02)),
+    ),
+    Case(
+        "overfitting",
+        "serious",
+        supervised("reward", loss=towards(0.7, 0.1), accuracy=0.7, eval_loss=held_out(0.6, 0.55, 0.5, 0.6, 0.7)),
+        supervised("reward", loss=towards(0.7, 0.1), accuracy=0.7, eval_loss=held_out(0.6, 0.55, 0.5, 0.5, 0.51)),
+    ),
+    figures(
+        "memory_growing",
+        "warning",
+        {"memory/process": [1.0 + 0.02 * update for update in range(16)]},
+        {"memory/process": [1.0 + 0.01 * update for update in range(16)]},
+    ),
+    figures("reward_dominates_time", "warning", {"time/reward": [1.1] * 16, "time/update": [2.0] * 16},
+            {"time/reward": [0.9] * 16, "time/update": [2.0] * 16}),
+]  # fmt: skip

@@ -1,0 +1,428 @@
+"""Where each threshold lies: figures a little beyond it, and a little short of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kedge.inspect.record import RunRecord
+from tests.inspect.doctor.cases import DAMAGED, FUNCTION, held_out, reward_model, supervised
+from tests.inspect.doctor.synthetic import Series, made_up, towards
+
+SERIOUS, WARNING, NOTE, SILENT = "serious", "warning", "note", ""
+MANY = {"rollout.num_prompts": 1024}
+SCORES = {"reward/score_std": [1.0] * 16}
+BONUS = {"ppo.entropy_coef": 0.01}
+CONTROLLED = {"ppo.kl_controller": "ziegler", "ppo.kl_target": 5.0}
+IN_SCORES = {"ppo.value_unit": "score"}
+
+
+class Edge(NamedTuple):
+    """What a rule says of a run: its severity, or nothing."""
+
+    rule: str
+    severity: str
+    run: RunRecord
+
+
+def step(before: float, after: float) -> list[float]:
+    """A figure that changes once, after the fourth of sixteen updates."""
+    return [before] * 4 + [after] * 12
+
+
+def of_16(count: int, odd: float, usual: float) -> list[float]:
+    return [odd] * count + [usual] * (16 - count)
+
+
+def figures(rule: str, *pairs: tuple[str, Mapping[str, Series]], **settings: Any) -> Iterator[Edge]:
+    for severity, changed in pairs:
+        yield Edge(rule, severity, made_up(figures=changed, settings=settings))
+
+
+def surprise(**changed: list[float]) -> dict[str, Series]:
+    names = {
+        "logprobs": "objective/logprobs",
+        "nats": "policy/entropy",
+        "length": "response/length",
+        "moved": "policy/approx_kl",
+    }
+    usual = {"nats": [2.0] * 16, "length": [50.0] * 16, "moved": [0.01] * 16}
+    return {names[name]: column for name, column in {**usual, **changed}.items()}
+
+
+def responses(nats: list[float]) -> dict[str, Series]:
+    """The entropy of whole responses, of ten tokens each."""
+    return {"policy/entropy": [each / 10 for each in nats], "response/length": [10.0] * 16}
+
+
+def leak(start: float, grown: float, steps_up: int = 13) -> dict[str, Series]:
+    """Memory over the fourteen updates after the first two, which may take what they like."""
+    ups = [grown / steps_up * ((number + 1) * steps_up // 13 - number * steps_up // 13) for number in range(13)]
+    return {"memory/process": [0.01, 0.05] + [start + sum(ups[:number]) for number in range(14)]}
+
+
+def filling(first_half: float, second_half: float) -> dict[str, Series]:
+    """Memory that grows by so much over seven updates, and by so much over the six after them."""
+    early = [1.0 + first_half * number / 7 for number in range(8)]
+    return {"memory/process": [0.01, 0.05, *early, *(early[-1] + second_half * number / 6 for number in range(1, 7))]}
+
+
+def spikes(updates: int, *places: int) -> RunRecord:
+    return made_up(updates, {"policy/grad_norm": [9.0 if update in places else 0.35 for update in range(updates)]})
+
+
+def incidents(count: int) -> RunRecord:
+    return made_up(20, incidents=[{**DAMAGED, "update": update + 1} for update in range(count)])
+
+
+def overfitted(last: float) -> RunRecord:
+    return supervised("sft", loss=towards(4.0, 1.0), eval_loss=held_out(1.5, 1.2, 1.0, 1.0, last))
+
+
+def critic(updates: int) -> RunRecord:
+    return made_up(updates, {"value/explained_variance": [-0.01] * updates})
+
+
+EDGES: list[Edge] = [
+    *figures(
+        "sampling_not_mirrored",
+        # 0.8 in the median, give or take a standard error of 0.066, or of 0.068
+        (SERIOUS, surprise(logprobs=[-65.7, -94.3] * 8)),
+        (SILENT, surprise(logprobs=[-65.3, -94.7] * 8)),
+        (SERIOUS, surprise(logprobs=[-50.0] * 16, moved=[0.048] * 16)),
+        (SILENT, surprise(logprobs=[-50.0] * 16, moved=[0.052] * 16)),
+        (SERIOUS, surprise(logprobs=[-0.3] * 16, nats=[0.0144] * 16)),
+        (SILENT, surprise(logprobs=[-0.3] * 16, nats=[0.0136] * 16)),
+    ),
+    Edge("not_finite", SERIOUS, incidents(3)),
+    Edge("not_finite", WARNING, incidents(2)),
+    *figures(
+        "reward_function_failing",
+        (SERIOUS, {"reward/unscored": [13.0] * 16}),
+        (WARNING, {"reward/unscored": [12.0] * 16}),
+    ),
+    *figures(
+        "kl_sign_flipped",
+        (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}),
+        (SILENT, {**SCORES, "reward/kl": [-0.0098] * 16}),
+    ),
+    *figures(
+        "whitening_constant_batch",
+        (SERIOUS, {"advantage/std": [2.1e-3] * 16, "value/returns_mean": [2.2] * 16}),
+        (SILENT, {"advantage/std": [2.3e-3] * 16, "value/returns_mean": [2.2] * 16}),
+    ),
+    *figures(
+        "reward_flat",
+        (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.145)}),
+        (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.155)}),
+        **MANY,
+    ),
+    # The error of a mean of 128 scores is 0.088 of their spread.
+    *figures(
+        "reward_flat",
+        (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.26)}),
+        (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.27)}),
+    ),
+    *figures(
+        "score_falling",
+        (SERIOUS, {**SCORES, "reward/score_mean": step(1.0, 0.49)}),
+        (SILENT, {**SCORES, "reward/score_mean": step(1.0, 0.51)}),
+    ),
+    *figures("no_exploration", (SERIOUS, responses([0.69] * 16)), (SILENT, responses([0.70] * 16))),
+    *figures(
+        "duplicated_prompts",
+        (WARNING, {"prompt/distinct": [0.79] * 16}),
+        (SILENT, {"prompt/distinct": [0.81] * 16}),
+        (SERIOUS, {"prompt/distinct": [0.39] * 16}),
+        (WARNING, {"prompt/distinct": [0.41] * 16}),
+    ),
+    *figures(
+        "hacking_by_length",
+        (SERIOUS, {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.51] * 16}),
+        (WARNING, {"response/length": step(20.0, 34.9), "reward/length_correlation": [0.51] * 16}),
+        (WARNING, {"response/length": step(20.0, 28.1), "reward/length_correlation": [0.51] * 16}),
+        (SILENT, {"response/length": step(20.0, 27.9), "reward/length_correlation": [0.51] * 16}),
+        (SILENT, {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.49] * 16}),
+        (SERIOUS, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.51] * 16}),
+        (SILENT, {"response/length": step(20.0, 10.1), "reward/length_correlation": [-0.51] * 16}),
+    ),
+    *figures(
+        "hacking_by_repetition",
+        (SERIOUS, {"response/repetition": step(0.02, 0.221)}),
+        (WARNING, {"response/repetition": step(0.02, 0.219)}),
+        (WARNING, {"response/repetition": step(0.02, 0.121)}),
+        (SILENT, {"response/repetition": step(0.02, 0.119)}),
+    ),
+    *figures(
+        "hacking_by_not_stopping",
+        (SERIOUS, {"response/eos_rate": step(1.0, 0.74)}),
+        (SILENT, {"response/eos_rate": step(1.0, 0.76)}),
+    ),
+    *figures(
+        "hacking_by_not_stopping",
+        (WARNING, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
+        (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.49] * 16}),
+        reward=FUNCTION,
+    ),
+    *figures(
+        "hacking_by_not_stopping",
+        (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
+    ),
+    *figures(
+        "entropy_rising",
+        (SERIOUS, {"policy/entropy": step(0.2, 0.41)}),
+        (WARNING, {"policy/entropy": step(0.2, 0.39)}),
+        (WARNING, {"policy/entropy": step(0.5, 0.66)}),
+        (SILENT, {"policy/entropy": step(0.5, 0.64)}),
+        (WARNING, {"policy/entropy": step(0.2, 0.305)}),
+        (SILENT, {"policy/entropy": step(0.2, 0.295)}),
+        **BONUS,
+    ),
+    *figures("entropy_rising", (WARNING, {"policy/entropy": step(0.2, 0.9)})),
+    *figures(
+        "entropy_collapse",
+        (WARNING, responses(step(30.0, 5.9))),
+        (SILENT, responses(step(30.0, 6.1))),
+        (SERIOUS, responses(step(30.0, 2.95))),
+        (WARNING, responses(step(30.0, 3.05))),
+        (SERIOUS, responses(step(6.0, 1.09))),
+        (WARNING, responses(step(6.0, 1.11))),
+        (WARNING, responses(step(2.15, 1.05))),
+        (SILENT, responses(step(2.05, 1.05))),
+    ),
+    *figures(
+        "beta_too_large",
+        (SERIOUS, {**SCORES, "objective/kl_coef": [2.02] * 16, "reward/score_mean": step(1.0, 1.1)}),
+        (SILENT, {**SCORES, "objective/kl_coef": [1.98] * 16, "reward/score_mean": step(1.0, 1.1)}),
+        (SERIOUS, {**SCORES, "objective/kl_coef": [9.0] * 16, "reward/score_mean": step(1.0, 1.49)}),
+        (SILENT, {**SCORES, "objective/kl_coef": [9.0] * 16, "reward/score_mean": step(1.0, 1.51)}),
+    ),
+    *figures(
+        "steps_too_small",
+        *(
+            (
+                severity,
+                {
+                    "policy/clip_fraction": [clipped] * 16,
+                    "policy/approx_kl": [moved] * 16,
+                    "objective/kl": [away] * 16,
+                    "reward/score_mean": 1.0,
+                },
+            )
+            for severity, clipped, moved, away in [
+                (SERIOUS, 9.8e-4, 9.8e-6, 0.098),
+                (SILENT, 1.02e-3, 9e-6, 0.05),
+                (SILENT, 9e-4, 1.02e-5, 0.05),
+                (SILENT, 9e-4, 9e-6, 0.102),
+            ]
+        ),
+    ),
+    *figures(
+        "steps_too_large",
+        (SERIOUS, {"policy/clip_fraction": [0.355] * 16}),
+        (WARNING, {"policy/clip_fraction": [0.345] * 16}),
+        (WARNING, {"policy/clip_fraction": [0.205] * 16}),
+        (SILENT, {"policy/clip_fraction": [0.195] * 16}),
+        (SERIOUS, {"policy/approx_kl": [0.205] * 16}),
+        (WARNING, {"policy/approx_kl": [0.195] * 16}),
+        (WARNING, {"policy/approx_kl": [0.061] * 16}),
+        (SILENT, {"policy/approx_kl": [0.059] * 16}),
+        (SERIOUS, {"policy/clip_fraction": of_16(2, 0.4, 0.01)}),
+        (SILENT, {"policy/clip_fraction": of_16(1, 0.4, 0.01)}),
+        (WARNING, {"policy/clip_fraction": [0.01] * 8 + [0.4, 0.25, 0.25] + [0.01] * 5}),
+    ),
+    *figures(
+        "kl_exploding",
+        (WARNING, {"objective/kl": step(0.0, 10.2), "response/length": [20.0] * 16}),
+        (SILENT, {"objective/kl": step(0.0, 9.8), "response/length": [10.0] * 16}),
+        (SILENT, {"objective/kl": step(0.0, 10.2), "response/length": [21.0] * 16}),
+        (SERIOUS, {"objective/kl": step(0.0, 20.4), "response/length": [20.0] * 16}),
+        (WARNING, {"objective/kl": step(0.0, 19.6), "response/length": [10.0] * 16}),
+        (WARNING, {"objective/kl": step(0.0, 20.4), "response/length": [21.0] * 16}),
+    ),
+    *figures(
+        "kl_exploding",
+        (WARNING, {"objective/kl": step(0.0, 15.2), "response/length": [99.0] * 16}),
+        (SILENT, {"objective/kl": step(0.0, 14.8), "response/length": [99.0] * 16}),
+        **CONTROLLED,
+    ),
+    *figures(
+        "too_few_eos",
+        (WARNING, {"response/eos_rate": [0.49] * 16}),
+        (SILENT, {"response/eos_rate": [0.51] * 16}),
+        (SERIOUS, {"response/eos_rate": [0.098] * 16}),
+        (WARNING, {"response/eos_rate": [0.102] * 16}),
+    ),
+    *figures(
+        "too_few_eos",
+        (NOTE, {"response/eos_rate": [0.098] * 16}),
+        (WARNING, {"response/eos_rate": [0.102] * 16}),
+        reward=FUNCTION,
+    ),
+    *figures(
+        "truncated_at_cap", (WARNING, {"response/eos_rate": [0.89] * 16}), (SILENT, {"response/eos_rate": [0.91] * 16})
+    ),
+    *figures(
+        "truncated_at_cap",
+        (SERIOUS, {"response/eos_rate": step(0.49, 0.3)}),
+        (WARNING, {"response/eos_rate": step(0.51, 0.3)}),
+        (WARNING, {"response/eos_rate": step(0.3, 0.51)}),
+    ),
+    *figures(
+        "truncated_at_cap",
+        (WARNING, {"response/eos_rate": [0.102] * 16}),
+        (NOTE, {"response/eos_rate": [0.098] * 16}),
+        reward=FUNCTION,
+    ),
+    *figures(
+        "stops_at_once", (SERIOUS, {"response/length": step(8.0, 1.95)}), (SILENT, {"response/length": step(8.0, 2.05)})
+    ),
+    *figures(
+        "value_scale_mismatch",
+        (SERIOUS, {"value/std": [3.05] * 16, "value/returns_std": [1.0] * 16}),
+        (SILENT, {"value/std": [2.95] * 16, "value/returns_std": [1.0] * 16}),
+    ),
+    *figures(
+        "value_scale_mismatch",
+        (SERIOUS, {"value/returns_std": [5.1] * 16}),
+        (SILENT, {"value/returns_std": [4.9] * 16}),
+        (WARNING, {"value/returns_std": [0.049] * 16, "value/std": 0.01}),
+        (SILENT, {"value/returns_std": [0.051] * 16, "value/std": 0.01}),
+        **IN_SCORES,
+    ),
+    *figures(
+        "value_clip_binding",
+        *(
+            (
+                severity,
+                {
+                    "value/clip_fraction": [0.51] * 16,
+                    "value/mean": 0.0,
+                    "value/returns_mean": [bias] * 16,
+                    "value/returns_std": [1.0] * 16,
+                },
+            )
+            for severity, bias in [(SERIOUS, 1.02), (WARNING, 0.98)]
+        ),
+    ),
+    *figures(
+        "dead_critic",
+        (SERIOUS, {"value/explained_variance": [-1.02] * 16}),
+        (NOTE, {"value/explained_variance": [-0.98] * 16}),
+        (SERIOUS, {"value/explained_variance": 0.0, "value/std": [0.0098] * 16, "value/returns_std": [1.0] * 16}),
+        (NOTE, {"value/explained_variance": 0.0, "value/std": [0.0102] * 16, "value/returns_std": [1.0] * 16}),
+    ),
+    *figures(
+        "dead_critic",
+        (SERIOUS, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.102)}),
+        (SILENT, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.098)}),
+    ),
+    *(
+        edge
+        for rule in ("whitening_constant_batch", "reward_flat")
+        for edge in figures(
+            rule,
+            (SERIOUS, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.11, 0.0)}),
+            (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
+        )
+    ),
+    Edge("dead_critic", WARNING, critic(50)),
+    Edge("dead_critic", NOTE, critic(49)),
+    *figures(
+        "reward_saturated",
+        (WARNING, {"reward/score_std": step(1.0, 0.098)}),
+        (SILENT, {"reward/score_std": step(1.0, 0.102)}),
+    ),
+    *figures(
+        "steps_skipped",
+        (SERIOUS, {"guard/skipped_steps": of_16(2, 1.0, 0.0)}),
+        (WARNING, {"guard/skipped_steps": of_16(1, 1.0, 0.0)}),
+    ),
+    Edge("gradient_spikes", WARNING, spikes(150, 70, 100)),
+    Edge("gradient_spikes", NOTE, spikes(150, 70)),
+    Edge("gradient_spikes", SILENT, spikes(150, 2)),
+    *figures(
+        "gradient_spikes",
+        (WARNING, {"policy/grad_norm": [0.35] * 8 + [2.85] + [0.35] * 7}),
+        (SILENT, {"policy/grad_norm": [0.35] * 8 + [2.75] + [0.35] * 7}),
+    ),
+    Edge("loss_rising", SERIOUS, supervised("sft", loss=[1.0] * 10 + [1.21] * 30)),
+    Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
+    Edge("reward_model_at_chance", SERIOUS, reward_model(0.549, 0.4)),
+    Edge("reward_model_at_chance", SILENT, reward_model(0.551, 0.4)),
+    Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.68, 0.651)),
+    Edge("reward_model_barely_better_than_length", SILENT, reward_model(0.68, 0.649)),
+    Edge("reward_model_barely_better_than_length", SERIOUS, reward_model(0.62, 0.671)),
+    Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.62, 0.669)),
+    Edge("overfitting", WARNING, overfitted(1.031)),
+    Edge("overfitting", SILENT, overfitted(1.029)),
+    Edge("overfitting", SERIOUS, overfitted(1.152)),
+    Edge("overfitting", WARNING, overfitted(1.148)),
+    *figures(
+        "memory_growing",
+        (WARNING, leak(1.0, 0.152)),
+        (SILENT, leak(1.0, 0.148)),
+        (WARNING, leak(0.2, 0.102)),
+        (SILENT, leak(0.2, 0.098)),
+        (WARNING, leak(1.0, 0.5, 10)),
+        (SILENT, leak(1.0, 0.5, 9)),
+        (WARNING, filling(0.40, 0.27)),
+        (SILENT, filling(0.40, 0.25)),
+    ),
+    *figures(
+        "reward_dominates_time",
+        (WARNING, {"time/reward": [0.3] * 16, "time/update": [0.51] * 16}),
+        (SILENT, {"time/reward": [0.3] * 16, "time/update": [0.49] * 16}),
+        (WARNING, {"time/reward": [1.01] * 16, "time/update": [2.0] * 16}),
+        (SILENT, {"time/reward": [0.99] * 16, "time/update": [2.0] * 16}),
+    ),
+]
+
+FREE = {"objective/kl_coef": 0.0}
+EDGES += [
+    *figures(
+        "beta_too_small",
+        (WARNING, {"objective/kl": step(0.0, 5.1), **FREE}),
+        (SILENT, {"objective/kl": step(0.0, 4.9), **FREE}),
+        (SERIOUS, {"objective/kl": step(0.0, 10.1), "response/length": [20.0] * 16, **FREE}),
+        (WARNING, {"objective/kl": step(0.0, 9.9), "response/length": [10.0] * 16, **FREE}),
+        (WARNING, {"objective/kl": step(0.0, 10.1), "response/length": [21.0] * 16, **FREE}),
+    ),
+    # A gain of 1: of the spread, where the score has risen by less.
+    *figures(
+        "beta_too_small",
+        *(
+            (
+                severity,
+                {
+                    **SCORES,
+                    "objective/kl": step(0.0, 8.0),
+                    "objective/kl_coef": [beta] * 16,
+                    "response/length": [40.0] * 16,
+                    "reward/score_mean": step(1.0, 1.5),
+                },
+            )
+            for severity, beta in [(WARNING, 0.0062), (SILENT, 0.0063)]
+        ),
+    ),
+]
+
+LEAST: dict[str, tuple[int, dict[str, float]]] = {
+    "steps_too_large": (4, {"policy/clip_fraction": 0.5}),
+    "kl_negative": (4, {"objective/kl": -1.0}),
+    "no_exploration": (4, {"policy/entropy": 0.01}),
+    "duplicated_prompts": (4, {"prompt/distinct": 0.5}),
+    "truncated_at_cap": (4, {"response/eos_rate": 0.8}),
+    "reward_dominates_time": (4, {"time/reward": 1.5}),
+    "kl_exploding": (4, {"objective/kl": 50.0}),
+    "steps_too_small": (
+        8,
+        {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0},
+    ),
+    "dead_critic": (8, {"value/explained_variance": -1.5}),
+    "value_clip_binding": (8, {"value/clip_fraction": 0.9}),
+    "beta_too_large": (8, {"objective/kl_coef": 9.0, "reward/score_mean": 1.0}),
+    "reward_flat": (12, {"reward/score_mean": 1.0}),
+    "sampler_trainer_mismatch": (1, {"policy/first_ratio_max": 2.0}),
+}
+"""The fewest updates that a rule judges by."""

@@ -1,0 +1,186 @@
+"""The page in a real Chromium, opened from the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.inspect.page import ReportedRun, page_data, render_page
+from tests.inspect.page.records import ppo_record, reward_record, sample
+from tests.inspect.page.test_document import NASTY
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright drives the browser: pip install 'kedge[dev]'"
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed that could open the page")
+
+FINDING = {
+    "rule": "beta_too_small",
+    "severity": "serious",
+    "seen": "<b>35 nats</b>",
+    "means": "It drifts.",
+    "try": "ppo.kl_coef=0.1",
+    "docs": "docs/doctor.md",
+}
+LONGEST_WAIT = 20_000
+"""Milliseconds, on a machine that does much else."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
+    runs = [
+        ReportedRun("with <i>leash</i>", ppo_record(samples=samples), [FINDING]),
+        ReportedRun("without", ppo_record(), []),
+        ReportedRun("reward", reward_record(), []),
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_bytes(render_page(page_data(runs, title="".join(NASTY))))
+    return path
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The page, and what its browser complained about since it was asked last."""
+
+    page: Any
+    complaints: list[str]
+
+
+@pytest.fixture(scope="module")
+def opened(file: Path) -> Iterator[Opened]:
+    complaints: list[str] = []
+
+    def hear(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        page.on("console", hear)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("requestfailed", lambda request: complaints.append(request.url))
+        page.goto(file.as_uri())
+        yield Opened(page, complaints)
+        browser.close()
+
+
+@pytest.fixture
+def page(opened: Opened) -> Iterator[Any]:
+    """The same page for all tests, for opening it takes longest; each leaves it as it was."""
+    yield opened.page
+    assert opened.complaints == []
+    assert opened.page.evaluate("window.caught") is None
+
+
+def wait_for_chart(page: Any, title: str) -> Any:
+    figure = page.locator("#curves figure", has=page.get_by_role("heading", name=title, exact=True))
+    figure.scroll_into_view_if_needed()
+    figure.locator(".plot[data-drawn]").wait_for(timeout=LONGEST_WAIT)
+    return figure
+
+
+def test_every_section_is_drawn_and_nothing_is_markup(page):
+    for section in page.locator("main > section").all():
+        section.scroll_into_view_if_needed()
+        for chart in section.locator(".plot").all():
+            chart.scroll_into_view_if_needed()
+            playwright.expect(chart).to_have_attribute("data-drawn", "", timeout=LONGEST_WAIT)
+    assert page.locator("main > section").count() == 7
+    assert page.locator(".js-plotly-plot").count() == page.locator(".plot").count() > 20
+    assert page.locator("main img, main b b, main script, main i:not(.scale i)").count() == 0
+    playwright.expect(page.locator("h3", has_text="with <i>leash</i>").first).to_be_visible()
+    playwright.expect(page.locator(".finding")).to_contain_text("<b>35 nats</b>")
+
+
+def test_pointing_at_a_curve_tells_its_figures(page):
+    chart = wait_for_chart(page, "Score")
+    chart.locator(".nsewdrag").hover()
+    label = chart.locator(".hoverlayer")
+    playwright.expect(label).to_contain_text("without")
+    playwright.expect(label).to_contain_text("3")
+
+
+def test_the_axis_the_runs_and_the_zoom_are_those_of_all_charts(page):
+    score, entropy = wait_for_chart(page, "Score"), wait_for_chart(page, "Entropy")
+
+    def shown(chart: Any, code: str) -> Any:
+        return chart.locator(".plot").evaluate(f"plot => {code}")
+
+    assert shown(score, "plot.data.length") == 2
+    toggle = page.get_by_role("button", name="without", exact=True)
+    toggle.click()
+    playwright.expect(toggle).to_have_attribute("aria-pressed", "false")
+    score.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('#curves .plot[data-drawn]').data.length === 1")
+    page.get_by_role("radio", name="Responses").check()
+    page.wait_for_function("document.querySelector('#curves .plot[data-drawn]').data[0].x[0] === 8")
+    box = score.locator(".nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
+    page.mouse.up()
+    entropy.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    assert shown(entropy, "plot.layout.xaxis.range.join()") == shown(score, "plot.layout.xaxis.range.join()")
+    page.get_by_role("button", name="Reset zoom").click()
+    playwright.expect(page.get_by_role("button", name="Reset zoom")).to_be_disabled()
+    page.get_by_role("radio", name="Updates").check()
+    toggle.click()
+
+
+def test_a_token_tells_its_figures_to_mouse_and_keyboard(page):
+    tokens, tip = page.locator(".tokens .token"), page.get_by_role("tooltip", include_hidden=True)
+    tokens.first.scroll_into_view_if_needed()
+    assert tokens.all_inner_texts()[0] == NASTY[0]
+    page.locator(".answers button").first.click()
+    tokens.nth(2).hover()
+    playwright.expect(tip).to_contain_text("4.8")
+    page.mouse.move(2, 2)
+    playwright.expect(tip).to_be_hidden()
+    tokens.first.focus()
+    playwright.expect(tip).to_contain_text("4.2")
+    page.keyboard.press("ArrowRight")
+    playwright.expect(tip).to_contain_text("4.5")
+    page.keyboard.press("End")
+    playwright.expect(tip).to_contain_text("token 4 of 4")
+    page.keyboard.press("Escape")
+    playwright.expect(tip).to_be_hidden()
+    before = tokens.nth(1).evaluate("token => getComputedStyle(token).backgroundColor")
+    page.get_by_role("radio", name="Entropy").check()
+    assert tokens.nth(1).evaluate("token => getComputedStyle(token).backgroundColor") != before
+
+
+def test_the_clipping_follows_its_slider(page):
+    slider = page.get_by_role("slider", name="Update")
+    slider.scroll_into_view_if_needed()
+    playwright.expect(page.locator("#clipping output")).to_have_text("whole run")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#clipping output")).to_have_text("1")
+    playwright.expect(page.locator("#clipping table")).to_contain_text("75 %")
+
+
+def test_the_theme_is_the_systems_until_it_is_chosen(page):
+    root = page.locator("html")
+    playwright.expect(root).to_have_attribute("data-theme", "light")
+    page.emulate_media(color_scheme="dark")
+    playwright.expect(root).to_have_attribute("data-theme", "dark")
+    page.get_by_role("button", name="Switch to the light theme").press("Enter")
+    playwright.expect(root).to_have_attribute("data-theme", "light")
+    page.emulate_media(color_scheme="light")
+
+
+def test_a_telephone_shows_it_without_scrolling_sideways(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 900})

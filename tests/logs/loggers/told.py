@@ -1,0 +1,34 @@
+"""What the tests of every logger tell: a run's first rows, a kill, and its last rows, some of them again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from kedge.logs.loggers import LoggedRun, Loggers
+from kedge.logs.loggers.logbook import Logbook
+from kedge.logs.samples import Sample
+
+SAMPLE = Sample(
+    prompt="The boat", response="```\n# left <b>port</b>", tokens=["a", "b"], score=1.5, stopped=True,
+    logprobs=[-1.0, -2.0], ref_logprobs=None, values=[0.0, 0.5], rewards=[0.0, 1.0], advantages=[0.1, 0.2],
+)  # fmt: skip
+SETTINGS = {"ppo": {"clip_range": 0.2}}
+
+
+def tell(folder: Path, logger: str, updates: range, *, project: str = "tides") -> LoggedRun:
+    """Open a logger as a run does that begins or is resumed; a warning is a failure."""
+
+    def refuse(line: str) -> None:
+        raise AssertionError(line)
+
+    logbook = Logbook(folder)
+    run = LoggedRun(folder, "ppo", project, logbook.id, SETTINGS)
+    with Loggers([logger], logbook, run, warn=refuse) as loggers:
+        for update in updates:
+            loggers.write(
+                update, {"reward/score_mean": update / 4, "score/brief.py:length": update, "objective/kl": None}
+            )
+            loggers.write_samples(update, [SAMPLE, SAMPLE])
+            loggers.write_samples(update, [dataclasses.replace(SAMPLE, response="again", fixed=0)])
+    return run

@@ -1,0 +1,105 @@
+"""What is told of a batch of experience, against loops and hand-computed figures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from kedge.algorithm.experience import Experience, Rollout
+from kedge.logs.details import describe_update
+from kedge.logs.experience_metrics import correlation, describe_experience, repetition
+
+MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
+ADVANTAGES = torch.tensor([[1.0, -1.0, 2.0, 9.0], [-2.0, 0.0, 9.0, 9.0], [1.0, 1.0, -1.0, 3.0]])
+OLD = torch.full((3, 4), -1.0)
+
+
+@pytest.fixture
+def experience():
+    rollout = Rollout(
+        prompt_ids=torch.tensor([[0, 5], [6, 7], [0, 5]]),
+        prompt_mask=torch.tensor([[False, True], [True, True], [False, True]]),
+        response_ids=torch.arange(12).reshape(3, 4),
+        response_mask=MASK,
+        logprobs=OLD,
+        stopped=torch.tensor([True, True, False]),
+        policy_version=0,
+    )
+    values = torch.tensor([[0.0, 1.0, 2.0, 50.0], [1.0, 1.0, 50.0, 50.0], [0.0, 0.0, 0.0, 2.0]])
+    return Experience(
+        rollout=rollout,
+        scores=torch.tensor([1.0, 0.0, 4.0]),
+        old_logprobs=OLD,
+        ref_logprobs=None,
+        values=values,
+        rewards=torch.zeros(3, 4),
+        reward_mask=MASK,
+        advantages=ADVANTAGES,
+        returns=values + torch.where(MASK, 2 * ADVANTAGES, 77.0),
+    )
+
+
+def test_advantages_are_told_as_they_are_before_whitening(experience):
+    metrics = describe_experience(experience)
+    raw = [2 * float(a) for a, counts in zip(ADVANTAGES.flatten(), MASK.flatten(), strict=True) if counts]
+    mean = sum(raw) / 9
+    assert metrics["advantage/mean"] == pytest.approx(mean)
+    assert metrics["advantage/std"] == pytest.approx(math.sqrt(sum((a - mean) ** 2 for a in raw) / 9))
+    values = [0, 1, 2, 1, 1, 0, 0, 0, 2]
+    mean = sum(values) / 9
+    assert metrics["value/std"] == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in values) / 9))
+    assert metrics["prompt/length"] == pytest.approx(4 / 3)
+    assert metrics["response/repetition"] == 0.0
+    # Lengths 3, 2, 4 and scores 1, 0, 4: covariance 2, deviations √(2/3)·… by hand.
+    assert metrics["reward/length_correlation"] == pytest.approx(4 / math.sqrt(2 * 26 / 3))
+
+
+def test_repetition_counts_fourgrams_that_came_before():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 3, (40, 30), generator=generator)
+    lengths = torch.randint(0, 31, (40,), generator=generator)
+    lengths[0], lengths[1] = 3, 4
+    mask = torch.arange(30) < lengths[:, None]
+    expected = []
+    for row, length in zip(ids.tolist(), lengths.tolist(), strict=True):
+        grams = [tuple(row[start : start + 4]) for start in range(length - 3)]
+        expected.append(sum(count - 1 for count in Counter(grams).values()) / len(grams) if grams else 0.0)
+    assert repetition(ids, mask).tolist() == pytest.approx(expected)
+    assert max(expected) > 0.1
+    assert repetition(ids[:, :2], mask[:, :2]).tolist() == [0.0] * 40
+
+
+def test_correlation_is_pearsons_and_0_where_something_is_constant():
+    first, second = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2.0, 1.0, 6.0])
+    assert float(correlation(first, second)) == pytest.approx(float(torch.corrcoef(torch.stack([first, second]))[0, 1]))
+    assert float(correlation(first, -first)) == pytest.approx(-1.0)
+    assert float(correlation(first, torch.ones(3))) == 0.0
+
+
+def test_the_cases_of_the_clip_and_the_ratios(experience):
+    log_ratios = torch.tensor([[0.5, 0.5, 0.1, 7.0], [-0.5, 0.5, 7.0, 7.0], [-3.0, math.nan, -0.1, 3.0]])
+    (epoch,) = describe_update(experience, [OLD + log_ratios], clip=(0.2, 0.3))["epochs"]
+    # A≥0: 0.5 held, 0.1 free, 0.5 with A = 0 free, −3 free, 3 held. A<0: 0.5 free, −0.5 held, −0.1 free.
+    assert epoch["cases"] == {"raised": 3 / 8, "raised_held": 2 / 8, "lowered": 2 / 8, "lowered_held": 1 / 8}
+    assert epoch["clip_fraction"] == 3 / 8
+    moved = [math.exp(x) - 1 - x for x in (0.5, 0.5, 0.1, -0.5, 0.5, -3.0, -0.1, 3.0)]
+    assert epoch["approx_kl"] == pytest.approx(sum(moved) / 8, rel=1e-5)
+    raised, lowered = Counter[int](), Counter[int]()
+    for counted, x in ((raised, 0.5), (raised, 0.1), (raised, 0.5), (raised, -1.0), (raised, 0.999),
+                       (lowered, 0.5), (lowered, -0.5), (lowered, -0.1)):  # fmt: skip
+        counted[math.floor((x + 1) / 2 * 41)] += 1
+    for name, expected in (("raised", raised), ("lowered", lowered)):
+        assert {place: count for place, count in enumerate(epoch["ratios"][name]) if count} == expected
+        assert len(epoch["ratios"][name]) == 41
+
+
+def test_without_a_clip_nothing_is_held(experience):
+    details = describe_update(experience, [OLD], clip=None)
+    assert set(details["epochs"][0]) == {"approx_kl", "ratios"}
+    assert details["epochs"][0]["ratios"]["raised"][20] == 6
+    assert (details["scores"][0], details["scores"][10], details["scores"][20]) == (0.0, 1.0, 4.0)
+    assert (details["lengths"][0], details["lengths"][5], details["lengths"][20]) == (2.0, 2.5, 4.0)
+    assert describe_update(experience, [], clip=None)["epochs"] == []

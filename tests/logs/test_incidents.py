@@ -1,0 +1,41 @@
+"""What `incidents.jsonl` holds: a row per incident, whole at once, with the figures of each token."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from kedge.logs.incidents import add_incident, describe_row, read_incidents
+from kedge.output import LEFT_BEHIND
+from tests.tiny import tiny_tokenizer
+from tests.training.test_update import make_experience, make_models
+
+
+def test_rows_are_added_and_what_json_has_no_word_for_is_spelled_out(tmp_path):
+    add_incident(tmp_path, {"update": 1, "what": "ü\ud800", "figures": {"loss": math.nan}})
+    add_incident(tmp_path, {"update": 2, "values": [1.5, math.inf, -math.inf], "row": None})
+    lines = (tmp_path / "incidents.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == read_incidents(tmp_path)
+    first, second = read_incidents(tmp_path)
+    assert first["figures"] == {"loss": "nan"}
+    assert second == {"update": 2, "values": [1.5, "inf", "-inf"], "row": None}
+
+
+def test_they_outlive_a_run_that_came_to_nothing():
+    assert "incidents.jsonl" in LEFT_BEHIND
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_response_is_told_with_all_that_is_known_of_it(complete):
+    experience = make_experience(make_models())
+    row = describe_row(experience if complete else experience.rollout, 2, tiny_tokenizer())
+    length = int(experience.rollout.response_lengths[2])
+    assert row["sampler_logprobs"] == experience.rollout.logprobs[2, :length].tolist()
+    assert len(row["tokens"]) == length
+    assert row["response"] == "".join(row["tokens"])
+    figures = {"score", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"}
+    assert (figures <= row.keys()) == complete
+    if complete:
+        torch.testing.assert_close(torch.tensor(row["values"]), experience.values[2, :length])
+        assert row["score"] == float(experience.scores[2])

@@ -1,0 +1,114 @@
+"""Progress: plain lines off a terminal, a bar on one, and an honest estimate of the time to come."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from kedge.logs.progress import Progress, format_duration, format_figure
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_tell_position_figures_and_time_to_come():
+    stream, clock = io.StringIO(), Clock()
+    with Progress("ppo", total=4, stream=stream, clock=clock) as progress:
+        for step in range(1, 5):
+            clock.now += 30
+            progress.update(step, {"score": 0.1 * step, "kl": 2.34567})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "ppo 1/4  score 0.100  kl 2.35  eta 1:30"
+    assert lines[3] == "ppo 4/4  score 0.400  kl 2.35  eta 0:00"
+    assert lines[4] == "ppo: done after 4 of 4 in 2:00"
+
+
+def test_a_fast_stage_writes_at_most_a_line_a_second_and_the_last():
+    stream, clock = io.StringIO(), Clock()
+    with Progress("sft", total=1_000, stream=stream, clock=clock) as progress:
+        for step in range(1, 1_001):
+            clock.now += 0.01
+            progress.update(step)
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("sft ")]
+    assert 10 <= len(lines) <= 11
+    assert lines[-1].startswith("sft 1000/1000")
+
+
+def test_the_estimate_counts_only_this_runs_steps():
+    clock = Clock()
+    progress = Progress("ppo", total=100, done=90, stream=io.StringIO(), clock=clock)
+    with progress:
+        assert progress.eta() == "?"
+        clock.now += 20
+        progress.update(92)
+        assert progress.eta() == "1:20"
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(KeyboardInterrupt, "interrupted after 1 of 9"), (ValueError, "failed after 1 of 9")]
+)
+def test_how_it_ended_is_said(error, ending):
+    stream = io.StringIO()
+
+    def fail() -> None:
+        with Progress("ppo", total=9, stream=stream) as progress:
+            progress.update(1)
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert ending in stream.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_a_line_that_is_said_stays_as_it_is(stream):
+    with Progress("ppo", total=2, stream=stream) as progress:
+        progress.say("the [bold] KL is 3.2")
+    assert "the [bold] KL is 3.2" in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_with_the_newest_figures(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    with Progress("ppo", total=2, stream=stream) as progress:
+        progress.update(1, {"score": -1.25})
+        progress.update(2, {"score": 0.5})
+    shown = stream.getvalue()
+    assert "━" in shown
+    assert "2/2" in shown
+    assert "score 0.500" in shown
+    assert "ppo: done after 2 of 2" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (725, "12:05"), (10_812, "3:00:12")]
+)
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, "0.100"), (-12.345, "-12.3"), (123.4, "123"), (2.34567, "2.35"), (0.00123, "0.00123"), (0, "0"),
+        (0.0, "0"), (512, "512"), (45_678.9, "45,679"), (3e-6, "3.00e-06"), (1.5e9, "1.50e+09"), (None, "–"),
+        (math.nan, "nan"), (-math.inf, "-inf"), (True, "1"),
+    ],
+)  # fmt: skip
+def test_figures_are_short(value, text):
+    assert format_figure(value) == text

@@ -1,0 +1,94 @@
+"""Going on from prompts token by token: with a cache, in either layout, against reading every row from scratch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kedge.errors import ModelError
+from kedge.models import LanguageModel
+from kedge.models.packing.decoding import PaddedDecoder
+from kedge.models.packing.key_values import MIN_GROWTH
+from kedge.models.packing.trunk import Trunk
+from tests.models.families import ARCHITECTURES, language_model
+
+# Of different lengths and out of order; the first and the last are one prompt.
+PROMPTS = [[5, 6, 7], [20], [30, 31, 32, 33, 34], [40, 41], [5, 6, 7]]
+# Beyond the room that the cache starts with and is then given, and less than the context of 256.
+NUM_STEPS = 2 * MIN_GROWTH + 12
+
+
+@pytest.fixture(params=["as it can", "padded"])
+def layout(request, monkeypatch) -> str:
+    if request.param == "padded":
+        monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
+    return request.param
+
+
+def new_tokens(num_steps: int) -> torch.Tensor:
+    return torch.randint(3, 300, (num_steps, len(PROMPTS)), generator=torch.Generator().manual_seed(0))
+
+
+def from_scratch(model: LanguageModel, row: list[int]) -> torch.Tensor:
+    """The oracle: the state at the last token, by transformers, of the whole row alone."""
+    return model.causal.base_model(input_ids=torch.tensor([row])).last_hidden_state[0, -1]
+
+
+def assert_states(model: LanguageModel, hidden: torch.Tensor, rows: list[list[int]]) -> None:
+    expected = torch.stack([from_scratch(model, row) for row in rows])
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_reading_token_by_token_is_reading_all_at_once(name, layout):
+    model = language_model(name)
+    rows = [list(prompt) for prompt in PROMPTS]
+    decoder = model.trunk.decoder(rows, max_new_tokens=NUM_STEPS, pad_id=0)
+    assert_states(model, decoder.hidden, rows)
+    for step, tokens in enumerate(new_tokens(NUM_STEPS)):
+        hidden = decoder.step(tokens)
+        rows = [[*row, token] for row, token in zip(rows, tokens.tolist(), strict=True)]
+        assert hidden is decoder.hidden
+        if step % 15 == 0:
+            assert_states(model, hidden, rows)
+    assert_states(model, decoder.hidden, rows)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mamba"])
+@torch.no_grad()
+def test_dropping_rows_leaves_the_others_as_they_are(name, layout):
+    model = language_model(name)
+    rows = [list(prompt) for prompt in PROMPTS]
+    decoder = model.trunk.decoder(rows, max_new_tokens=9, pad_id=0)
+    columns = torch.arange(len(rows))
+    for step, tokens in enumerate(new_tokens(9)):
+        # At first before any token; then the longest prompt, for which the columns were made; then all but one.
+        if kept := {0: [0, 2, 3, 4], 4: [0, 2, 3], 7: [1]}.get(step):
+            decoder.keep(torch.tensor(kept))
+            rows, columns = [rows[row] for row in kept], columns[kept]
+            assert_states(model, decoder.hidden, rows)
+        decoder.step(tokens[columns])
+        rows = [[*row, token] for row, token in zip(rows, tokens[columns].tolist(), strict=True)]
+        assert_states(model, decoder.hidden, rows)
+    assert len(rows) == 1
+
+
+@torch.no_grad()
+def test_a_prompt_that_several_rows_continue_is_read_once():
+    model = language_model("llama")
+    seen = []
+    model.trunk.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:2]))
+    decoder = model.trunk.decoder(PROMPTS, max_new_tokens=2, pad_id=0)
+    assert seen == [(1, 3 + 1 + 5 + 2)]
+    decoder.step(torch.tensor([9, 9, 9, 9, 10]))
+    assert seen[1] == (5, 1)
+
+
+def test_a_model_with_a_memory_of_its_own_is_refused_rather_than_sampled_without_one():
+    class Forgetful(torch.nn.Linear):
+        def forward(self, input_ids, state=None):
+            return super().forward(input_ids)
+
+    with pytest.raises(ModelError, match="Forgetful takes no cache"):
+        PaddedDecoder(Forgetful(1, 1), [[1]], pad_id=0, takes_positions=False)

@@ -1,0 +1,77 @@
+"""The weights that move during a run, against the published rules computed by hand."""
+
+import pytest
+
+from kedge.config import config_from_settings
+from kedge.pipelines.ppo.coefficients import Coefficients
+from tests.training.test_update import make_experience, make_models
+
+
+def start(**settings):
+    return Coefficients.start(config_from_settings("ppo", {"num_prompts": 64, "num_updates": 100, **settings}))
+
+
+def adapt(coefficients, kl, **figures):
+    metrics = {"objective/kl": kl, "policy/entropy": 1.0, "policy/approx_kl": 0.01, **figures}
+    return coefficients.adapt(metrics, num_responses=64)
+
+
+def test_a_fixed_coefficient_never_moves():
+    coefficients = start()
+    for _ in range(30):
+        coefficients = adapt(coefficients, 100.0)
+    assert coefficients.kl_coef == 0.05
+
+
+def test_zieglers_controller_by_hand():
+    coefficients = start(kl_controller="ziegler", kl_target=8, kl_horizon=128, kl_wait_fraction=0)
+    # n/horizon = ½. The error is clipped at ±0.2, and a KL below 0 counts as 0.
+    coefficients = adapt(coefficients, 24.0)
+    assert coefficients.kl_coef == pytest.approx(0.05 * 1.1)
+    coefficients = adapt(coefficients, -1.0)
+    assert coefficients.kl_coef == pytest.approx(0.05 * 1.1 * 0.9)
+    coefficients = adapt(coefficients, 8.8)
+    assert coefficients.kl_coef == pytest.approx(0.05 * 1.1 * 0.9 * 1.05)
+
+
+def test_the_automatic_horizon_is_a_thirtieth_of_the_run_and_never_over_zieglers():
+    assert start(kl_controller="ziegler").horizon == 100 * 64 // 30
+    assert start(kl_controller="ziegler", num_updates=10**6).horizon == 10_000
+    assert start(kl_controller="ziegler", kl_horizon=77).horizon == 77
+
+
+def test_the_controller_sleeps_through_the_first_part_of_the_run():
+    coefficients = start(kl_controller="schulman", kl_target=6, num_updates=10, kl_wait_fraction=0.2)
+    seen = []
+    for _ in range(4):
+        coefficients = adapt(coefficients, 0.0)
+        seen.append(coefficients.kl_coef)
+    assert seen == [0.05, 0.05, 0.025, 0.0125]
+
+
+def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
+    coefficients = start(policy_loss="kl_penalty_adaptive", surrogate_kl_target=0.01)
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.02}).surrogate_kl_coef == 2.0
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.005}).surrogate_kl_coef == 0.5
+    assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.012}).surrogate_kl_coef == 1.0
+
+
+def test_the_kl_coefficient_is_paid_in_one_place_only():
+    experience = make_experience(make_models())
+    in_reward, in_loss = start(), start(kl_in="loss", kl_estimator="k2")
+    assert (in_reward.reward_kl_coef, in_reward.objective(experience).kl_coef) == (0.05, 0.0)
+    assert (in_loss.reward_kl_coef, in_loss.objective(experience).kl_coef) == (0.0, 0.05)
+
+
+def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
+    experience = make_experience(make_models())
+    counted = experience.returns[experience.reward_mask].tolist()
+    mean = sum(counted) / len(counted)
+    spread = (sum((x - mean) ** 2 for x in counted) / len(counted)) ** 0.5
+    assert start().objective(experience).value_unit == pytest.approx(spread, rel=1e-5)
+    assert start(value_unit="score").objective(experience).value_unit == 1.0
+
+
+def test_mse_is_twice_half_mse():
+    experience = make_experience(make_models())
+    assert start(value_loss="mse", value_coef=0.5).objective(experience).value_coef == 1.0

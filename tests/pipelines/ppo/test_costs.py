@@ -1,0 +1,82 @@
+"""What an update costs: multiplications counted by torch itself, and sizes counted by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kedge.algorithm.experience import Rollout
+from kedge.models import ActorCritic, load_language_model, load_scalar_model, load_tokenizer
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.costs import Costs, ForwardCost
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.tiny import save_tiny_policy
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def policy(request, tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy", request.param)
+
+
+def make_rollout(*, num_rows=4, num_prompt=6, num_response=5):
+    ids = torch.arange(20, 20 + num_rows * (num_prompt + num_response)).reshape(num_rows, -1)
+    return Rollout(
+        prompt_ids=ids[:, :num_prompt],
+        prompt_mask=torch.ones(num_rows, num_prompt, dtype=torch.bool),
+        response_ids=ids[:, num_prompt:],
+        response_mask=torch.ones(num_rows, num_response, dtype=torch.bool),
+        logprobs=torch.zeros(num_rows, num_response),
+        stopped=torch.ones(num_rows, dtype=torch.bool),
+        policy_version=0,
+    )
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate):
+    tokenizer = load_tokenizer(policy)
+    model = load_language_model(policy, tokenizer=tokenizer, value_head=not separate)
+    critic = load_scalar_model(policy, tokenizer=tokenizer, init="fresh") if separate else None
+    models, rollout = ActorCritic(model, critic), make_rollout(num_prompt=12, num_response=20)
+    with FlopCounterMode(display=False) as counter:
+        outputs = models(rollout, temperature=1.0)
+        forward = counter.get_total_flops()
+        (outputs.logprobs.sum() + outputs.values.sum()).backward()
+    nothing = ForwardCost()
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), nothing, nothing)
+    metrics = costs.metrics(rollout, evaluated_anew=True, num_passes=1, train_policy=True)
+    # The last token of a row is not read, biases are not multiplied, and attention's own products are left out.
+    assert metrics["flops/experience"] == pytest.approx(forward, rel=0.15)
+    assert metrics["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
+
+
+def test_an_update_in_steps_of_fine_tuning():
+    policy, rollout = ForwardCost(per_token=100, per_response_token=10), make_rollout()
+    forward = 2 * (100 * 44 + 10 * 20)
+    costs = Costs(policy, ForwardCost(), policy, ForwardCost(per_token=50))
+    metrics = costs.metrics(rollout, evaluated_anew=False, num_passes=4, train_policy=True)
+    assert metrics == {
+        "flops/rollout": forward,
+        "flops/reward": 2 * 50 * 44,
+        "flops/experience": forward,
+        "flops/train": 12 * forward,
+        "cost/sft_steps": pytest.approx((14 * forward + 4400) / (3 * forward)),
+    }
+    warm_up = costs.metrics(rollout, evaluated_anew=True, num_passes=2, train_policy=False)
+    assert (warm_up["flops/experience"], warm_up["flops/train"]) == (2 * forward, 2 * forward)
+    again = Costs(policy, ForwardCost(), policy, ForwardCost(), recomputes=True)
+    assert again.metrics(rollout, evaluated_anew=False, num_passes=1, train_policy=True)["flops/train"] == 4 * forward
+
+
+def test_the_roles_of_a_run_are_written_down(tmp_path, policy):
+    run_ppo(configure(policy, tmp_path / "run", critic="separate", num_updates=1), prompts=PROMPTS, reward=vowels)
+    roles = json.loads((tmp_path / "run/roles.json").read_text())
+    tokenizer = load_tokenizer(policy)
+    parameters = sum(p.numel() for p in load_language_model(policy, tokenizer=tokenizer).parameters())
+    assert roles["policy"] == {
+        "parameters": parameters, "weights_bytes": 4 * parameters, "optimizer_bytes": 8 * parameters, "trained": True
+    }  # fmt: skip
+    assert roles["reference"] == {**roles["policy"], "optimizer_bytes": 0, "trained": False}
+    assert set(roles) == {"policy", "critic", "reference"}

@@ -1,0 +1,168 @@
+"""Calls that fail: how often they are repeated, which responses pay for it, and what is counted."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import RewardError
+from kedge.rewards import CallRules, FunctionReward, Responses, WeightedReward, load_reward
+from kedge.rewards.retries import CallTimeout, GuardedReward
+
+RULES = CallRules(pause=0.0)
+
+
+def batch(*completions: str) -> Responses:
+    ids = [[1]] * len(completions)
+    return Responses(["p"] * len(completions), list(completions), ids, ids, [True] * len(completions))
+
+
+class Scripted:
+    """A function that fails as it is told to: by call, or by response."""
+
+    name = "scripted"
+
+    def __init__(self, *script: Exception | None, bad: tuple[str, ...] = (), slow: float = 0.0) -> None:
+        self.script, self.bad, self.slow = list(script), bad, slow
+        self.asked: list[list[str]] = []
+        self.timeouts: list[float | None] = []
+
+    def check_columns(self, columns: object) -> None:
+        pass
+
+    def ask(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[float | None]]:
+        def collect() -> list[float | None]:
+            self.asked.append(responses.completions)
+            self.timeouts.append(timeout)
+            time.sleep(self.slow)
+            failure = self.script.pop(0) if self.script else None
+            if failure is not None:
+                raise failure
+            if culprits := [text for text in responses.completions if text in self.bad]:
+                raise RewardError(f"cannot read {culprits[0]}")
+            return [float(len(text)) for text in responses.completions]
+
+        return collect
+
+
+def test_a_call_that_succeeds_is_made_once():
+    function = Scripted()
+    answer = GuardedReward(function, RULES).ask(batch("a", "bb"))()
+    assert (answer.scores, answer.failures, answer.given_up) == ([1.0, 2.0], 0, 0)
+    assert len(function.asked) == 1
+
+
+def test_a_call_that_fails_is_repeated_and_counted():
+    function = Scripted(RewardError("down"), CallTimeout("late"))
+    answer = GuardedReward(function, replace(RULES, retries=2)).ask(batch("a"))()
+    assert answer.scores == [1.0]
+    assert answer.metrics("f") == {"reward/f_failures": 2, "reward/f_timeouts": 1, "reward/f_given_up": 0}
+
+
+def test_the_waits_double(monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    function = Scripted(*[RewardError("down")] * 3)
+    GuardedReward(function, CallRules(retries=3)).ask(batch("a"))()
+    assert [wait for wait in waits if wait] == [1.0, 2.0, 4.0]
+
+
+def test_stop_raises_the_last_failure():
+    function = Scripted(RewardError("first"), RewardError("last"))
+    with pytest.raises(RewardError, match="last"):
+        GuardedReward(function, RULES).ask(batch("a", "b"))()
+    assert len(function.asked) == 2
+
+
+def test_the_offenders_alone_are_dropped():
+    function = Scripted(bad=("bad",))
+    rules = replace(RULES, retries=0, on_error="drop")
+    answer = GuardedReward(function, rules).ask(batch("a", "bb", "bad", "dddd", "eeeee"))()
+    assert answer.scores == [1.0, 2.0, None, 4.0, 5.0]
+    assert answer.dropped == {2}
+    assert function.asked[1:] == [["a", "bb"], ["bad", "dddd", "eeeee"], ["bad"], ["dddd", "eeeee"]]
+    assert (answer.failures, answer.given_up) == (3, 1)
+
+
+def test_the_offenders_alone_are_given_the_value():
+    rules = replace(RULES, on_error="value", error_score=-3.0)
+    answer = GuardedReward(Scripted(bad=("bad", "worse")), rules).ask(batch("bad", "a", "worse"))()
+    assert (answer.scores, answer.dropped, answer.given_up) == ([-3.0, 1.0, -3.0], frozenset(), 2)
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "bad"]), min_size=1, max_size=20))
+def test_every_response_that_can_be_scored_is(texts):
+    rules = replace(RULES, retries=0, on_error="drop")
+    answer = GuardedReward(Scripted(bad=("bad",)), rules).ask(batch(*texts))()
+    assert answer.scores == [None if text == "bad" else float(len(text)) for text in texts]
+    assert answer.dropped == {row for row, text in enumerate(texts) if text == "bad"}
+
+
+def test_the_search_for_offenders_has_one_more_timeout():
+    function = Scripted(bad=tuple("abcdefgh"), slow=0.05)
+    begun = time.monotonic()
+    rules = replace(RULES, retries=0, on_error="drop", timeout=0.12)
+    answer = GuardedReward(function, rules).ask(batch(*"abcdefgh"))()
+    assert time.monotonic() - begun < 1.0
+    assert answer.given_up == 8
+    assert len(function.asked) < 6
+    assert all(given is not None and given <= 0.12 for given in function.timeouts[1:])
+
+
+def test_one_response_that_hangs_costs_one_score_and_one_more_timeout(monkeypatch):
+    now = 0.0
+
+    class Hanging(Scripted):
+        def ask(self, responses, *, timeout=None):
+            def collect():
+                nonlocal now
+                if "hang" in responses.completions:
+                    now += timeout or 300.0
+                    raise CallTimeout("late")
+                now += 1.0
+                return [1.0] * len(responses)
+
+            return collect
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    texts = ["fine"] * 64
+    texts[5] = "hang"
+    answer = GuardedReward(Hanging(), replace(RULES, retries=0, on_error="drop")).ask(batch(*texts))()
+    assert answer.dropped == {5}
+    assert 300 < now <= 600
+
+
+def test_nan_in_one_response_costs_that_response():
+    reward = load_reward(lambda completions: [math.nan if t == "b" else 1.0 for t in completions],
+                         rules=replace(RULES, on_error="drop"))  # fmt: skip
+    scored = reward.score_terms(batch("a", "b", "c"))
+    assert scored.scores == [1.0, None, 1.0]
+    assert scored.failures["reward/lambda_given_up"] == 1
+
+
+def test_a_response_that_one_function_failed_on_has_no_score_at_all():
+    failing = GuardedReward(Scripted(bad=("b",)), replace(RULES, on_error="drop"))
+    silent = FunctionReward(lambda completions: [None, 10.0, None], name="silent")
+    scored = WeightedReward([(failing, 1.0), (silent, 1.0)]).score_terms(batch("a", "b", "c"))
+    assert scored.scores == [1.0, None, 1.0]
+    assert scored.terms == {"scripted": [1.0, None, 1.0], "silent": [None, 10.0, None]}
+    assert set(scored.failures) == {f"reward/scripted_{what}" for what in ("failures", "timeouts", "given_up")}
+
+
+def test_named_functions_work_at_the_same_time(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ndef f(completions):\n    time.sleep(1)\n    return [1.0]\n")
+    reward = load_reward([f"{tmp_path}/slow.py:f"] * 3)
+    begun = time.monotonic()
+    assert reward.scores(batch("a")) == [3.0]
+    assert time.monotonic() - begun < 2.5
+
+
+def test_functions_are_loaded_before_models(tmp_path):
+    with pytest.raises(RewardError, match=r"'missing.py' does not exist"):
+        load_reward([str(tmp_path / "no-model"), "missing.py:f"])

@@ -1,0 +1,54 @@
+"""What a run's configuration says of rewards that Python handed over, and that it can go on in another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kedge.config import load_config
+from kedge.inspect.record import read_run
+from kedge.pipelines.ppo import run_ppo
+from kedge.rewards import RewardTerm
+from kedge.runs.fingerprint import fingerprint
+from kedge.runs.in_memory import describe_in_memory
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.tiny import save_tiny_policy
+
+
+class Judge:
+    def __call__(self, completions, **_):
+        return [float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (vowels, [("python:vowels", 1.0, None)]),
+        ("models/reward", [("models/reward", 1.0, None)]),
+        ([Path("models/reward"), Judge()], [("models/reward", 1.0, None), ("python:Judge", 1.0, None)]),
+        (RewardTerm(vowels, weight=0.5, name="v"), [("python:vowels", 0.5, "v")]),
+    ],
+)
+def test_each_term_keeps_its_name_and_weight(reward, expected):
+    words = describe_in_memory({"reward": reward, "data.prompts": ["a"]})
+    assert [(term["source"], term["weight"], term["name"]) for term in words["reward"]] == expected
+    assert words["data.prompts"] == "python:in_memory"
+    assert load_config(None, [], words).reward[0].source == expected[0][0]
+
+
+def test_a_judge_is_told_and_nothing_is_learnt_from_it(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy")
+    judged = [RewardTerm(vowels), RewardTerm(Judge(), weight=0.0, name="judge")]
+    with_judge = run_ppo(configure(policy, tmp_path / "with"), prompts=PROMPTS, reward=judged).metrics
+    without = run_ppo(configure(policy, tmp_path / "without"), prompts=PROMPTS, reward=vowels).metrics
+    assert [row["policy/loss"] for row in with_judge] == [row["policy/loss"] for row in without]
+    assert all(row["score/judge"] > 0 for row in with_judge)
+    record = read_run(tmp_path / "with")
+    assert [(term["name"], term["weight"]) for term in record.config["reward"]] == [(None, 1.0), ("judge", 0.0)]
+
+
+def test_where_a_function_lies_in_memory_is_no_part_of_what_the_run_is_made_from():
+    first, second = (fingerprint(load_config(), {"reward": [RewardTerm(Judge())], "data.prompts": ["a"]}) for _ in "ab")
+    assert first == second
+    assert list(first) == ["data.prompts"]

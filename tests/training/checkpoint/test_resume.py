@@ -1,0 +1,137 @@
+"""What a run is saved as, whenever it ends: as it was after its last whole step, or not anew."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kedge.errors import OutputError
+from kedge.training.checkpoint import resume as keeper_module
+from kedge.training.checkpoint.resume import Keeper, Resumable
+from kedge.training.checkpoint.save_schedule import SaveSchedule
+from kedge.training.checkpoint.store import Checkpoint, newest_valid
+from kedge.training.stopping import Stopping
+from tests.training.checkpoint.saver import names, refuse
+
+
+class Walk:
+    """A run of the least kind: it draws, counts its draws, and adds them to one weight."""
+
+    def __init__(self, folder: Path, *, every: int | None = None, found: Checkpoint | None = None) -> None:
+        self.model, self.draws, self.asked = nn.Linear(1, 1, bias=False), 0, Stopping()
+        nn.init.zeros_(self.model.weight)
+        torch.manual_seed(0)
+        self.keeper = Keeper(
+            folder, kind="ppo", fingerprint={}, keep=2, asked=self.asked, found=found,
+            schedule=SaveSchedule(every=every, every_minutes=None),
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        made = self.keeper.restore(Resumable({"model": self.model}, optimizer, lambda: {"draws": self.draws}))
+        self.draws = made["draws"] if made else 0
+
+    def draw(self) -> torch.Tensor:
+        self.draws += 1
+        return torch.rand(())
+
+    def step(self) -> None:
+        drawn = self.draw()
+        self.keeper.weights_change()
+        with torch.no_grad():
+            self.model.weight += drawn
+
+
+class BrokenOffError(Exception):
+    """Something ends the run."""
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    return newest_valid(folder, on_rejected=refuse)
+
+
+def walk(run: Walk, num_steps: int, *, ctrl_c_in: int | None = None) -> float:
+    with run.keeper:
+        for step in run.keeper.steps(num_steps):
+            if step == ctrl_c_in:
+                run.asked.request(signal.SIGINT)
+            run.step()
+    return run.model.weight.item()
+
+
+def break_off(folder: Path, *, in_step: int, changing: bool, error: type[BaseException] = BrokenOffError) -> None:
+    """A run that ends in the middle of a step: after it has drawn, and maybe after its weights have begun to move."""
+
+    def take_steps() -> None:
+        run = Walk(folder)
+        with run.keeper:
+            for step in run.keeper.steps(5):
+                if step == in_step and not changing:
+                    run.draw()
+                else:
+                    run.step()
+                if step == in_step:
+                    raise error
+
+    with pytest.raises(error):
+        take_steps()
+
+
+def test_a_step_that_is_dropped_is_taken_again_from_where_it_began(tmp_path):
+    whole = walk(Walk(tmp_path / "whole"), 5)
+    break_off(tmp_path / "split", in_step=3, changing=False)
+    found = newest(tmp_path / "split")
+    assert found is not None
+    assert (found.update, found.state["progress"]) == (2, {"draws": 2})
+    assert walk(Walk(tmp_path / "split", found=found), 5) == whole
+
+
+def test_half_a_step_is_never_saved(tmp_path):
+    break_off(tmp_path, in_step=3, changing=True)
+    assert newest(tmp_path) is None
+
+
+def test_a_run_that_the_disk_has_ended_does_not_ask_it_again(tmp_path):
+    break_off(tmp_path, in_step=3, changing=False, error=OutputError)
+    assert newest(tmp_path) is None
+
+
+def test_a_run_without_a_whole_step_leaves_no_checkpoint(tmp_path):
+    break_off(tmp_path, in_step=1, changing=False)
+    assert newest(tmp_path) is None
+
+
+def test_saved_when_it_is_due_and_not_at_the_end(tmp_path):
+    walk(Walk(tmp_path, every=2), 6)
+    assert names(tmp_path) == ["update-000002", "update-000004"]
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_and_ends_between_two_steps(tmp_path):
+    run = Walk(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        walk(run, 5, ctrl_c_in=2)
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.update, run.draws) == (2, 2)
+
+
+def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path, monkeypatch):
+    order: list[str] = []
+    save = keeper_module.save_checkpoint
+
+    class Log:
+        def sync(self) -> None:
+            order.append("rows")
+
+    def note(folder: Path, **what: Any) -> Path:
+        order.append(f"checkpoint {what['update']}")
+        return save(folder, **what)
+
+    monkeypatch.setattr(keeper_module, "save_checkpoint", note)
+    run = Walk(tmp_path, every=1)
+    run.keeper.sync_before_saving(Log())
+    walk(run, 3)
+    assert order == ["rows", "checkpoint 1", "rows", "checkpoint 2"]

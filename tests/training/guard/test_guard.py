@@ -1,0 +1,217 @@
+"""What the guard lets through, and what becomes of the rest: stop, skip, rollback, and their limits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kedge.errors import NonfiniteScoreError, NumericsError
+from kedge.training.guard.guard import Guard, Rules, refuse_nonfinite
+from kedge.training.guard.nonfinite import Offender
+from kedge.training.guard.spikes import SpikeWatch
+from tests.training.test_update import make_experience, make_models
+
+FINE = {"loss/total": 0.5, "policy/grad_norm": 1.0, "policy/ratio_min": 1.0, "policy/ratio_max": 1.0}
+
+
+class Watched:
+    """A guard, and everything that it asks for."""
+
+    def __init__(self, *, sigma=None, dead=(), **rules):
+        self.incidents, self.warnings, self.rollbacks = [], [], 0
+        self.dead = list(dead)  # what is found each time somebody looks
+        self.guard = Guard(
+            Rules(num_steps=8, **rules),
+            spikes=None if sigma is None else SpikeWatch(sigma=sigma, history=2),
+            record=self.incidents.append,
+            warn=self.warnings.append,
+            roll_back=self.roll_back,
+            find_dead_weight=lambda: self.dead.pop(0) if self.dead else None,
+        )
+
+    def roll_back(self):
+        self.rollbacks += 1
+
+    def step(self, update, figures, *, offender=None):
+        """An update of one step; whether it was taken."""
+        with self.guard.watching(update):
+            return self.guard.allows(0, {**FINE, **figures}, lambda: offender or Offender("the loss", torch.nan, 2))
+
+
+@pytest.fixture
+def experience():
+    return make_experience(make_models())
+
+
+def test_what_is_fine_passes(experience):
+    watched = Watched(sigma=5.0)
+    with watched.guard.watching(1):
+        watched.guard.check_rollout(experience.rollout)
+        watched.guard.check_experience(experience)
+        assert watched.guard.allows(0, FINE, pytest.fail)
+    assert watched.guard.metrics() == {"guard/skipped_steps": 0, "guard/rolled_back": 0.0}
+    assert (watched.incidents, watched.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_experience_that_is_broken_ends_its_update(policy, experience):
+    watched = Watched(on_nonfinite=policy)
+    values = experience.values.clone()
+    values[1, 0] = torch.nan
+    with watched.guard.watching(3):
+        watched.guard.check_experience(replace(experience, values=values))
+        pytest.fail("the update went on")
+    assert watched.guard.dropped
+    assert watched.rollbacks == (policy == "rollback")
+    assert watched.guard.metrics() == {"guard/skipped_steps": 8, "guard/rolled_back": float(policy == "rollback")}
+    [incident] = watched.incidents
+    assert (incident.update, incident.kind, incident.consequence) == (3, "nonfinite", policy)
+    assert (incident.row, incident.token, incident.what) == (
+        1,
+        0,
+        "the critic's value at token 0 of response 1 is nan",
+    )
+    assert watched.warnings[0].startswith("update 3: the critic's value at token 0 of response 1 is nan; ")
+    with watched.guard.watching(4):
+        pass
+    assert not watched.guard.dropped
+
+
+def test_it_ends_the_run_by_default(experience):
+    watched = Watched()
+    logprobs = experience.rollout.logprobs.clone()
+    logprobs[0, 1] = torch.nan
+    words = r"update 7: the sampler's log probability at token 1 of response 0 is nan; .*ppo\.on_nonfinite=skip"
+    with pytest.raises(NumericsError, match=words), watched.guard.watching(7):
+        watched.guard.check_rollout(replace(experience.rollout, logprobs=logprobs))
+    assert [incident.consequence for incident in watched.incidents] == ["stop"]
+
+
+def test_a_score_that_is_not_finite_is_one_of_them(experience):
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(2):
+        watched.guard.check_rollout(experience.rollout)
+        raise NonfiniteScoreError("judge gave response 4 inf", row=4)
+    [incident] = watched.incidents
+    assert (incident.row, incident.what, incident.evidence) == (4, "judge gave response 4 inf", experience.rollout)
+    assert watched.guard.dropped
+    watched = Watched(on_nonfinite="stop")
+    with pytest.raises(NumericsError, match="update 2: judge gave response 4 inf"), watched.guard.watching(2):
+        raise NonfiniteScoreError("judge gave response 4 inf", row=4)
+
+
+def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
+    watched = Watched(on_nonfinite="skip")
+    with watched.guard.watching(1):
+        assert watched.guard.allows(0, FINE, pytest.fail)
+        assert not watched.guard.allows(
+            1, {**FINE, "policy/grad_norm": torch.inf}, lambda: Offender("the gradient's norm", torch.inf, 5)
+        )
+    assert not watched.guard.dropped  # what was taken is to be measured
+    assert watched.guard.metrics()["guard/skipped_steps"] == 7
+    [incident] = watched.incidents
+    assert incident.what == "policy/grad_norm is inf in step 2: the gradient's norm of response 5 is inf"
+    assert incident.row == 5
+
+
+def test_a_fault_that_does_not_come_again_is_told_as_such():
+    watched = Watched(on_nonfinite="skip")
+    assert not watched.step(1, {"loss/total": torch.nan}, offender=Offender("the gradient's norm", 1.5, 3))
+    [incident] = watched.incidents
+    assert incident.row is None
+    assert incident.what.endswith("each response alone is finite when it is computed again")
+
+
+def test_so_many_in_a_row_and_no_more():
+    watched = Watched(on_nonfinite="skip", max_skips=2)
+    for update, figure in enumerate((torch.nan, torch.nan, 0.5, torch.nan, torch.nan), start=1):
+        assert watched.step(update, {"loss/total": figure}) == (figure == 0.5)
+    restored = Watched(on_nonfinite="skip", max_skips=2)
+    restored.guard.restore(watched.guard.state())
+    for guarded in (watched, restored):
+        with pytest.raises(NumericsError, match=r"left out of the 2 updates before, too: ppo\.max_skips"):
+            guarded.step(6, {"loss/total": torch.nan})
+
+
+@pytest.mark.parametrize(
+    ("policy", "dead", "rollbacks", "words"),
+    [
+        ("skip", ["it holds nan"], 0, "it holds nan, which nothing that is left out can mend"),
+        ("stop", ["it holds nan"], 0, "it holds nan, which nothing"),
+        ("rollback", ["it holds nan"], 1, "it holds nan, in the newest checkpoint, too"),
+    ],
+)
+def test_a_weight_that_is_dead_is_not_skipped(policy, dead, rollbacks, words):
+    watched = Watched(on_nonfinite=policy, dead=dead)
+    with pytest.raises(NumericsError, match=words):
+        watched.step(1, {"loss/total": torch.nan})
+    assert watched.rollbacks == rollbacks
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_spikes_have_a_rule_of_their_own(policy):
+    watched = Watched(sigma=4.0, on_spike=policy)
+    for update, norm in enumerate((1.0, 1.1), start=1):
+        assert watched.step(update, {"policy/grad_norm": norm})
+    spike = {"policy/grad_norm": 50.0}
+    offender = Offender("the gradient's norm", 49.0, 3)
+    if policy == "stop":
+        with pytest.raises(NumericsError, match=r"update 3: policy/grad_norm is 50, .*ppo\.on_spike=skip"):
+            watched.step(3, spike, offender=offender)
+    else:
+        assert not watched.step(3, spike, offender=offender)
+        assert not watched.step(4, spike, offender=offender)  # it has not become ordinary
+        assert watched.rollbacks == (2 if policy == "rollback" else 0)
+    incident = watched.incidents[0]
+    assert (incident.kind, incident.consequence, incident.row) == ("spike", policy, 3)
+    assert incident.figures["policy/grad_norm"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("figures", "apart"),
+    [
+        ({"policy/ratio_max": 1.009}, False),
+        ({"policy/ratio_max": 1.011}, True),
+        ({"policy/ratio_min": 0.991}, False),
+        ({"policy/ratio_min": 0.989}, True),
+        ({"policy/ratio_min": 1e-9}, True),
+    ],
+)
+def test_a_first_step_away_from_ratio_one_is_doubted_once(figures, apart):
+    watched = Watched()
+    for update in (1, 2):
+        assert watched.step(update, figures)
+    assert len(watched.warnings) == len(watched.incidents) == apart
+    if apart:
+        assert "sampler and trainer disagree" in watched.warnings[0]
+        with pytest.raises(NumericsError, match="sampler and trainer disagree"):
+            Watched(strict=True).step(1, figures)
+    assert Watched(strict=True, max_ratio=1e9).step(1, figures)
+
+
+def test_later_steps_may_move_away():
+    watched = Watched(strict=True)
+    with watched.guard.watching(1):
+        assert watched.guard.allows(0, FINE, pytest.fail)
+        assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/ratio_min": 0.2}, pytest.fail)
+
+
+@pytest.mark.parametrize("shift", [0.5, -0.5, 900.0])
+def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, shift):
+    watched = Watched()
+    logprobs = experience.rollout.logprobs.clone()
+    logprobs[4, 3] += shift
+    told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
+    for update in (1, 2):
+        with watched.guard.watching(update):
+            watched.guard.check_experience(told)
+    [incident] = watched.incidents
+    assert (incident.kind, incident.row, incident.token, incident.consequence) == ("mismatch", 4, 3, "warn")
+    if abs(shift) == 0.5:
+        assert "are 1.649 to 1, where rounding explains 1.01" in incident.what  # e^0.5
+
+
+def test_without_a_guard_a_step_that_is_not_finite_raises():
+    assert refuse_nonfinite(0, FINE, pytest.fail)
+    with pytest.raises(NumericsError, match=r"value/loss is inf: the step was not taken.*of response 1 is inf"):
+        refuse_nonfinite(0, {**FINE, "value/loss": torch.inf}, lambda: Offender("the critic's value", torch.inf, 1))
