@@ -24,10 +24,11 @@ from kedge.demo.world import World
 from kedge.models import TokenRows
 from kedge.pipelines.demo import demo_config
 from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.coefficients import Coefficients
 from kedge.pipelines.ppo.roles import Roles
+from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of
 from kedge.rewards.score import score_rollout
 from kedge.rollout import collect_experience
+from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.update import ppo_update
 
@@ -102,9 +103,8 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
         roles.actor_critic,
         roles.reference,
         temperature=temperature,
+        advantage=advantage_of(config),
         kl_coef=ppo.kl_coef,
-        gamma=ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
     )
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
@@ -124,12 +124,12 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
 
 def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]:
     """Train one epoch at a time; the log probabilities of all tokens after each."""
-    objective = Coefficients.start(config).objective(experience)
-    numerics: dict[str, Any] = {"temperature": config.rollout.temperature}
+    objective = objective_of(config, experience, coefficients_of(config))
+    learner = LanguageLearner(roles.actor_critic, temperature=config.rollout.temperature)
     after: list[Tensor] = []
     for epoch in range(NUM_EPOCHS):
         ppo_update(
-            roles.actor_critic,
+            learner,
             roles.optimizer,
             experience,
             objective,
@@ -137,16 +137,15 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
             num_minibatches=1,
             max_grad_norm=config.ppo.max_grad_norm,
             generator=stream(SEED, "handbook", epoch),
-            **numerics,
         )
         with torch.no_grad():
-            after.append(roles.actor_critic(experience.rollout, **numerics).logprobs)
+            after.append(learner.evaluate(experience).logprobs)
     return after
 
 
 def _raised_most(experience: Experience, logprobs: Tensor) -> tuple[int, int]:
     """Row and position of the token whose ratio is the largest."""
-    mask = experience.rollout.response_mask
+    mask = experience.action_mask
     moved = (logprobs - experience.old_logprobs).masked_fill(~mask, -1.0)
     return divmod(int(moved.argmax()), mask.shape[1])
 
@@ -156,7 +155,7 @@ def _next_tokens(roles: Roles, rollout: Rollout, temperature: float) -> list[Ten
     """Per response, the probability of every token of the vocabulary at each of its positions."""
     policy = roles.actor_critic.policy
     ids = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
-    mask = torch.cat([rollout.prompt_mask, rollout.response_mask], dim=1)
+    mask = torch.cat([rollout.prompt_mask, rollout.token_mask], dim=1)
     hidden = policy.hidden(TokenRows.unpad(ids, mask)).split(rollout.row_lengths)
     lengths = rollout.response_lengths.tolist()
     # The state before a token says what comes next: one position earlier than the token itself.
@@ -175,7 +174,7 @@ def _choices(roles: Roles, probabilities: Tensor) -> list[tuple[str, float]]:
 
 
 def _row(roles: Roles, experience: Experience, epochs: Sequence[Tensor], index: int) -> dict[str, Any]:
-    length = int(experience.rollout.response_mask[index].sum())
+    length = int(experience.action_mask[index].sum())
     ids = experience.rollout.response_ids[index, :length].tolist()
     figures = {
         "logprobs": experience.old_logprobs,

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from kedge.algorithm import (
+    GeneralizedAdvantage,
+    NStepAdvantage,
     clipped_policy_loss,
     clipped_value_loss,
-    policy_gradient_weights,
-    token_entropy,
+    token_logprobs_and_entropy,
     unclipped_policy_loss,
 )
 from kedge.config import load_config
@@ -19,7 +20,7 @@ ONE = torch.ones(1, 1, dtype=torch.bool)
 
 def objective(ratio: float, advantage: float) -> float:
     now = torch.tensor([[math.log(ratio)]])
-    return -float(clipped_policy_loss(now, torch.zeros(1, 1), torch.tensor([[advantage]]), ONE).loss)
+    return -float(clipped_policy_loss(now, torch.zeros(1, 1), torch.tensor([[advantage]]), ONE, clip_range=0.2).loss)
 
 
 @pytest.mark.parametrize(("ratio", "clipped", "advantage"),
@@ -32,13 +33,15 @@ def test_the_four_clipped_ratios_of_s1(ratio: float, clipped: float, advantage: 
 def test_the_forecasts_of_s1_become_advantages() -> None:
     values, rewards = torch.tensor([[4.2, 4.5, 4.8]]), torch.tensor([[0.0, 0.0, 6.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
-    weights = policy_gradient_weights(rewards, values, mask, kind="monte_carlo")
-    assert weights.tolist()[0] == pytest.approx([1.8, 1.5, 1.2], abs=1e-6)
+    weights = GeneralizedAdvantage(gamma=1.0, gae_lambda=1.0)(rewards, mask, values=values)
+    assert weights.advantages.tolist()[0] == pytest.approx([1.8, 1.5, 1.2], abs=1e-6)
 
 
 def test_the_largest_entropy_of_s2() -> None:
-    assert float(token_entropy(torch.zeros(1, 1000), temperature=1.0)) == pytest.approx(6.9078, abs=5e-5)
-    assert float(token_entropy(torch.randn(1, 1000), temperature=1.0)) < 6.9078
+    logits = torch.stack([torch.zeros(1000), torch.randn(1000)])
+    _, entropy = token_logprobs_and_entropy(logits, torch.tensor([0, 0]))
+    assert float(entropy[0]) == pytest.approx(6.9078, abs=5e-5)
+    assert float(entropy[1]) < 6.9078
 
 
 def test_the_total_loss_that_s2_prints() -> None:
@@ -58,7 +61,7 @@ def test_the_clipped_objective_is_never_above_the_unclipped_one() -> None:
 def test_n_steps_span_the_residual_and_monte_carlo() -> None:
     values, rewards = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[0.5, -0.5, 4.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
-    rows = [policy_gradient_weights(rewards, values, mask, kind="n_step", num_steps=n).tolist()[0] for n in (1, 2, 3)]
+    rows = [NStepAdvantage(1.0, n)(rewards, mask, values=values).advantages.tolist()[0] for n in (1, 2, 3)]
     assert rows[0] == pytest.approx([0.5 + 3 - 1, -0.5 + 2 - 3, 4 - 2])
     assert rows[1] == pytest.approx([0.5 - 0.5 + 2 - 1, -0.5 + 4 - 3, 4 - 2])
     assert rows[2] == pytest.approx([4 - 1, 3.5 - 3, 4 - 2])

@@ -28,7 +28,7 @@ from kedge.rollout import Sampler, collect_experience
 from kedge.training.optimizer import build_optimizer
 from tests.models.test_language import ROWS
 from tests.tiny import FAMILIES, tiny_reward_model, tiny_tokenizer
-from tests.training.test_update import PROMPTS, make_experience, make_models, run_update
+from tests.training.test_update import GAE, PROMPTS, make_experience, make_models, run_update
 
 PAD, EOS, VOCABULARY = 0, 2, 12
 
@@ -73,12 +73,12 @@ def test_the_index_contract_from_sampling_to_reward():
     sampler = Sampler(Parrot(said), pad_id=PAD, stop_token=EOS, max_new_tokens=5)
     rollout = sampler.generate([[5, 6]] * 4, seeds=range(4))
     assert rollout.response_ids.tolist() == kept
-    assert rollout.response_mask.tolist() == [[time <= index for time in range(5)] for index in last]
+    assert rollout.action_mask.tolist() == [[time <= index for time in range(5)] for index in last]
     assert rollout.stopped.tolist() == stopped
     assert rollout.response_lengths.tolist() == [3, 5, 5, 1]
     scores, nothing = torch.tensor([3.0, 5.0, 7.0, 9.0]), torch.zeros(4, 5)
     for score_at, slots in (("last", last), ("after_last", [3, 4, 4, 1])):
-        rewards, mask = shape_rewards(scores, nothing, None, rollout.response_mask, kl_coef=0.0, score_at=score_at)
+        rewards, mask = shape_rewards(scores, nothing, None, rollout.action_mask, kl_coef=0.0, score_at=score_at)
         assert rewards.nonzero().tolist() == [[row, slot] for row, slot in enumerate(slots)]
         assert rewards.sum(-1).tolist() == scores.tolist()
         assert mask.sum(-1).tolist() == [slot + 1 for slot in slots]
@@ -121,14 +121,16 @@ def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
     assert {True, False} == set(stopping.stopped.tolist())
     assert stopping.response_lengths.tolist() == [min(length, 20) for length in lengths]
     torch.testing.assert_close(
-        stopping.logprobs, first.logprobs.masked_fill(~stopping.response_mask, 0.0), atol=1e-5, rtol=1e-5
+        stopping.logprobs, first.logprobs.masked_fill(~stopping.action_mask, 0.0), atol=1e-5, rtol=1e-5
     )
     # What was said after the stop token stays in the ids, and nobody reads it.
-    cut = replace(first, response_mask=stopping.response_mask, stopped=stopping.stopped)
+    cut = replace(first, token_mask=stopping.token_mask, action_mask=stopping.action_mask, stopped=stopping.stopped)
     settings = {"temperature": 0.7, "kl_coef": 0.1}
     scores = torch.linspace(-1, 1, len(prompts))
     reference = make_models().policy
-    one, other = (collect_experience(rollout, scores, models, reference, **settings) for rollout in (stopping, cut))
+    one, other = (
+        collect_experience(rollout, scores, models, reference, advantage=GAE, **settings) for rollout in (stopping, cut)
+    )
     for name in ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), atol=1e-5, rtol=1e-5)
     assert describe_experience(other) == pytest.approx(describe_experience(one), abs=1e-5)
@@ -141,7 +143,8 @@ def widened(rollout: Rollout, *, left: int, right: int) -> Rollout:
         prompt_ids=pad(rollout.prompt_ids, (left, 0)),
         prompt_mask=pad(rollout.prompt_mask, (left, 0)),
         response_ids=pad(rollout.response_ids, (0, right)),
-        response_mask=pad(rollout.response_mask, (0, right)),
+        token_mask=pad(rollout.token_mask, (0, right)),
+        action_mask=pad(rollout.action_mask, (0, right)),
         logprobs=pad(rollout.logprobs, (0, right)),
         values=None if rollout.values is None else pad(rollout.values, (0, right)),
     )
@@ -155,10 +158,10 @@ def soiled(rollout: Rollout) -> Rollout:
         wide,
         prompt_ids=wide.prompt_ids.where(wide.prompt_mask, torch.randint(200, wide.prompt_ids.shape, generator=draw)),
         response_ids=wide.response_ids.where(
-            wide.response_mask, torch.randint(200, wide.response_ids.shape, generator=draw)
+            wide.action_mask, torch.randint(200, wide.response_ids.shape, generator=draw)
         ),
-        logprobs=wide.logprobs.where(wide.response_mask, torch.nan),
-        values=None if wide.values is None else wide.values.where(wide.response_mask, torch.nan),
+        logprobs=wide.logprobs.where(wide.action_mask, torch.nan),
+        values=None if wide.values is None else wide.values.where(wide.action_mask, torch.nan),
     )
 
 
@@ -174,7 +177,7 @@ def test_padding_changes_no_figure_and_no_weight_of_an_update(critic, score_at):
         trained = copy.deepcopy(models)
         experience = collect_experience(
             rollout, clean.scores, trained, make_models(critic="separate", family="gpt2").policy,
-            temperature=1.0, kl_coef=0.1, score_at=score_at, whiten_rewards=True,
+            temperature=1.0, advantage=GAE, kl_coef=0.1, score_at=score_at, whiten_rewards=True,
         )  # fmt: skip
         result = run_update(trained, experience, num_epochs=1, num_minibatches=2, learning_rate=1e-3)
         found.append((describe_experience(experience), result.steps, [p.detach() for p in trained.parameters()]))

@@ -19,13 +19,13 @@ import kedge.rollout.collect
 import kedge.training.objective
 import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
 from kedge.algorithm.masking import aggregate
 from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
-from kedge.models import ActorCritic, LanguageModel, ResponseOutputs, TokenRows
+from kedge.models import ActorCritic, LanguageModel, TokenRows
 from kedge.rollout import Sampler
 from kedge.training.optimizer import clip_gradients
 
@@ -62,7 +62,7 @@ def kl_sides_swapped() -> Bug:
 
     def swapped(self: Experience) -> Tensor:
         assert self.ref_logprobs is not None, "the runs of this bug have a reference"
-        return torch.where(self.rollout.response_mask, self.ref_logprobs - self.old_logprobs, 0.0)
+        return torch.where(self.action_mask, self.ref_logprobs - self.old_logprobs, 0.0)
 
     both = ExitStack()
     both.enter_context(kl_sign_flipped())
@@ -142,7 +142,7 @@ def dropout_on() -> Bug:
     def dropped(self: LanguageModel, rows: TokenRows) -> Tensor:
         return nn.functional.dropout(read(self, rows), 0.1, training=torch.is_grad_enabled())
 
-    def training(self: ActorCritic, rollout: Rollout, **options: Any) -> ResponseOutputs:
+    def training(self: ActorCritic, rollout: Rollout, **options: Any) -> PolicyOutputs:
         with patch.object(LanguageModel, "hidden", dropped):
             return forward(self, rollout, **options)
 
@@ -160,11 +160,11 @@ def old_weights_sample(every: int, *, told: bool) -> Callable[[], Bug]:
     def bug() -> Bug:
         generate, kept = Sampler.generate, dict[str, Any]()
 
-        def stale(self: Sampler, prompts: Any, *, seeds: Sequence[int], policy_version: int = 0) -> Rollout:
+        def stale(self: Sampler, prompts: Any, *, policy_version: int = 0, **options: Any) -> Rollout:
             if policy_version % every == 0:
                 kept.update(model=copy.deepcopy(self.model), version=policy_version)
             version = kept["version"] if told else policy_version
-            return generate(replace(self, model=kept["model"]), prompts, seeds=seeds, policy_version=version)
+            return generate(replace(self, model=kept["model"]), prompts, policy_version=version, **options)
 
         return patch.object(Sampler, "generate", stale)
 

@@ -4,7 +4,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm import generalized_advantages, masked_whiten, policy_gradient_weights
+from kedge.algorithm import (
+    Advantages,
+    GeneralizedAdvantage,
+    NStepAdvantage,
+    RewardToGo,
+    TotalReward,
+    generalized_advantages,
+    masked_whiten,
+)
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
@@ -65,7 +73,7 @@ def test_with_an_outcome_reward_the_last_advantage_is_reward_minus_value():
     rewards = torch.tensor([[0.0, 0.0, 6.0, 0.0]])
     values = torch.tensor([[4.2, 4.5, 4.8, 9.9]])
     mask = torch.tensor([[True, True, True, False]])
-    advantages = generalized_advantages(rewards, values, mask).advantages
+    advantages = generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=0.95).advantages
     assert advantages[0, 2].item() == pytest.approx(6.0 - 4.8)
     assert advantages[0, 3].item() == 0.0
 
@@ -100,7 +108,7 @@ def test_returns_keep_the_rewards_scale_where_the_well_known_listing_loses_it():
     """
     rewards = torch.tensor([[0.0, 1000.0], [0.0, -500.0]])
     values, mask = torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool)
-    found = generalized_advantages(rewards, values, mask, gae_lambda=1.0)
+    found = generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=1.0)
     assert found.returns.tolist() == [[1000.0, 1000.0], [-500.0, -500.0]]
     listing = masked_whiten(found.advantages, mask) + values
     assert listing.abs().max() < 2
@@ -108,7 +116,7 @@ def test_returns_keep_the_rewards_scale_where_the_well_known_listing_loses_it():
 
 def test_advantages_are_constants(ragged):
     batch = ragged(0)
-    found = generalized_advantages(batch.rewards, batch.values.requires_grad_(), batch.mask)
+    found = generalized_advantages(batch.rewards, batch.values.requires_grad_(), batch.mask, gamma=1.0, gae_lambda=0.95)
     assert not found.advantages.requires_grad
     assert not found.returns.requires_grad
 
@@ -120,7 +128,6 @@ def weights_by_definition(kind, rewards, values, gamma, lam, num_steps):
     definition = {
         "total": lambda t: to_go[0],
         "to_go": lambda t: to_go[t],
-        "baseline": lambda t: to_go[t] - values[t],
         "monte_carlo": lambda t: to_go[t] - values[t],
         "td": lambda t: rewards[t] + gamma * following(t + 1) - values[t],
         "n_step": lambda t: (
@@ -133,74 +140,75 @@ def weights_by_definition(kind, rewards, values, gamma, lam, num_steps):
     return [definition(t) for t in range(length)]
 
 
-@pytest.mark.parametrize("kind", ["total", "to_go", "baseline", "monte_carlo", "td", "n_step", "advantage"])
+KINDS = ["total", "to_go", "monte_carlo", "td", "n_step", "advantage"]
+
+
+def estimate(kind, rewards, values, mask, *, gamma=1.0, lam=0.95, num_steps=1) -> Advantages:
+    estimates = {
+        "total": TotalReward(gamma),
+        "to_go": RewardToGo(gamma),
+        "monte_carlo": GeneralizedAdvantage(gamma, 1.0),
+        "td": GeneralizedAdvantage(gamma, 0.0),
+        "n_step": NStepAdvantage(gamma, num_steps),
+        "advantage": GeneralizedAdvantage(gamma, lam),
+    }
+    return estimates[kind](rewards, mask, values=values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(seed=SEEDS, gamma=UNIT, lam=UNIT, num_steps=st.integers(1, 9))
-def test_policy_gradient_weights_agree_with_their_definitions(ragged, kind, seed, gamma, lam, num_steps):
+def test_advantages_agree_with_their_definitions(ragged, kind, seed, gamma, lam, num_steps):
     batch = ragged(seed)
-    weights = policy_gradient_weights(
-        batch.rewards, batch.values, batch.mask, kind=kind, gamma=gamma, gae_lambda=lam, num_steps=num_steps
-    )
+    found = estimate(kind, batch.rewards, batch.values, batch.mask, gamma=gamma, lam=lam, num_steps=num_steps)
     for index, (rewards, values) in rows(batch, batch.rewards, batch.values):
-        close(weights, index, batch.mask, weights_by_definition(kind, rewards, values, gamma, lam, num_steps))
+        expected = weights_by_definition(kind, rewards, values, gamma, lam, num_steps)
+        close(found.advantages, index, batch.mask, expected)
+        without_baseline = weights_by_definition("to_go", rewards, values, gamma, lam, num_steps)
+        returns = without_baseline if kind in ("total", "to_go") else np.add(expected, values)
+        close(found.returns, index, batch.mask, returns)
 
 
-@pytest.mark.parametrize("kind", ["total", "to_go", "baseline", "monte_carlo", "td", "n_step", "advantage"])
-def test_weights_pass_over_masked_spans(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_advantages_pass_over_masked_spans(kind):
     rewards = torch.tensor([[7.0, 1.0, 7.0, 2.0, 3.0]], dtype=torch.float64)
     values = torch.tensor([[9.0, 0.5, 9.0, 1.5, 2.5]], dtype=torch.float64)
     mask = torch.tensor([[False, True, False, True, True]])
-    weights = policy_gradient_weights(rewards, values, mask, kind=kind, gamma=0.9, gae_lambda=0.8, num_steps=2)
+    found = estimate(kind, rewards, values, mask, gamma=0.9, lam=0.8, num_steps=2)
     expected = weights_by_definition(kind, [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], 0.9, 0.8, 2)
-    close(weights, 0, mask, expected)
+    close(found.advantages, 0, mask, expected)
 
 
 def test_the_adjusted_reward_of_a_response_less_the_value_at_each_token():
     # S1: advantage_t = adjusted_reward − value_t, with its example's values 4.2, 4.5, 4.8 and reward 6.
     rewards, values = torch.tensor([[0.0, 0.0, 6.0]]), torch.tensor([[4.2, 4.5, 4.8]])
-    weights = policy_gradient_weights(rewards, values, torch.ones(1, 3, dtype=torch.bool), kind="monte_carlo")
-    assert weights[0].tolist() == pytest.approx([1.8, 1.5, 1.2])
-
-
-def test_a_baseline_may_be_given():
-    rewards, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]])
-    per_token = torch.tensor([[0.5, 0.25, 9.0]])
-    weights = policy_gradient_weights(rewards, None, mask, kind="baseline", baseline=per_token)
-    assert weights.tolist() == [[2.5, 1.75, 0.0]]
-    assert policy_gradient_weights(rewards, None, mask, kind="baseline", baseline=2.0).tolist() == [[1.0, 0.0, 0.0]]
-
-
-def test_the_total_of_a_truncated_episode_includes_what_the_critic_expects_after_it():
-    rewards, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]])
-    weights = policy_gradient_weights(
-        rewards, None, mask, kind="total", gamma=0.5, bootstrap_values=torch.tensor([8.0])
-    )
-    assert weights.tolist() == [[1 + 0.5 * 2 + 0.25 * 8] * 2 + [0.0]]
+    found = GeneralizedAdvantage(gamma=1.0, gae_lambda=1.0)(rewards, rewards >= 0, values=values)
+    assert found.advantages[0].tolist() == pytest.approx([1.8, 1.5, 1.2])
 
 
 @pytest.mark.usefixtures("unchecked")
 class TestErrors:
     ONE = torch.ones(2, 3)
     MASK = ONE > 0
+    GAE = {"gamma": 1.0, "gae_lambda": 0.95}  # noqa: RUF012
 
     def test_shapes_must_agree(self):
         with pytest.raises(ShapeError, match=r"values \(2, 2\)"):
-            generalized_advantages(self.ONE, self.ONE[:, :2], self.MASK)
+            generalized_advantages(self.ONE, self.ONE[:, :2], self.MASK, **self.GAE)
         with pytest.raises(ShapeError, match=r"bootstrap_values \(3,\)"):
-            generalized_advantages(self.ONE, self.ONE, self.MASK, bootstrap_values=self.ONE[0])
-        with pytest.raises(ShapeError, match=r"baseline \(2,\)"):
-            policy_gradient_weights(self.ONE, self.ONE, self.MASK, kind="baseline", baseline=self.ONE[:, 0])
+            generalized_advantages(self.ONE, self.ONE, self.MASK, bootstrap_values=self.ONE[0], **self.GAE)
 
     def test_something_must_count(self):
         with pytest.raises(ShapeError, match="counts nothing"):
-            generalized_advantages(self.ONE, self.ONE, ~self.MASK)
+            generalized_advantages(self.ONE, self.ONE, ~self.MASK, **self.GAE)
 
-    @pytest.mark.parametrize("kind", ["baseline", "advantage", "td", "n_step", "monte_carlo"])
-    def test_some_kinds_need_values(self, kind):
-        with pytest.raises(ShapeError, match="need values"):
-            policy_gradient_weights(self.ONE, None, self.MASK, kind=kind)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_an_estimate_says_whether_it_needs_values(self, kind):
+        if kind in ("total", "to_go"):
+            assert estimate(kind, self.ONE, None, self.MASK).advantages.isfinite().all()
+        else:
+            with pytest.raises(ShapeError, match="needs a critic's values"):
+                estimate(kind, self.ONE, None, self.MASK)
 
-    def test_the_kind_must_be_known_and_steps_are_positive(self):
-        with pytest.raises(ConfigError, match="kind must be one of total"):
-            policy_gradient_weights(self.ONE, self.ONE, self.MASK, kind="gae")
+    def test_steps_are_positive(self):
         with pytest.raises(ConfigError, match="num_steps must be above 0"):
-            policy_gradient_weights(self.ONE, self.ONE, self.MASK, kind="n_step", num_steps=0)
+            estimate("n_step", self.ONE, self.ONE, self.MASK, num_steps=0)

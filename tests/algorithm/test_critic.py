@@ -1,13 +1,17 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm import clipped_value_loss, explained_variance
+from kedge import algorithm
+from kedge.algorithm import explained_variance
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
+clipped_value_loss = partial(algorithm.clipped_value_loss, clip_range=0.2)
 ONE = torch.ones(1, 1)
 MASK = ONE > 0
 

@@ -4,7 +4,8 @@ import jaxtyping
 import pytest
 import torch
 
-from kedge.algorithm import Experience, Rollout, masked_mean, sequence_kl
+from kedge.algorithm import Experience, Rollout, check_masks, masked_mean, sequence_kl
+from kedge.errors import ShapeError
 
 
 @pytest.fixture
@@ -14,10 +15,12 @@ def experience(ragged) -> Experience:
         prompt_ids=torch.arange(15).reshape(5, 3),
         prompt_mask=torch.ones(5, 3, dtype=torch.bool),
         response_ids=torch.arange(35).reshape(5, 7),
-        response_mask=batch.mask,
+        token_mask=batch.mask,
+        action_mask=batch.mask,
         logprobs=batch.old_logprobs,
         stopped=torch.tensor([True, False, True, True, False]),
-        policy_version=4,
+        group=torch.tensor([0, 0, 1, 1, 2]),
+        policy_version=torch.tensor([4, 4, 4, 3, 3]),
     )
     return Experience(
         rollout=rollout,
@@ -39,7 +42,8 @@ def test_rows_are_selected_in_their_order_from_every_tensor(experience):
         for field in fields(whole):
             if isinstance(getattr(whole, field.name), torch.Tensor):
                 assert torch.equal(getattr(part, field.name), getattr(whole, field.name)[[3, 0]]), field.name
-    assert selected.rollout.policy_version == 4
+    assert selected.rollout.group.tolist() == [1, 0]  # numbers stay, also where neighbors are gone
+    assert selected.rollout.policy_version.tolist() == [3, 4]
 
 
 def test_slices_select_too_and_an_absent_reference_stays_absent(experience):
@@ -50,15 +54,45 @@ def test_slices_select_too_and_an_absent_reference_stays_absent(experience):
 
 def test_the_kl_is_the_log_ratio_of_counted_tokens(experience):
     rollout = experience.rollout
-    expected = sequence_kl(experience.old_logprobs, experience.ref_logprobs, rollout.response_mask)
+    expected = sequence_kl(experience.old_logprobs, experience.ref_logprobs, rollout.action_mask)
     torch.testing.assert_close(experience.kl.sum(-1), expected)
-    assert (experience.kl[~rollout.response_mask] == 0).all()
+    assert (experience.kl[~rollout.action_mask] == 0).all()
     assert (replace(experience, ref_logprobs=None).kl == 0).all()
 
 
 def test_counts(experience):
     rollout = experience.rollout
-    assert rollout.num_tokens == sum(rollout.response_lengths.tolist()) == int(rollout.response_mask.sum())
+    assert rollout.num_actions == sum(rollout.response_lengths.tolist()) == int(rollout.action_mask.sum())
+    assert rollout.num_tokens == sum(rollout.row_lengths) == 15 + int(rollout.token_mask.sum())
+
+
+def test_tokens_that_are_read_and_not_chosen_count_as_read_alone(experience):
+    read = replace(experience.rollout, token_mask=torch.ones(5, 7, dtype=torch.bool))
+    assert read.num_actions == experience.rollout.num_actions
+    assert read.row_lengths == [10] * 5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_masks_that_break_their_contract_are_refused(experience):
+    rollout = experience.rollout
+    check_masks(rollout)
+    check_masks(replace(rollout, token_mask=torch.ones_like(rollout.token_mask)))
+    empty, unread = rollout.action_mask.clone(), rollout.token_mask.clone()
+    empty[3], unread[2, 0] = False, False
+    with pytest.raises(ShapeError, match="row 3 of the rollout has no action"):
+        check_masks(replace(rollout, action_mask=empty))
+    with pytest.raises(ShapeError, match="row 2 of the rollout has an action that token_mask leaves out"):
+        check_masks(replace(rollout, token_mask=unread))
+    with pytest.raises(ShapeError, match="one shape"):
+        check_masks(replace(rollout, token_mask=unread[:, :3]))
+
+
+def test_all_that_a_response_scored(experience):
+    assert torch.equal(experience.total_scores, experience.scores)
+    per_token = torch.zeros(5, 7, dtype=torch.float64)
+    per_token[1, 0], per_token[4, 0] = 0.5, -2.0
+    total = replace(experience, token_scores=per_token).total_scores
+    assert (total - experience.scores).tolist() == pytest.approx([0.0, 0.5, 0.0, 0.0, -2.0])
 
 
 def test_it_is_frozen(experience):

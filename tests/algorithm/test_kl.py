@@ -105,11 +105,13 @@ def test_equal_policies_have_no_kl(ragged):
 
 
 def test_zieglers_controller_reproduces_the_published_factor():
-    assert adapt_kl_coef_ziegler(1.0, 12.0, kl_target=6.0, num_episodes=512) == pytest.approx(1.01024, abs=1e-12)
+    assert adapt_kl_coef_ziegler(1.0, 12.0, kl_target=6.0, num_episodes=512, horizon=10_000) == pytest.approx(
+        1.01024, abs=1e-12
+    )
     # Within a fifth of the target the error is not clipped: 6.6/6 − 1 = 0.1.
     assert adapt_kl_coef_ziegler(0.5, 6.6, kl_target=6.0, num_episodes=100, horizon=1000) == pytest.approx(0.505)
     assert adapt_kl_coef_ziegler(0.5, 0.0, kl_target=6.0, num_episodes=500, horizon=1000) == pytest.approx(0.45)
-    assert adapt_kl_coef_ziegler(0.15, 6.0, kl_target=6.0, num_episodes=512) == 0.15
+    assert adapt_kl_coef_ziegler(0.15, 6.0, kl_target=6.0, num_episodes=512, horizon=10_000) == 0.15
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_the_entropy_bonus_rises_below_its_target_and_vanishes_above():
 class TestErrors:
     def test_a_broken_kl_moves_no_coefficient(self):
         with pytest.raises(ConfigError, match="kl must be a finite number, got nan"):
-            adapt_kl_coef_ziegler(0.1, math.nan, kl_target=6.0, num_episodes=8)
+            adapt_kl_coef_ziegler(0.1, math.nan, kl_target=6.0, num_episodes=8, horizon=10_000)
         with pytest.raises(ConfigError, match="finite"):
             adapt_kl_coef_schulman(0.1, math.inf, kl_target=6.0)
         with pytest.raises(ConfigError, match="finite"):
@@ -138,7 +140,7 @@ class TestErrors:
 
     def test_a_target_is_above_zero(self):
         with pytest.raises(ConfigError, match="kl_target must be above 0"):
-            adapt_kl_coef_ziegler(0.1, 1.0, kl_target=0.0, num_episodes=8)
+            adapt_kl_coef_ziegler(0.1, 1.0, kl_target=0.0, num_episodes=8, horizon=10_000)
 
     def test_k1_is_no_loss(self):
         one = torch.zeros(1, 1)

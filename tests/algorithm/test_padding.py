@@ -30,25 +30,37 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
         ),
         ("logprobs", "ref_logprobs"),
     ),
-    "generalized_advantages": (algorithm.generalized_advantages, ("rewards", "values")),
-    "clipped_policy_loss": (algorithm.clipped_policy_loss, TERNARY),
-    "clipped_policy_loss dual": (lambda *xs: algorithm.clipped_policy_loss(*xs, dual_clip=1.1), TERNARY),
+    "generalized_advantages": (
+        lambda *xs: algorithm.generalized_advantages(*xs, gamma=1.0, gae_lambda=0.95),
+        ("rewards", "values"),
+    ),
+    "clipped_policy_loss": (lambda *xs: algorithm.clipped_policy_loss(*xs, clip_range=0.2), TERNARY),
+    "clipped_policy_loss dual": (
+        lambda *xs: algorithm.clipped_policy_loss(*xs, clip_range=0.2, dual_clip=1.1),
+        TERNARY,
+    ),
     "unclipped_policy_loss": (algorithm.unclipped_policy_loss, TERNARY),
     "kl_penalty_policy_loss": (lambda *xs: algorithm.kl_penalty_policy_loss(*xs, kl_coef=0.5), TERNARY),
-    "clipped_value_loss": (algorithm.clipped_value_loss, ("values", "old_values", "returns")),
+    "clipped_value_loss": (
+        lambda *xs: algorithm.clipped_value_loss(*xs, clip_range=0.2),
+        ("values", "old_values", "returns"),
+    ),
     "clipped_value_loss plain": (
         lambda *xs: algorithm.clipped_value_loss(*xs, clip_range=None),
         ("values", "old_values", "returns"),
     ),
     "explained_variance": (algorithm.explained_variance, ("values", "returns")),
 } | {
-    f"policy_gradient_weights {kind}": (
-        lambda rewards, values, mask, kind=kind: algorithm.policy_gradient_weights(
-            rewards, values, mask, kind=kind, gamma=0.9, num_steps=2
-        ),
+    type(estimate).__name__: (
+        lambda rewards, values, mask, estimate=estimate: estimate(rewards, mask, values=values),
         ("rewards", "values"),
     )
-    for kind in ("total", "to_go", "baseline", "advantage", "td", "n_step", "monte_carlo")
+    for estimate in (
+        algorithm.GeneralizedAdvantage(gamma=0.9, gae_lambda=0.95),
+        algorithm.NStepAdvantage(gamma=0.9, num_steps=2),
+        algorithm.RewardToGo(gamma=0.9),
+        algorithm.TotalReward(gamma=0.9),
+    )
 }
 
 
@@ -106,7 +118,7 @@ def test_a_learning_rate_of_zero_leaves_every_minibatch_at_ratio_one(ragged):
     for _ in range(3):
         for rows in torch.randperm(8, generator=draw).chunk(4):
             found = algorithm.clipped_policy_loss(
-                logprobs[rows], batch.old_logprobs[rows], batch.advantages[rows], batch.mask[rows]
+                logprobs[rows], batch.old_logprobs[rows], batch.advantages[rows], batch.mask[rows], clip_range=0.2
             )
             assert found.clip_fraction == found.approx_kl == 0
             assert found.ratio_mean == found.ratio_max == 1

@@ -1,17 +1,20 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm import clipped_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
+from kedge import algorithm
+from kedge.algorithm import kl_penalty_policy_loss, unclipped_policy_loss
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
+clipped_policy_loss = partial(algorithm.clipped_policy_loss, clip_range=0.2)
 LOSSES = {
     "clipped": clipped_policy_loss,
-    "dual": lambda *tensors, **settings: clipped_policy_loss(*tensors, dual_clip=1.2, **settings),
+    "dual": partial(clipped_policy_loss, dual_clip=1.2),
     "unclipped": unclipped_policy_loss,
     "penalty": lambda *tensors, **settings: kl_penalty_policy_loss(*tensors, kl_coef=0.7, **settings),
 }

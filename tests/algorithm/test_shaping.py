@@ -87,7 +87,7 @@ def test_the_identity_of_the_two_score_slots(ragged, seed, gae_lambda):
         rewards, mask = shape_rewards(
             batch.scores, batch.logprobs, batch.ref_logprobs, batch.mask, kl_coef=kl_coef, score_at=score_at
         )
-        found[score_at] = generalized_advantages(rewards, critic, mask, gae_lambda=gae_lambda).advantages
+        found[score_at] = generalized_advantages(rewards, critic, mask, gamma=1.0, gae_lambda=gae_lambda).advantages
     for row in range(5):
         last = int(batch.mask[row].sum()) - 1
         common = -kl_coef * (batch.logprobs - batch.ref_logprobs)[row, last] - critic[row, last]

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import (
+    GeneralizedAdvantage,
     clipped_policy_loss,
     clipped_value_loss,
-    generalized_advantages,
     masked_whiten,
-    policy_gradient_weights,
     shape_rewards,
     token_logprobs,
 )
@@ -75,10 +74,13 @@ def task() -> Task:
 
 
 def advantages_of(kind: str, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    if kind == "advantage":
-        return generalized_advantages(rewards, values, mask)
-    weights = policy_gradient_weights(rewards, values, mask, kind=kind)
-    return weights, torch.where(mask, weights + values, 0.0)
+    estimates = {
+        "advantage": GeneralizedAdvantage(gamma=1.0, gae_lambda=0.95),
+        "monte_carlo": GeneralizedAdvantage(gamma=1.0, gae_lambda=1.0),
+        "td": GeneralizedAdvantage(gamma=1.0, gae_lambda=0.0),
+    }
+    advantages, returns = estimates[kind](rewards, mask, values=values)
+    return advantages, returns
 
 
 def train(task: Task, *, kl_coef: float, kind: str = "advantage", updates: int = 20, **shaping: str) -> Tensor:
@@ -100,7 +102,7 @@ def train(task: Task, *, kl_coef: float, kind: str = "advantage", updates: int =
         for _ in range(4):
             for part in torch.randperm(512, generator=draw).chunk(2):
                 policy = clipped_policy_loss(
-                    task.logprobs(logits, rows[part]), old_logprobs[part], advantages[part], mask[part]
+                    task.logprobs(logits, rows[part]), old_logprobs[part], advantages[part], mask[part], clip_range=0.2
                 )
                 value = clipped_value_loss(
                     critic[task.states[rows[part]]], old_values[part], returns[part], mask[part], clip_range=None

@@ -38,7 +38,7 @@ def test_ranks_together_draw_what_one_rank_would(world_size, per_rank, seed):
     for _ in range(4):
         together = [text for stream in ranks for text in texts(stream.next(per_rank))]
         assert together == texts(alone.next(per_rank * world_size))
-    assert all(stream.state() == alone.state() for stream in ranks)
+    assert all(stream.state_dict() == alone.state_dict() for stream in ranks)
 
 
 def test_ranks_are_disjoint_within_a_pass():
@@ -53,7 +53,7 @@ def test_a_restored_stream_goes_on_where_it_was(before):
     stream = PromptStream(POOL, seed=1)
     stream.next(before)
     resumed = PromptStream(POOL, seed=1)
-    resumed.restore(json.loads(json.dumps(stream.state())))
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
     assert texts(resumed.next(23)) == texts(stream.next(23))
 
 
@@ -63,7 +63,7 @@ def test_what_a_stream_refuses():
     with pytest.raises(ValueError, match="rank is 2 with world_size 2"):
         PromptStream(POOL, seed=0, rank=2, world_size=2)
     with pytest.raises(DataError, match="saved with 10 prompts and there are 9 now"):
-        PromptStream(POOL[:9], seed=0).restore(PromptStream(POOL, seed=0).state())
+        PromptStream(POOL[:9], seed=0).load_state_dict(PromptStream(POOL, seed=0).state_dict())
 
 
 prompt_lists = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=40).filter(lambda names: len(set(names)) > 1)

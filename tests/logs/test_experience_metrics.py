@@ -23,10 +23,12 @@ def experience():
         prompt_ids=torch.tensor([[0, 5], [6, 7], [0, 5]]),
         prompt_mask=torch.tensor([[False, True], [True, True], [False, True]]),
         response_ids=torch.arange(12).reshape(3, 4),
-        response_mask=MASK,
+        token_mask=MASK,
+        action_mask=MASK,
         logprobs=OLD,
         stopped=torch.tensor([True, True, False]),
-        policy_version=0,
+        group=torch.arange(3),
+        policy_version=torch.zeros(3, dtype=torch.long),
     )
     values = torch.tensor([[0.0, 1.0, 2.0, 50.0], [1.0, 1.0, 50.0, 50.0], [0.0, 0.0, 0.0, 2.0]])
     return Experience(

@@ -1,5 +1,7 @@
 """The index contract of the one forward pass, against loops over unpadded rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,10 +17,18 @@ TEMPERATURE = 0.7
 
 def make_rollout(*, width=5, prompt_width=4, fill=0):
     prompt_ids, prompt_mask = padded(PROMPTS, prompt_width, left=True, fill=fill)
-    response_ids, response_mask = padded(RESPONSES, width, left=False, fill=fill)
-    zeros = torch.zeros(3, width)
-    stopped = torch.tensor([True, False, False])
-    return Rollout(prompt_ids, prompt_mask, response_ids, response_mask, zeros, stopped, policy_version=0)
+    response_ids, mask = padded(RESPONSES, width, left=False, fill=fill)
+    return Rollout(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=response_ids,
+        token_mask=mask,
+        action_mask=mask,
+        logprobs=torch.zeros(3, width),
+        stopped=torch.tensor([True, False, False]),
+        group=torch.arange(3),
+        policy_version=torch.zeros(3, dtype=torch.long),
+    )
 
 
 def make_actor_critic(family, critic):
@@ -101,7 +111,88 @@ def test_a_critic_copied_from_the_reward_model_gives_its_score_at_the_end():
     assert float(values[2, 1]) == pytest.approx(float(scores[2]), abs=1e-5)
 
 
-def test_an_actor_has_exactly_one_critic():
+def test_an_actor_has_at_most_one_critic():
     tokenizer = tiny_tokenizer()
-    with pytest.raises(AssertionError, match="exactly one critic"):
-        ActorCritic(LanguageModel(tiny_causal_lm(), tokenizer))
+    with pytest.raises(AssertionError, match="at most one critic"):
+        ActorCritic(
+            LanguageModel(tiny_causal_lm(), tokenizer, value_head=True), ScalarModel(tiny_reward_model(), tokenizer)
+        )
+    alone = ActorCritic(LanguageModel(tiny_causal_lm(), tokenizer))
+    assert not alone.has_critic
+    assert list(alone.critic_parameters()) == []
+    assert alone(make_rollout(), temperature=1.0).values is None
+
+
+def conversation(family, critic, *, seed=0):
+    """Models and a rollout whose responses hold tokens that are read and not chosen: a tool's output, a user's turn.
+
+    C marks a chosen token, r one that is only read, . padding, x a slot in neither mask inside of a row.
+    """
+    layout = ["CrrCC.", "rCCrrr", "CCrCxC"]
+    draw = torch.Generator().manual_seed(seed)
+    prompt_ids, prompt_mask = padded(PROMPTS, 5, left=True, fill=77)
+    rollout = Rollout(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=torch.randint(3, 250, (3, 6), generator=draw),
+        token_mask=torch.tensor([[mark in "Cr" for mark in row] for row in layout]),
+        action_mask=torch.tensor([[mark == "C" for mark in row] for row in layout]),
+        logprobs=torch.zeros(3, 6),
+        stopped=torch.zeros(3, dtype=torch.bool),
+        group=torch.arange(3),
+        policy_version=torch.zeros(3, dtype=torch.long),
+    )
+    return make_actor_critic(family, critic), rollout
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_that_are_only_read_change_what_follows_as_plain_transformers_says(family, critic):
+    actor_critic, rollout = conversation(family, critic)
+    with torch.no_grad():
+        outputs = actor_critic(rollout, temperature=TEMPERATURE)
+        reference = response_logprobs(actor_critic.policy, rollout, temperature=TEMPERATURE)
+        for row in range(3):
+            read = [int(token) for token in rollout.prompt_ids[row][rollout.prompt_mask[row]]]
+            for time, token in enumerate(rollout.response_ids[row].tolist()):
+                if rollout.action_mask[row, time]:
+                    [expected] = slow_outputs(actor_critic, read, [token])
+                    actual = (outputs.logprobs[row, time], outputs.entropy[row, time], outputs.values[row, time])
+                    assert [float(value) for value in actual] == pytest.approx(expected, abs=1e-5)
+                    assert float(reference[row, time]) == pytest.approx(expected[0], abs=1e-5)
+                else:
+                    assert outputs.logprobs[row, time] == outputs.entropy[row, time] == outputs.values[row, time] == 0
+                if rollout.token_mask[row, time]:
+                    read.append(token)
+
+
+def test_a_token_that_is_read_matters_and_one_in_neither_mask_does_not():
+    actor_critic, rollout = conversation("llama", "shared")
+    other = replace(rollout, response_ids=rollout.response_ids.clone())
+    with torch.no_grad():
+        before = actor_critic(rollout, temperature=1.0).logprobs
+        other.response_ids[0, 1], other.response_ids[2, 4] = 9, 9  # read, and padding inside of a row
+        after = actor_critic(other, temperature=1.0).logprobs
+    assert torch.equal(before[1:], after[1:])
+    assert before[0, 0] == after[0, 0]
+    assert (before[0, 3:5] - after[0, 3:5]).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_the_slot_after_the_last_action_is_evaluated_once_where_actions_have_gaps(critic):
+    actor_critic, rollout = conversation("llama", critic)
+    with torch.no_grad():
+        outputs = actor_critic(rollout, temperature=TEMPERATURE, value_after_last=True)
+        only_values = actor_critic.values(rollout, value_after_last=True)
+        plain = actor_critic(rollout, temperature=TEMPERATURE)
+    after = {0: 5, 1: 3}  # row 2 ends with the tensor: its last action's slot stays its own
+    for row, slot in after.items():
+        read = [*rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()]
+        read += rollout.response_ids[row, :slot][rollout.token_mask[row, :slot]].tolist()
+        [(_, _, value)] = slow_outputs(actor_critic, read, [5])
+        assert float(outputs.values[row, slot]) == pytest.approx(value, abs=1e-5)
+        assert outputs.logprobs[row, slot] == 0
+    extra = torch.zeros(3, 6, dtype=torch.bool)
+    extra[0, 5], extra[1, 3] = True, True
+    torch.testing.assert_close(outputs.values.masked_fill(extra, 0.0), plain.values)
+    torch.testing.assert_close(only_values, outputs.values)

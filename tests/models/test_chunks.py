@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kedge.algorithm.experience import Rollout
-from kedge.models import ActorCritic, ResponseOutputs, language
+from kedge.algorithm.experience import PolicyOutputs, Rollout
+from kedge.models import ActorCritic, language
 from tests.models.families import language_model
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 
@@ -30,7 +30,7 @@ class LargestTensor(TorchDispatchMode):
         return outputs
 
 
-def evaluate(rollout: Rollout, *, entropy_gradient: bool) -> tuple[ResponseOutputs, list[torch.Tensor], int]:
+def evaluate(rollout: Rollout, *, entropy_gradient: bool) -> tuple[PolicyOutputs, list[torch.Tensor], int]:
     models = ActorCritic(language_model("llama", value_head=True))
     with LargestTensor() as largest:
         outputs = models(rollout, temperature=0.7, entropy_gradient=entropy_gradient)

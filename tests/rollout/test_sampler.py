@@ -41,7 +41,7 @@ def test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperatu
     model = make_model(family)
     rollout = make_sampler(model, temperature=temperature).generate(PROMPTS, seeds=range(4))
     again = response_logprobs(model, rollout, temperature=temperature)
-    ratio = (again - rollout.logprobs).exp()[rollout.response_mask]
+    ratio = (again - rollout.logprobs).exp()[rollout.action_mask]
     assert (ratio - 1).abs().max() < 1e-5
 
 
@@ -52,15 +52,15 @@ def test_a_row_samples_the_same_tokens_whatever_batch_it_is_in():
     assert torch.equal(together.response_ids, split.response_ids)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, [3, 1, 4, 1], strict=True)):
         alone = make_sampler(model).generate([prompt], seeds=[seed])
-        length = int(alone.response_mask.sum())
-        assert int(together.response_mask[row].sum()) == length
+        length = int(alone.action_mask.sum())
+        assert int(together.action_mask[row].sum()) == length
         assert torch.equal(together.response_ids[row, :length], alone.response_ids[0, :length])
 
 
 def test_everything_after_the_first_stop_token_is_padding():
     rollout = make_sampler(speaker(), stop_token=STOP, max_new_tokens=30).generate([[5]] * 64, seeds=range(64))
     assert rollout.stopped.any()
-    columns = (rollout.response_ids, rollout.response_mask, rollout.logprobs, rollout.stopped)
+    columns = (rollout.response_ids, rollout.action_mask, rollout.logprobs, rollout.stopped)
     for ids, mask, logprobs, stopped in zip(*(column.tolist() for column in columns), strict=True):
         length = ids.index(STOP) + 1 if STOP in ids else 30
         assert mask == [True] * length + [False] * (30 - length)
@@ -75,7 +75,7 @@ def test_padding_and_ids_beyond_the_tokenizer_are_never_sampled():
     # Hot enough that every allowed token is about as likely as any other: 40 of 340 would show.
     rollout = make_sampler(model, temperature=50.0, max_new_tokens=40).generate([[5]] * 16, seeds=range(16))
     assert len(forbidden) == 41
-    assert not forbidden & set(rollout.response_ids[rollout.response_mask].tolist())
+    assert not forbidden & set(rollout.response_ids[rollout.action_mask].tolist())
 
 
 def test_the_draw_inverts_the_cumulative_distribution():
@@ -135,7 +135,7 @@ def test_batch_order_company_and_compaction_change_no_token(name, monkeypatch):
     others["padded"] = make_sampler(model, **settings).generate(prompts, seeds=seeds)
     for name, other in others.items():
         assert torch.equal(other.response_ids, whole.response_ids), name
-        assert torch.equal(other.response_mask, whole.response_mask), name
+        assert torch.equal(other.action_mask, whole.action_mask), name
         assert torch.equal(other.stopped, whole.stopped), name
         torch.testing.assert_close(other.logprobs, whole.logprobs, atol=1e-5, rtol=1e-5)
 
@@ -161,7 +161,7 @@ def test_values_are_noted_only_of_a_shared_trunk_and_only_in_fp32_are_the_figure
     assert make_sampler(make_model()).generate(PROMPTS, seeds=range(4)).values is None
     rollout = make_sampler(language_model("llama", value_head=True)).generate(PROMPTS, seeds=range(4))
     assert rollout.values.shape == rollout.logprobs.shape
-    assert not rollout.values[~rollout.response_mask].any()
+    assert not rollout.values[~rollout.action_mask].any()
     assert make_sampler(make_model()).is_exact
     assert not make_sampler(make_model(), precision="bf16").is_exact
 

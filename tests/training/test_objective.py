@@ -2,14 +2,13 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kedge.algorithm.experience import Experience, Rollout
-from kedge.models import ResponseOutputs
-from kedge.training.objective import Objective
-from tests.training.test_update import make_experience, make_models
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from tests.training.test_update import make_experience, make_models, make_objective
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 GARBAGE = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1e9, -1e9]])
@@ -24,7 +23,8 @@ def draw(seed: int, mean: float = 0.0) -> torch.Tensor:
 @pytest.fixture
 def experience() -> Experience:
     ids = torch.full((2, 3), 5)
-    rollout = Rollout(ids, MASK | True, ids, MASK, draw(0, -1.0), torch.tensor([True, True]), policy_version=0)
+    rows = torch.arange(2)
+    rollout = Rollout(ids, MASK | True, ids, MASK, MASK, draw(0, -1.0), rows >= 0, group=rows, policy_version=0 * rows)
     return Experience(
         rollout=rollout,
         scores=torch.zeros(2),
@@ -39,7 +39,7 @@ def experience() -> Experience:
 
 
 def test_the_total_is_the_weighted_sum_of_its_terms(experience):
-    outputs = ResponseOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=draw(9))
+    outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=draw(9))
     policy = value = entropy = kl = 0.0
     for row, time in MASK.nonzero().tolist():
         at = lambda x, row=row, time=time: x[row, time].item()  # noqa: E731
@@ -50,13 +50,13 @@ def test_the_total_is_the_weighted_sum_of_its_terms(experience):
         value += 0.5 * max((at(outputs.values) - target) ** 2, (held - target) ** 2) / 4
         entropy += at(outputs.entropy) / 4
         kl += 0.5 * (at(outputs.logprobs) - at(experience.ref_logprobs)) ** 2 / 4
-    objective = Objective(value_coef=0.3, entropy_coef=0.7, kl_coef=0.9)
+    objective = make_objective(value_coef=0.3, entropy_coef=0.7, kl_coef=0.9)
     divisors = objective.divisors(experience)
     terms = objective(outputs, experience, divisors)
     assert terms.loss.item() == pytest.approx(policy + 0.3 * value - 0.7 * entropy + 0.9 * kl, abs=1e-5)
     expected = {"policy/loss": policy, "value/loss": value, "policy/entropy": entropy, "loss/total": terms.loss.item()}
-    assert {name: terms.figures[name] for name in expected} == pytest.approx(expected, abs=1e-5)
-    warm_up = objective(outputs, experience, divisors, train_policy=False)
+    assert {name: terms.metrics[name].value for name in expected} == pytest.approx(expected, abs=1e-5)
+    warm_up = replace(objective, train_policy=False)(outputs, experience, divisors)
     assert warm_up.loss.item() == pytest.approx(0.3 * value, abs=1e-5)
 
 
@@ -64,7 +64,7 @@ def test_the_total_is_the_weighted_sum_of_its_terms(experience):
 def test_the_gradient_summed_over_ranks_is_that_of_the_whole_minibatch(aggregation):
     models = make_models("separate")
     minibatch = make_experience(models)
-    objective = Objective(aggregation=aggregation, constant_length=10 if aggregation == "constant" else None)
+    objective = make_objective(aggregation=aggregation, constant_length=10 if aggregation == "constant" else None)
 
     def gradient(rows: slice) -> list[torch.Tensor]:
         """What a rank with these rows contributes: a replica of the models, the whole minibatch's divisors."""

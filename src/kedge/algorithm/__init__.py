@@ -5,9 +5,17 @@ before it, preference (the reward model's losses); below all, masking and checks
 Imports torch alone, and jaxtyping for the shapes in the types.
 """
 
-from kedge.algorithm.advantages import Advantages, generalized_advantages, policy_gradient_weights
+from kedge.algorithm.advantages import (
+    Advantage,
+    Advantages,
+    GeneralizedAdvantage,
+    NStepAdvantage,
+    RewardToGo,
+    TotalReward,
+    generalized_advantages,
+)
 from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.kl import (
     adapt_entropy_coef,
     adapt_kl_coef_schulman,
@@ -18,7 +26,6 @@ from kedge.algorithm.kl import (
 )
 from kedge.algorithm.logprobs import (
     negative_log_likelihood,
-    token_entropy,
     token_logprobs,
     token_logprobs_and_entropy,
     truncated_importance_weights,
@@ -34,17 +41,24 @@ from kedge.algorithm.preference import preference_loss, ranking_loss
 from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards
 
 __all__ = [
+    "Advantage",
     "Advantages",
     "Experience",
+    "GeneralizedAdvantage",
+    "NStepAdvantage",
     "PolicyLoss",
+    "PolicyOutputs",
+    "RewardToGo",
     "Rollout",
     "ShapedRewards",
+    "TotalReward",
     "ValueLoss",
     "adapt_entropy_coef",
     "adapt_kl_coef_schulman",
     "adapt_kl_coef_ziegler",
     "aggregate",
     "aggregation_normalizer",
+    "check_masks",
     "clipped_policy_loss",
     "clipped_value_loss",
     "explained_variance",
@@ -57,12 +71,10 @@ __all__ = [
     "masked_whiten",
     "negative_log_likelihood",
     "penalize_missing_eos",
-    "policy_gradient_weights",
     "preference_loss",
     "ranking_loss",
     "sequence_kl",
     "shape_rewards",
-    "token_entropy",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncated_importance_weights",

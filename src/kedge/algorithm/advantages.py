@@ -1,20 +1,27 @@
-"""From rewards per token to the weight that each token's log probability gets."""
+"""From rewards to advantages and returns: one protocol, and its classical members."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.algorithm.checks import check_choice, check_counted, check_positive, check_same_shape, check_share
+from kedge.algorithm.checks import check_counted, check_positive, check_same_shape, check_share
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ShapeError
 
-__all__ = ["Advantages", "WeightKind", "generalized_advantages", "policy_gradient_weights"]
-
-WeightKind = Literal["total", "to_go", "baseline", "advantage", "td", "n_step", "monte_carlo"]
+__all__ = [
+    "Advantage",
+    "Advantages",
+    "GeneralizedAdvantage",
+    "NStepAdvantage",
+    "RewardToGo",
+    "TotalReward",
+    "generalized_advantages",
+]
 
 
 class Advantages(NamedTuple):
@@ -24,14 +31,55 @@ class Advantages(NamedTuple):
     returns: Float[Tensor, "*batch time"]
 
 
+class Advantage(Protocol):
+    """The weights Ψ_t of the policy gradient E[Σ_t Ψ_t·∇log π(a_t)], and the critic's targets.
+
+    Source: GAE eq. 1; spec §6.25, §9.
+    """
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the estimate uses a critic."""
+        ...
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether the estimate compares responses to one prompt."""
+        ...
+
+    def __call__(
+        self,
+        rewards: Float[Tensor, "batch time"],
+        mask: Bool[Tensor, "batch time"],
+        *,
+        values: Float[Tensor, "batch time"] | None = None,
+        group: Int[Tensor, " batch"] | None = None,
+    ) -> Advantages:
+        """Estimate the advantages.
+
+        Args:
+            rewards: one number per step.
+            mask: True = counts; masked steps within a row are passed over.
+            values: V_t, the critic's value of the state before step t.
+            group: number of the prompt that each row answers.
+
+        Returns:
+            `.advantages` and `.returns`, 0 where nothing counts. Constants without gradient.
+
+        Raises:
+            ShapeError: shapes differ, nothing counts, or values or groups are missing that the estimate needs.
+        """
+        ...
+
+
 @torch.no_grad()
 def generalized_advantages(
     rewards: Float[Tensor, "*batch time"],
     values: Float[Tensor, "*batch time"],
     mask: Bool[Tensor, "*batch time"],
     *,
-    gamma: float = 1.0,
-    gae_lambda: float = 0.95,
+    gamma: float,
+    gae_lambda: float,
     bootstrap_values: Float[Tensor, "*batch"] | None = None,
 ) -> Advantages:
     """Generalized advantage estimation, backwards over the counted steps.
@@ -47,9 +95,9 @@ def generalized_advantages(
         values: V_t, the critic's value of the state before step t.
         mask: True = counts; one row is one episode.
         gamma: discount γ in [0, 1].
-        gae_lambda: λ in [0, 1]: 0 is the TD residual (bias), 1 the Monte-Carlo return − V (variance).
+        gae_lambda: λ in [0, 1]: 0 is the TD residual (bias), 1 the Monte Carlo return − V (variance).
         bootstrap_values: value of the state after each row's last counted step, for an episode that a time limit cut
-            short; 0 by default, because after a terminal step nothing follows.
+            short; 0 by default, because nothing follows a terminal step.
 
     Returns:
         `.advantages` and `.returns`, 0 where nothing counts. Constants without gradient.
@@ -77,82 +125,105 @@ def generalized_advantages(
     return Advantages(advantages=advantages, returns=keep_counted(advantages + values, mask))
 
 
-@torch.no_grad()
-def policy_gradient_weights(
-    rewards: Float[Tensor, "*batch time"],
-    values: Float[Tensor, "*batch time"] | None,
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    kind: WeightKind = "advantage",
-    gamma: float = 1.0,
-    gae_lambda: float = 0.95,
-    num_steps: int = 1,
-    baseline: Float[Tensor, "*batch time"] | float | None = None,
-    bootstrap_values: Float[Tensor, "*batch"] | None = None,
-) -> Float[Tensor, "*batch time"]:
-    """The weights Ψ_t of the policy gradient E[Σ_t Ψ_t·∇log π(a_t)], by one of the classical choices.
-
-    total:        Σ_k γᵏ·r_k over the whole response, the same at every token
-    to_go:        G_t = Σ_{k≥t} γ^{k−t}·r_k
-    baseline:     G_t − b_t
-    monte_carlo:  G_t − V_t; S1's `reward − V` when one adjusted reward stands at the end
-    td:           r_t + γ·V_{t+1} − V_t
-    n_step:       r_t + … + γ^{n−1}·r_{t+n−1} + γⁿ·V_{t+n} − V_t
-    advantage:    GAE
+@dataclass(frozen=True)
+class GeneralizedAdvantage:
+    """GAE; λ = 0 is the TD residual r_t + γ·V_{t+1} − V_t, λ = 1 the Monte Carlo advantage G_t − V_t.
 
     Args:
-        rewards: one number per step.
-        values: V_t; None will do for total, to_go, and a baseline that is given.
-        mask: True = counts.
-        kind: which of them.
         gamma: discount γ in [0, 1].
-        gae_lambda: λ in [0, 1], for `advantage`.
-        num_steps: n ≥ 1, for `n_step`; 1 is `td`, the response's length or more is `monte_carlo`.
-        baseline: b_t, for `baseline`: anything that does not depend on the action at t; the values by default.
-        bootstrap_values: value after each row's last counted step, as in `generalized_advantages`.
+        gae_lambda: λ in [0, 1].
 
-    Returns:
-        Ψ_t, 0 where nothing counts. Constants without gradient.
-
-    Raises:
-        ShapeError: when the shapes differ, nothing counts, or `values` are None where the kind needs them.
-        ConfigError: for an unknown kind, or fewer than one step.
-
-    Source: GAE eq. 1 and §2; spec §6.25, §9.
+    Source: GAE eq. 16; spec §6.25. With λ = 1 and one adjusted reward at the end: S1's `reward − V`.
     """
-    check_choice("kind", kind, WeightKind)
-    check_counted(mask, rewards=rewards, values=values, baseline=baseline if isinstance(baseline, Tensor) else None)
 
-    def estimate(critic: Tensor, weight: float) -> Tensor:
-        return generalized_advantages(
-            rewards, critic, mask, gamma=gamma, gae_lambda=weight, bootstrap_values=bootstrap_values
-        ).advantages
+    gamma: float
+    gae_lambda: float
+    needs_values: bool = True
+    needs_groups: bool = False
 
-    if kind == "baseline" and baseline is None:
-        kind = "monte_carlo"
-    if kind in ("total", "to_go", "baseline"):
-        to_go = estimate(torch.zeros_like(rewards), 1.0)
-        if kind == "total":
-            return keep_counted(_first_counted(to_go, mask).expand_as(to_go), mask)
-        return to_go if baseline is None or kind == "to_go" else keep_counted(to_go - baseline, mask)
+    def __call__(
+        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+    ) -> Advantages:
+        """See `Advantage`."""
+        known = _required(values, type(self).__name__)
+        return generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=self.gae_lambda)
+
+
+@dataclass(frozen=True)
+class NStepAdvantage:
+    """A_t = r_t + … + γ^{n−1}·r_{t+n−1} + γⁿ·V_{t+n} − V_t; n = 1 is TD, the response's length Monte Carlo.
+
+    Args:
+        gamma: discount γ in [0, 1].
+        num_steps: n ≥ 1.
+
+    Source: spec §6.25.
+    """
+
+    gamma: float
+    num_steps: int
+    needs_values: bool = True
+    needs_groups: bool = False
+
+    @torch.no_grad()
+    def __call__(
+        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+    ) -> Advantages:
+        """See `Advantage`. The two tails G − V cancel beyond n: A_t = M_t − γⁿ·M_{t+n} of the Monte Carlo ones."""
+        check_positive(num_steps=self.num_steps)
+        known = _required(values, type(self).__name__)
+        monte_carlo = generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=1.0).advantages
+        # Counted steps first, in their order, so that "n steps later" passes over the masked ones; those hold 0.
+        order = torch.argsort((~mask).int(), dim=-1, stable=True)
+        packed = monte_carlo.gather(-1, order)
+        later = torch.zeros_like(packed)
+        later[..., : -self.num_steps] = packed[..., self.num_steps :]
+        tail = self.gamma**self.num_steps * torch.zeros_like(later).scatter(-1, order, later)
+        advantages = keep_counted(monte_carlo - tail, mask)
+        return Advantages(advantages, keep_counted(advantages + known, mask))
+
+
+@dataclass(frozen=True)
+class RewardToGo:
+    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; the critic's target is G_t, too.
+
+    Source: GAE §2; spec §9 (REINFORCE).
+    """
+
+    gamma: float
+    needs_values: bool = False
+    needs_groups: bool = False
+
+    def __call__(
+        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+    ) -> Advantages:
+        """See `Advantage`."""
+        no_critic = torch.zeros_like(rewards)
+        to_go = generalized_advantages(rewards, no_critic, mask, gamma=self.gamma, gae_lambda=1.0).advantages
+        return Advantages(to_go, returns=to_go)
+
+
+@dataclass(frozen=True)
+class TotalReward:
+    """Ψ_t = Σ_k γᵏ·r_k over the whole response, the same at every step; the critic's target is the reward to go.
+
+    Source: GAE §2; spec §9 (REINFORCE).
+    """
+
+    gamma: float
+    needs_values: bool = False
+    needs_groups: bool = False
+
+    def __call__(
+        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+    ) -> Advantages:
+        """See `Advantage`."""
+        to_go = RewardToGo(self.gamma)(rewards, mask).advantages
+        first = to_go.gather(-1, mask.int().argmax(-1, keepdim=True))
+        return Advantages(keep_counted(first.expand_as(to_go), mask), returns=to_go)
+
+
+def _required(values: Tensor | None, name: str) -> Tensor:
     if values is None:
-        raise ShapeError(f"policy-gradient weights of kind {kind!r} need values")
-    if kind == "n_step":
-        return _n_step(estimate(values, 1.0), mask, gamma=gamma, num_steps=num_steps)
-    return estimate(values, {"advantage": gae_lambda, "td": 0.0, "monte_carlo": 1.0}[kind])
-
-
-def _first_counted(x: Tensor, mask: Tensor) -> Tensor:
-    """Each row's first counted entry, as `[..., 1]`."""
-    return x.gather(-1, mask.int().argmax(-1, keepdim=True))
-
-
-def _n_step(monte_carlo: Tensor, mask: Tensor, *, gamma: float, num_steps: int) -> Tensor:
-    """n-step advantages from the Monte-Carlo ones: the two tails G − V cancel beyond n, A_t = M_t − γⁿ·M_{t+n}."""
-    check_positive(num_steps=num_steps)
-    # Counted steps first, in their order, so that "n steps later" passes over the masked ones; those hold 0.
-    order = torch.argsort((~mask).int(), dim=-1, stable=True)
-    packed = monte_carlo.gather(-1, order)
-    later = torch.zeros_like(packed)
-    later[..., :-num_steps] = packed[..., num_steps:]
-    return keep_counted(monte_carlo - gamma**num_steps * torch.zeros_like(later).scatter(-1, order, later), mask)
+        raise ShapeError(f"{name} needs a critic's values, and there are none")
+    return values

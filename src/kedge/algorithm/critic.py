@@ -27,7 +27,7 @@ def clipped_value_loss(
     returns: Float[Tensor, "*batch time"],
     mask: Bool[Tensor, "*batch time"],
     *,
-    clip_range: float | None = 0.2,
+    clip_range: float | None,
     aggregation: Aggregation = "token",
     constant_length: int | None = None,
     normalizer: Tensor | float | None = None,

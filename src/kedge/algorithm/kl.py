@@ -109,9 +109,7 @@ def kl_loss(
     return aggregate(estimate, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer)
 
 
-def adapt_kl_coef_ziegler(
-    kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int = 10_000
-) -> float:
+def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int) -> float:
     """Move β in proportion to the error, by at most 0.2 · num_episodes / horizon of itself.
 
     β ← β·(1 + e·n/horizon),   e = clip(KL/target − 1, −0.2, 0.2)

@@ -14,7 +14,6 @@ from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
 
 __all__ = [
     "negative_log_likelihood",
-    "token_entropy",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncated_importance_weights",
@@ -45,26 +44,6 @@ def token_logprobs(
     return _log_softmax(logits, temperature).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
 
 
-def token_entropy(logits: Float[Tensor, "*shape vocab"], *, temperature: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Entropy of the next-token distribution at each position, in nats.
-
-    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ)
-
-    Args:
-        logits: outputs of the model; −inf or a very low number forbids a token, which then adds nothing to value or
-            gradient.
-        temperature: τ > 0, as in `token_logprobs`.
-
-    Raises:
-        ConfigError: when the temperature is not above 0.
-
-    Source: PPO eq. 9; spec §6.29.
-    """
-    logprobs = _log_softmax(logits, temperature)
-    # 0·log 0 = 0, but −inf · 0 is NaN.
-    return -(logprobs.exp() * logprobs.masked_fill(logprobs.isneginf(), 0.0)).sum(-1)
-
-
 def token_logprobs_and_entropy(
     logits: Float[Tensor, "*shape vocab"],
     tokens: Int[Tensor, "*shape"],
@@ -72,12 +51,15 @@ def token_logprobs_and_entropy(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """`token_logprobs` and `token_entropy` of one softmax, which is the only thing kept for the backward pass.
+    """Log probability of each token and entropy of its distribution, nats, from one softmax.
+
+    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ);   the softmax is all that is kept for the backward pass:
 
     ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
 
     Args:
-        logits: as in `token_logprobs`.
+        logits: as in `token_logprobs`; −inf or a very low number forbids a token, which then adds nothing to the
+            entropy or its gradient.
         tokens: as in `token_logprobs`.
         temperature: as in `token_logprobs`.
         entropy_gradient: whether the entropy is differentiable, too.
@@ -86,7 +68,7 @@ def token_logprobs_and_entropy(
         ShapeError: when the leading shapes differ.
         ConfigError: when the temperature is not above 0.
 
-    Source: spec §4.14, §6.29.
+    Source: PPO eq. 9; spec §4.14, §6.29.
     """
     check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
     check_positive(temperature=temperature)

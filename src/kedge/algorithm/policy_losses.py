@@ -61,7 +61,7 @@ def clipped_policy_loss(
     advantages: Float[Tensor, "*batch time"],
     mask: Bool[Tensor, "*batch time"],
     *,
-    clip_range: float = 0.2,
+    clip_range: float,
     clip_range_high: float | None = None,
     dual_clip: float | None = None,
     aggregation: Aggregation = "token",

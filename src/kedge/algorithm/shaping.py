@@ -1,4 +1,4 @@
-"""From one score per response to one reward per token."""
+"""From scores to one reward per token."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ def shape_rewards(
     kl_estimator: KLEstimator = "k1",
     score_at: ScoreAt = "last",
     kl_scope: KLScope = "token",
+    token_scores: Float[Tensor, "*batch time"] | None = None,
 ) -> ShapedRewards:
-    """Rewards per token: the score at one slot, less the KL penalty at every token.
+    """Rewards per action: the score at one slot, a process reward's own, less the KL penalty.
 
-    r_t = −β·KL_t + score·[t = slot],   KL_t = estimate of log π(a_t) − log π_ref(a_t)
+    r_t = −β·KL_t + score·[t = slot] + token_score_t,   KL_t = estimate of log π(a_t) − log π_ref(a_t)
 
     Raising π over π_ref on a token lowers that token's reward. A response "a b EOS PAD PAD" has L = 2: "last" puts its
     score at 2, "after_last" at 3, where the mask then counts one slot more and the critic's value is trained too.
@@ -77,12 +78,13 @@ def shape_rewards(
         scores: one number per response.
         logprobs: of the response tokens at the start of the PPO epochs, nats.
         ref_logprobs: of the same tokens under the reference; None where `kl_coef` is 0.
-        mask: the response mask, True = counts, at least one token in each row.
+        mask: the action mask, True = counts, at least one action in each row.
         kl_coef: β ≥ 0; 0 leaves the reference out.
         kl_estimator: as in `kl_estimate`.
         score_at: "last": at L, the last counted index; "after_last": at L+1, or at L where the tensor ends there.
         kl_scope: "token": each token pays for its own KL; "sequence": the response's summed KL is taken off its score
-            (S1's adjusted reward R − β·ΣKL), the other rewards are 0.
+            (S1's adjusted reward R − β·ΣKL).
+        token_scores: one number per action, from a process reward; each is paid at its own action.
 
     Returns:
         `.rewards`, 0 where nothing counts, and `.mask`, the slots where they count. Constants without gradient.
@@ -93,7 +95,7 @@ def shape_rewards(
 
     Source: S1, S3, N+ (after_last); spec §5.18, §5.22, §13.
     """
-    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs, token_scores=token_scores)
     check_same_shape(scores=scores, mask_without_time=mask[..., 0])
     check_choice("kl_scope", kl_scope, KLScope)
     slot = _score_slot(mask, score_at)
@@ -101,6 +103,8 @@ def shape_rewards(
     if kl_scope == "sequence":
         scores, penalty = scores - penalty.sum(-1), torch.zeros_like(penalty)
     scored = torch.zeros_like(penalty).scatter(-1, slot, scores.unsqueeze(-1).to(penalty.dtype))
+    if token_scores is not None:
+        scored = scored + keep_counted(token_scores, mask)
     return ShapedRewards(rewards=scored - penalty, mask=mask.scatter(-1, slot, True))
 
 

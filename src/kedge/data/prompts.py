@@ -65,12 +65,12 @@ class PromptStream:
         drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
         return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
 
-    def state(self) -> dict[str, int]:
-        """Where the stream stands, the same on every rank: plain numbers for a checkpoint."""
+    def state_dict(self) -> dict[str, int]:
+        """The stream's position, the same on every rank, as plain numbers."""
         return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts)}
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Go on exactly where `state` was taken.
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from `state`.
 
         Raises:
             DataError: It was taken with another number of prompts.

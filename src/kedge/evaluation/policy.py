@@ -144,5 +144,5 @@ def policy_kl(policy: Policy, reference: Policy, answers: Iterable[Answers], *, 
             response_logprobs(side.model, each.rollout, temperature=temperature, precision=side.precision)
             for side in (policy, reference)
         )
-        estimates += sequence_kl(logprobs, ref_logprobs, each.rollout.response_mask).tolist()
+        estimates += sequence_kl(logprobs, ref_logprobs, each.rollout.action_mask).tolist()
     return estimates

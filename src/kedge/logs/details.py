@@ -72,7 +72,7 @@ def describe_update(
     """
     lengths = experience.rollout.response_lengths.float()
     return {
-        "scores": _quantiles(experience.scores),
+        "scores": _quantiles(experience.total_scores),
         "lengths": _quantiles(lengths),
         "epochs": [_epoch(experience, logprobs, clip) for logprobs in passes],
     }
@@ -84,7 +84,7 @@ def _quantiles(figures: Tensor) -> list[float]:
 
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:
-    seen = experience.rollout.response_mask & ~logprobs.isnan()
+    seen = experience.action_mask & ~logprobs.isnan()
     log_ratio, advantages = (logprobs - experience.old_logprobs)[seen], experience.advantages[seen]
     raised = advantages >= 0
     ratio, count = log_ratio.exp(), max(1, log_ratio.numel())

@@ -28,35 +28,42 @@ def describe_experience(experience: Experience) -> dict[str, float]:
     `policy/sampler_ratio_max`: the largest ratio, either way, between a token's probability as the trainer sees it and
     as it was when it was sampled. `advantage/…`: before any whitening.
     """
-    rollout, mask = experience.rollout, experience.rollout.response_mask
-    lengths = rollout.response_lengths.float()
+    rollout, mask = experience.rollout, experience.action_mask
+    scores, lengths = experience.total_scores, rollout.response_lengths.float()
     disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
-    values, returns = experience.values[experience.reward_mask], experience.returns[experience.reward_mask]
-    advantages = returns - values
     metrics = {
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
         "policy/sampler_ratio_max": disagreement.exp(),
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
-        "reward/score_mean": experience.scores.mean(),
-        "reward/score_std": experience.scores.std(correction=0),
+        "reward/score_mean": scores.mean(),
+        "reward/score_std": scores.std(correction=0),
         "reward/total": totals.mean(),
-        "reward/kl": (experience.scores - totals).mean(),
+        "reward/kl": (scores - totals).mean(),
         "response/length": lengths.mean(),
         "response/length_max": lengths.max(),
         "response/eos_rate": rollout.stopped.float().mean(),
         "response/repetition": repetition(rollout.response_ids, mask).mean(),
-        "reward/length_correlation": correlation(experience.scores, lengths),
+        "reward/length_correlation": correlation(scores, lengths),
         "prompt/length": rollout.prompt_mask.sum(-1).float().mean(),
-        "advantage/mean": advantages.mean(),
-        "advantage/std": advantages.std(correction=0),
-        "value/mean": values.mean(),
-        "value/std": values.std(correction=0),
-        "value/returns_mean": returns.mean(),
-        "value/returns_std": returns.std(correction=0),
-        "value/explained_variance": explained_variance(experience.values, experience.returns, experience.reward_mask),
+        **({} if experience.values is None else _describe_critic(experience, experience.values)),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _describe_critic(experience: Experience, values: Tensor) -> dict[str, Tensor]:
+    slots = experience.reward_mask
+    counted, returns = values[slots], experience.returns[slots]
+    advantages = returns - counted
+    return {
+        "advantage/mean": advantages.mean(),
+        "advantage/std": advantages.std(correction=0),
+        "value/mean": counted.mean(),
+        "value/std": counted.std(correction=0),
+        "value/returns_mean": returns.mean(),
+        "value/returns_std": returns.std(correction=0),
+        "value/explained_variance": explained_variance(values, experience.returns, slots),
+    }
 
 
 def describe_samples(
@@ -92,7 +99,7 @@ def _sample(
     entropies: Tensor | None,
     new_logprobs: Tensor | None,
 ) -> Sample:
-    mask = experience.rollout.response_mask[row]
+    mask = experience.action_mask[row]
 
     def counted(figures: Tensor) -> list[float]:
         return figures[row][mask].tolist()
@@ -105,11 +112,11 @@ def _sample(
         prompt=prompt,
         response=str(tokenizer.decode(ids, skip_special_tokens=True)),
         tokens=[str(tokenizer.decode([token])) for token in ids],
-        score=float(experience.scores[row]),
+        score=float(experience.total_scores[row]),
         stopped=bool(experience.rollout.stopped[row]),
         logprobs=counted(experience.old_logprobs),
         ref_logprobs=None if experience.ref_logprobs is None else counted(experience.ref_logprobs),
-        values=counted(experience.values),
+        values=None if experience.values is None else counted(experience.values),
         rewards=counted(experience.rewards),
         advantages=counted(experience.advantages),
         entropies=known(entropies),

@@ -43,7 +43,7 @@ def describe_row(
         tokenizer: The policy's.
     """
     rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
-    mask = rollout.response_mask[row]
+    mask = rollout.action_mask[row]
     tokens = rollout.response_ids[row][mask].tolist()
     figures: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
     if isinstance(evidence, Experience):
@@ -53,7 +53,7 @@ def describe_row(
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
         "response": str(tokenizer.decode(tokens)),
         "tokens": [str(tokenizer.decode([token])) for token in tokens],
-        **({"score": float(evidence.scores[row])} if isinstance(evidence, Experience) else {}),
+        **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
         **{name: figure[row][mask].tolist() for name, figure in figures.items() if figure is not None},
     }
 

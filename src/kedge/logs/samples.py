@@ -29,7 +29,7 @@ class Sample:
         stopped: False where the response was cut.
         logprobs: the policy's log probability of each token, nats.
         ref_logprobs: the reference's, nats, or None where no reference takes part.
-        values: the critic's value before each token.
+        values: the critic's value before each token, or None without a critic.
         rewards: reward per token.
         advantages: advantage per token, as the policy loss weighs it.
         entropies: entropy of the distribution that each token was drawn from, nats, or None where nobody computed it.
@@ -47,7 +47,7 @@ class Sample:
     stopped: bool
     logprobs: Sequence[float]
     ref_logprobs: Sequence[float] | None
-    values: Sequence[float]
+    values: Sequence[float] | None
     rewards: Sequence[float]
     advantages: Sequence[float]
     entropies: Sequence[float] | None = None

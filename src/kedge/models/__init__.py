@@ -1,6 +1,6 @@
 """The four roles (policy, reference, critic, reward model): loading, scalar heads, one forward pass, saving."""
 
-from kedge.models.actor_critic import ActorCritic, ResponseOutputs, response_logprobs
+from kedge.models.actor_critic import ActorCritic, response_logprobs
 from kedge.models.heads import HeadInit, initialise_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
@@ -18,7 +18,6 @@ __all__ = [
     "LanguageModel",
     "ModelCard",
     "Precision",
-    "ResponseOutputs",
     "ScalarModel",
     "TokenRows",
     "autocast",

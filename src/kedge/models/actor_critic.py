@@ -1,4 +1,4 @@
-"""The one forward pass over prompts and responses that collection and training share."""
+"""The forward pass over prompts and responses that collection and training share."""
 
 from __future__ import annotations
 
@@ -11,66 +11,55 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.models.language import LanguageModel
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import autocast
 from kedge.models.scalar import ScalarModel
 
-__all__ = ["ActorCritic", "ResponseOutputs", "response_logprobs"]
-
-
-@dataclass(frozen=True)
-class ResponseOutputs:
-    """What the models say about the response tokens of some rows, float32, padded to the rollout's width.
-
-    Attributes:
-        logprobs: Log probability (nats) of each response token, at the sampling temperature; 0 in padding.
-        entropy: Entropy (nats) of the distribution that each token was drawn from; 0 in padding.
-        values: The critic's value of the state before each token; 0 in padding, but for the slot after the last token
-            where that was asked for.
-    """
-
-    logprobs: Float[Tensor, "batch time"]
-    entropy: Float[Tensor, "batch time"]
-    values: Float[Tensor, "batch time"]
+__all__ = ["ActorCritic", "response_logprobs"]
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a forward pass reads of a rollout, and at which tokens something is asked.
+    """What a forward pass reads of a rollout, and the hidden states that its slots are evaluated at.
 
-    Slot t of a response is asked about at the token before it, C−1+t of its row (spec §1): the last token of a row that
-    nobody asks about is not read at all.
+    Slot t of a response is evaluated at the last token read before it: the state in which action t was chosen (spec
+    §1). Tokens after a row's last slot influence nothing that is asked, and are not read.
 
     Attributes:
         rows: Prompts and responses, without padding.
-        states: Where among the tokens the slots are asked about, slot by slot.
-        slots: The slots themselves: the response mask, and one more per row where the value after it is wanted.
-        response_mask: The slots of tokens.
-        tokens: The response tokens.
+        states: Index among all tokens read of each slot's state, slot by slot.
+        slots: The slots: the actions, and one more per row where the value after the last action is wanted.
+        action_mask: The actions.
+        actions: Their token ids.
     """
 
     rows: TokenRows
     states: Int[Tensor, " slots"]
     slots: Bool[Tensor, "batch time"]
-    response_mask: Bool[Tensor, "batch time"]
-    tokens: Int[Tensor, " counted"]
+    action_mask: Bool[Tensor, "batch time"]
+    actions: Int[Tensor, " actions"]
 
     @classmethod
     def of(cls, rollout: Rollout, *, after_last: bool = False) -> _Reading:
-        mask = rollout.response_mask
-        slots = mask | nn.functional.pad(mask[:, :-1], (1, 0), value=True) if after_last else mask
+        mask = rollout.action_mask
+        columns = torch.arange(mask.shape[1], device=mask.device)
+        last = (columns * mask).amax(dim=1, keepdim=True)
+        slots = mask
+        if after_last:
+            last = (last + 1).clamp(max=len(columns) - 1)
+            slots = mask | (columns == last)
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
-        read = torch.cat([rollout.prompt_mask, slots[:, 1:]], dim=1)
-        before = torch.zeros_like(rollout.prompt_mask[:, 1:])
-        states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1)
-        return cls(TokenRows.unpad(ids, read), states, slots, mask, rollout.response_ids[mask])
+        read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
+        # Tokens read up to each column, row after row; a slot's state is the newest of them.
+        newest = read.flatten().cumsum(0).view(read.shape)[:, rollout.prompt_ids.shape[1] - 1 :] - 1
+        return cls(TokenRows.unpad(ids, read), newest[slots], slots, mask, rollout.response_ids[mask])
 
-    def at_tokens(self, states: Tensor) -> Tensor:
-        """Of something that every slot has: that of the slots with a token."""
-        return states if self.slots is self.response_mask else states[self.response_mask[self.slots]]
+    def at_actions(self, states: Tensor) -> Tensor:
+        """Of one entry per slot: those of the actions."""
+        return states if self.slots is self.action_mask else states[self.action_mask[self.slots]]
 
     def pad(self, figures: Float[Tensor, " slots"], slots: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Back into the rollout's rectangle, 0 elsewhere."""
@@ -80,29 +69,29 @@ class _Reading:
 def response_logprobs(
     model: LanguageModel, rollout: Rollout, *, temperature: float, precision: Literal["fp32", "bf16"] = "fp32"
 ) -> Float[Tensor, "batch time"]:
-    """Log probabilities (nats) that `model` gives to the response tokens; 0 in padding. For the frozen reference."""
+    """Log probabilities (nats) of the actions under `model`, 0 elsewhere: for the frozen reference."""
     reading = _Reading.of(rollout)
     with autocast(precision, model.device):
         hidden = model.hidden(reading.rows)[reading.states]
         logprobs, _ = model.over_logits(
-            partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.tokens
+            partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.actions
         )
-    return reading.pad(logprobs, reading.response_mask)
+    return reading.pad(logprobs, reading.action_mask)
 
 
 class ActorCritic(nn.Module):
-    """The policy and its critic: a head on the policy's own trunk, or a model of its own.
+    """The policy and its critic: a head on the policy's trunk, a separate model, or none.
 
     Args:
-        policy: The policy; it carries a value head exactly if there is no separate critic.
-        critic: A separate critic, or None for the shared trunk.
+        policy: The policy; its value head, if it has one, is the critic.
+        critic: A separate critic, for a policy without a value head.
 
     Source: spec §7.34.
     """
 
     def __init__(self, policy: LanguageModel, critic: ScalarModel | None = None) -> None:
         super().__init__()
-        assert (policy.value_head is None) == (critic is not None), "exactly one critic: a value head or a model"
+        assert policy.value_head is None or critic is None, "at most one critic: a value head or a model"
         self.policy = policy
         self.critic = critic
 
@@ -111,18 +100,22 @@ class ActorCritic(nn.Module):
         """Where the policy lives."""
         return self.policy.device
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a value head or a separate critic."""
+        return self.critic is not None or self.policy.value_head is not None
+
     def policy_parameters(self) -> Iterator[nn.Parameter]:
-        """What only the policy loss should move: everything that is frozen while the critic warms up."""
+        """The policy's parameters without the value head: what is frozen while the critic warms up."""
         return self.policy.causal.parameters()
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """The value head, or the separate critic."""
+        """The parameters of the value head or of the separate critic."""
         critic = self.critic if self.critic is not None else self.policy.value_head
-        assert critic is not None
-        return critic.parameters()
+        return iter(()) if critic is None else critic.parameters()
 
     def checkpoint_activations(self) -> None:
-        """From now on trade time for memory: see `Trunk.checkpoint_activations`."""
+        """From now on recompute activations in the backward pass: see `Trunk.checkpoint_activations`."""
         self.policy.trunk.checkpoint_activations()
         if self.critic is not None and self.critic.trunk is not None:
             self.critic.trunk.checkpoint_activations()
@@ -135,33 +128,33 @@ class ActorCritic(nn.Module):
         precision: Literal["fp32", "bf16"] = "fp32",
         entropy_gradient: bool = False,
         value_after_last: bool = False,
-    ) -> ResponseOutputs:
-        """Evaluate the response tokens of some rows under the current weights.
+    ) -> PolicyOutputs:
+        """Evaluate the actions of some rows under the current weights.
 
         Args:
             rollout: The rows.
             temperature: The sampling temperature; it divides the logits here as it did there (spec §4.14).
             precision: Number format of the matrix products.
             entropy_gradient: Keep the entropy differentiable (an entropy bonus is paid); else it is a metric.
-            value_after_last: Also give the value of the state after the last token, where the rollout is wide enough:
-                the slot that the score stands at with `score_at: after_last`.
+            value_after_last: Also give the value of the state after the last action, where the rollout is wide enough:
+                the slot of the score with `score_at: after_last`.
         """
         reading = _Reading.of(rollout, after_last=value_after_last)
         measure = partial(token_logprobs_and_entropy, temperature=temperature, entropy_gradient=entropy_gradient)
         with autocast(precision, self.device):
             hidden = self.policy.hidden(reading.rows)[reading.states]
-            logprobs, entropy = self.policy.over_logits(measure, reading.at_tokens(hidden), reading.tokens)
-            values = self._values(reading, hidden)
-        return ResponseOutputs(
-            logprobs=reading.pad(logprobs, reading.response_mask),
-            entropy=reading.pad(entropy, reading.response_mask),
-            values=reading.pad(values, reading.slots),
+            logprobs, entropy = self.policy.over_logits(measure, reading.at_actions(hidden), reading.actions)
+            values = self._values(reading, hidden) if self.has_critic else None
+        return PolicyOutputs(
+            logprobs=reading.pad(logprobs, reading.action_mask),
+            entropy=reading.pad(entropy, reading.action_mask),
+            values=None if values is None else reading.pad(values, reading.slots),
         )
 
     def values(
         self, rollout: Rollout, *, precision: Literal["fp32", "bf16"] = "fp32", value_after_last: bool = False
     ) -> Float[Tensor, "batch time"]:
-        """The critic's values alone, as in `ResponseOutputs`: where the log probabilities are known already."""
+        """The critic's values alone, as in `PolicyOutputs`: where the log probabilities are known already."""
         reading = _Reading.of(rollout, after_last=value_after_last)
         with autocast(precision, self.device):
             shared = self.policy.hidden(reading.rows)[reading.states] if self.critic is None else None

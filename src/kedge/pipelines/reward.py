@@ -22,7 +22,7 @@ from kedge.logs.plots.training import plot_training
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.runs.stage_loop import keeping, logged_steps
+from kedge.runs.stage_loop import logged_steps, stage_loop
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
@@ -94,8 +94,8 @@ def run_reward(
     shown = ("loss", "accuracy", "eval/accuracy")
     with (
         run.started(),
-        keeping(config, run) as keeper,
-        logged_steps(config, run, keeper, num_steps, shown=shown) as on_step,
+        stage_loop(config, run) as loop,
+        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
     ):
         report = train_reward_model(
             model,
@@ -109,7 +109,7 @@ def run_reward(
             seed=seed,
             micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
-            keeper=keeper,
+            loop=loop,
             **settings.model_dump(exclude={"base", "normalize", "normalize_scale"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))

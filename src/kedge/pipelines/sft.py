@@ -22,7 +22,7 @@ from kedge.logs.plots.training import plot_training
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.runs.stage_loop import keeping, logged_steps
+from kedge.runs.stage_loop import logged_steps, stage_loop
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -91,8 +91,8 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     shown = ("loss", "eval/loss")
     with (
         run.started(),
-        keeping(config, run) as keeper,
-        logged_steps(config, run, keeper, num_steps, shown=shown) as on_step,
+        stage_loop(config, run) as loop,
+        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
     ):
         outcome = train_sft(
             model,
@@ -103,7 +103,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
             seed=config.runtime.seed,
             micro_batch_tokens=config.runtime.micro_batch_tokens,
             on_step=on_step,
-            keeper=keeper,
+            loop=loop,
             **config.sft.model_dump(),
         )
         facts = {"demonstrations": len(split.train), "optimiser steps": outcome.num_steps, **outcome.evaluation}

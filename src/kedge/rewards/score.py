@@ -92,7 +92,7 @@ def describe_responses(
 ) -> Responses:
     """A rollout as the texts, ids and columns that reward sources are given."""
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
-    response_ids = _unpadded(rollout.response_ids, rollout.response_mask)
+    response_ids = _unpadded(rollout.response_ids, rollout.action_mask)
     stopped = rollout.stopped.tolist()
     # The stop token is no part of the text, even where it is not one of the tokenizer's special tokens.
     spoken = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]

@@ -1,4 +1,4 @@
-"""Rollouts and experience: what the policy did, and what everybody thinks of it."""
+"""Rollouts and experience: sampling, and evaluating what was sampled."""
 
 from kedge.rollout.collect import collect_experience
 from kedge.rollout.engine import Engine

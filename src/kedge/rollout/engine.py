@@ -1,4 +1,4 @@
-"""What any engine that samples responses has to offer."""
+"""What an engine that samples responses offers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """Samples one response for each prompt from the current policy, at temperature τ, without any filter."""
+    """Samples one response per prompt from the current policy, at temperature τ, without any filter."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether what it notes while sampling is exact.
+        """Whether the log probabilities (and values) of sampling equal the trainer's, up to float32 rounding.
 
-        The log probabilities (and values) are then those that the trainer would compute from the same weights, to
-        float32's rounding, so that nobody has to compute them again.
+        They are then not computed a second time.
         """
         ...
 
-    def generate(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int], policy_version: int = 0) -> Rollout:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int],
+        groups: Sequence[int] | None = None,
+        policy_version: int = 0,
+    ) -> Rollout:
         """Sample a response for every prompt.
 
         Args:
             prompts: Token ids, at least one token each.
-            seeds: One per row: its own random stream, so that a row's tokens do not depend on the rows beside it.
-            policy_version: Number of updates the policy has seen.
+            seeds: One per row, for its own random stream: a row's tokens do not depend on the other rows.
+            groups: Number of the prompt that each row answers; None gives each row its own.
+            policy_version: Number of updates that the policy has seen.
         """
         ...

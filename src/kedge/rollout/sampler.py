@@ -1,4 +1,4 @@
-"""The built-in engine: pure sampling with a key–value cache, one random stream per row, finished rows dropped."""
+"""The built-in engine: pure sampling with a key-value cache, one random stream per row, finished rows dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kedge.models import Decoder, LanguageModel, autocast
 
 __all__ = ["Sampler"]
 
-# Rows are dropped once this share of those in work has finished: dropping copies what is remembered of the others.
+# Finished rows are dropped once they are this share of all: dropping copies the cache of the others.
 COMPACTION_SHARE = 0.25
 
 
@@ -25,20 +25,20 @@ COMPACTION_SHARE = 0.25
 class Sampler:
     """Samples from softmax(logits/τ) until the stop token or `max_new_tokens`.
 
-    No top-k, no top-p: a filter that is not mirrored when the tokens are scored again makes the KL negative.
+    No top-k, no top-p: a filter that is not mirrored when the tokens are re-evaluated makes the KL negative.
 
-    A row's tokens depend on its prompt, its seed and the weights alone (but for rounding), not on the rows beside it.
-    So rows are dropped as they finish, prompts are read without padding, and a prompt that several rows continue is
-    read once: the cost is that of real tokens.
+    A row's tokens depend only on its prompt, its seed and the weights (up to rounding), not on the other rows. So rows
+    are dropped as they finish, prompts are read without padding, and a prompt that several rows share is read once:
+    the cost is that of real tokens.
 
     Args:
         model: The policy; every call uses its current weights.
-        pad_id: What fills the unused slots.
+        pad_id: Fills the unused slots.
         stop_token: The token that ends a response and counts as its last.
         max_new_tokens: The longest response, in tokens.
         temperature: τ > 0.
         precision: Number format of the matrix products.
-        batch_size: Rows sampled side by side; None samples all at once.
+        batch_size: Rows sampled at a time; None samples all at once.
 
     Source: spec §4.13–15.
     """
@@ -53,11 +53,18 @@ class Sampler:
 
     @property
     def is_exact(self) -> bool:
-        """In bf16, a token's figures depend on how many rows and tokens are multiplied together; in fp32 hardly."""
+        """In bf16 a token's log probability depends on the shape of the batch; in fp32 hardly."""
         return self.precision == "fp32"
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int], policy_version: int = 0) -> Rollout:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int],
+        groups: Sequence[int] | None = None,
+        policy_version: int = 0,
+    ) -> Rollout:
         """Sample a response for every prompt; see `Engine`."""
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
@@ -69,21 +76,23 @@ class Sampler:
                     [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
                 )
                 self._sample(decoder, torch.tensor(rows, device=device), draws, responses)
-        ids, mask = pad_left(prompts, self.pad_id)
-        response_mask, stopped = self._count(responses.ids)
+        prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
+        mask, stopped = self._count(responses.ids)
         return Rollout(
-            prompt_ids=ids.to(device),
-            prompt_mask=mask.to(device),
+            prompt_ids=prompt_ids.to(device),
+            prompt_mask=prompt_mask.to(device),
             response_ids=responses.ids,
-            response_mask=response_mask,
+            token_mask=mask,
+            action_mask=mask,
             logprobs=responses.logprobs,
             values=responses.values if self.model.value_head is not None else None,
             stopped=stopped,
-            policy_version=policy_version,
+            group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
+            policy_version=torch.full((len(prompts),), policy_version, device=device),
         )
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """All rows at once, or by prompt length, so that the columns in front of a shorter prompt are few."""
+        """All rows at once, or by prompt length, so that there is little padding in front of shorter prompts."""
         if self.batch_size is None or self.batch_size >= len(prompts):
             return [list(range(len(prompts)))]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -92,7 +101,7 @@ class Sampler:
     def _sample(self, decoder: Decoder, rows: Int[Tensor, " rows"], draws: Tensor, responses: _Responses) -> None:
         """Fill in the responses of some rows.
 
-        A row that has stopped goes on unseen until enough others have, too, and it pays to drop them.
+        A finished row is still computed, and ignored, until enough rows have finished to make dropping them pay.
         """
         running = torch.ones_like(rows, dtype=torch.bool)
         for step in range(self.max_new_tokens):
@@ -121,7 +130,7 @@ class Sampler:
         return tokens, logprobs
 
     def _count(self, response_ids: Int[Tensor, "batch time"]) -> tuple[Tensor, Tensor]:
-        """The response mask, True up to and including the first stop token, and which rows have one."""
+        """The mask of the sampled tokens, True up to and including the first stop token, and which rows have one."""
         is_stop = response_ids == self.stop_token
         stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()
         return stops_before == 0, is_stop.any(dim=1)
@@ -129,7 +138,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class _Responses:
-    """What has been sampled so far; what follows a row's stop token is never written."""
+    """The samples so far; nothing is written after a row's stop token."""
 
     ids: Int[Tensor, "batch time"]
     logprobs: Float[Tensor, "batch time"]
@@ -146,7 +155,7 @@ class _Responses:
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:
-    """Each row's own stream of uniform numbers: what a row samples never depends on the rows beside it."""
+    """Each row's own stream of uniform numbers, so that a row's samples never depend on the other rows."""
     streams = (torch.Generator().manual_seed(seed) for seed in seeds)
     return torch.stack([torch.rand(num_steps, generator=stream, dtype=torch.float64) for stream in streams])
 

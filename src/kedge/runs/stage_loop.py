@@ -1,4 +1,4 @@
-"""How a stage is kept: saved on its way, ended cleanly when that is asked, gone on with where it was left."""
+"""The loop of a stage: resumed, checkpointed, logged, stopped by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kedge.logs.progress import Progress
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
-from kedge.training.checkpoint.resume import CHECKPOINTS, Keeper
+from kedge.training.checkpoint.resume import CHECKPOINTS, CheckpointedLoop
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.stopping import stopping
 
-__all__ = ["keeping", "logged_steps"]
+__all__ = ["logged_steps", "stage_loop"]
 
 
 @contextmanager
-def keeping(config: Config, run: Run) -> Iterator[Keeper]:
-    """A keeper for a stage's steps; the logs are cut back to the step after which it goes on.
+def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
+    """The loop over a stage's steps; the logs are truncated to the step that the run resumes from.
 
     Args:
         config: The stage's configuration.
@@ -31,12 +31,12 @@ def keeping(config: Config, run: Run) -> Iterator[Keeper]:
     Raises:
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM came; the run is saved.
     """
-    # Samples of "update 0" are from before the first: a run that begins anew makes them, too, once more.
+    # Samples of "update 0" are from before the first update: a run that starts over writes them again.
     last = run.checkpoint.update if run.checkpoint else -1
     for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE):
         truncate_rows(run.folder / name, last)
     with stopping() as asked:
-        keeper = Keeper(
+        loop = CheckpointedLoop(
             run.folder / CHECKPOINTS,
             kind=run.stage,
             fingerprint=run.inputs,
@@ -45,29 +45,29 @@ def keeping(config: Config, run: Run) -> Iterator[Keeper]:
             asked=asked,
             found=run.checkpoint,
         )
-        with keeper:
-            yield keeper
+        with loop:
+            yield loop
 
 
 @contextmanager
 def logged_steps(
-    config: Config, run: Run, keeper: Keeper, num_steps: int, *, shown: tuple[str, ...]
+    config: Config, run: Run, loop: CheckpointedLoop, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """A callback that writes a step's metrics to `metrics.jsonl` and shows some of them with the time to come.
+    """A callback that writes a step's metrics to `metrics.jsonl`, and shows some of them with the remaining time.
 
     Args:
         config: The stage's configuration.
-        run: What is running.
-        keeper: Its keeper.
+        run: The stage's run.
+        loop: Its loop.
         num_steps: Steps of the whole stage.
-        shown: Names of the metrics to show; those that a step lacks are left out.
+        shown: Names of the metrics to show, where a step has them.
     """
     with (
-        Progress(run.stage, total=num_steps, done=keeper.done) as progress,
+        Progress(run.stage, total=num_steps, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as log,
     ):
-        keeper.sync_before_saving(log)
+        loop.sync_before_saving(log)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log.write(step, metrics)

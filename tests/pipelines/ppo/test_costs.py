@@ -27,10 +27,12 @@ def make_rollout(*, num_rows=4, num_prompt=6, num_response=5):
         prompt_ids=ids[:, :num_prompt],
         prompt_mask=torch.ones(num_rows, num_prompt, dtype=torch.bool),
         response_ids=ids[:, num_prompt:],
-        response_mask=torch.ones(num_rows, num_response, dtype=torch.bool),
+        token_mask=torch.ones(num_rows, num_response, dtype=torch.bool),
+        action_mask=torch.ones(num_rows, num_response, dtype=torch.bool),
         logprobs=torch.zeros(num_rows, num_response),
         stopped=torch.ones(num_rows, dtype=torch.bool),
-        policy_version=0,
+        group=torch.arange(num_rows),
+        policy_version=torch.zeros(num_rows, dtype=torch.long),
     )
 
 
@@ -46,17 +48,17 @@ def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate):
         (outputs.logprobs.sum() + outputs.values.sum()).backward()
     nothing = ForwardCost()
     costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), nothing, nothing)
-    metrics = costs.metrics(rollout, evaluated_anew=True, num_passes=1, train_policy=True)
+    metrics = costs.metrics(rollout, reevaluated=True, num_passes=1, train_policy=True)
     # The last token of a row is not read, biases are not multiplied, and attention's own products are left out.
     assert metrics["flops/experience"] == pytest.approx(forward, rel=0.15)
     assert metrics["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
 
 
 def test_an_update_in_steps_of_fine_tuning():
-    policy, rollout = ForwardCost(per_token=100, per_response_token=10), make_rollout()
+    policy, rollout = ForwardCost(per_token=100, per_action=10), make_rollout()
     forward = 2 * (100 * 44 + 10 * 20)
     costs = Costs(policy, ForwardCost(), policy, ForwardCost(per_token=50))
-    metrics = costs.metrics(rollout, evaluated_anew=False, num_passes=4, train_policy=True)
+    metrics = costs.metrics(rollout, reevaluated=False, num_passes=4, train_policy=True)
     assert metrics == {
         "flops/rollout": forward,
         "flops/reward": 2 * 50 * 44,
@@ -64,10 +66,10 @@ def test_an_update_in_steps_of_fine_tuning():
         "flops/train": 12 * forward,
         "cost/sft_steps": pytest.approx((14 * forward + 4400) / (3 * forward)),
     }
-    warm_up = costs.metrics(rollout, evaluated_anew=True, num_passes=2, train_policy=False)
+    warm_up = costs.metrics(rollout, reevaluated=True, num_passes=2, train_policy=False)
     assert (warm_up["flops/experience"], warm_up["flops/train"]) == (2 * forward, 2 * forward)
     again = Costs(policy, ForwardCost(), policy, ForwardCost(), recomputes=True)
-    assert again.metrics(rollout, evaluated_anew=False, num_passes=1, train_policy=True)["flops/train"] == 4 * forward
+    assert again.metrics(rollout, reevaluated=False, num_passes=1, train_policy=True)["flops/train"] == 4 * forward
 
 
 def test_the_roles_of_a_run_are_written_down(tmp_path, policy):

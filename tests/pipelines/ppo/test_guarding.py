@@ -128,7 +128,7 @@ def test_the_update_is_left_out_where_that_is_wanted(configured, tmp_path):
     rows = read_metrics(tmp_path / "run")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["guard/skipped_steps"] for row in rows] == [0, 0, STEPS, 0, 0]
-    assert rows[2] == {"update": 3, "guard/rolled_back": 0.0, "guard/skipped_steps": 4, "policy/optimiser_steps": 0}
+    assert rows[2] == {"update": 3, "guard/rolled_back": 0.0, "guard/skipped_steps": 4, "policy/optimizer_steps": 0}
     assert sorted(taken) == [1, 2, 4, 5]
     assert "PPO updates | 5" in (tmp_path / "run/model/README.md").read_text()
     assert read_incidents(tmp_path / "run")[0]["consequence"] == "skip"
@@ -198,7 +198,7 @@ def test_weights_that_are_broken_are_named_and_not_skipped(configured, tmp_path)
 
     config = configured(critic="separate", on_nonfinite="skip")
     words = (
-        r"update 3: the critic's value at token 0 of response 0 is (nan|-?inf); policy and critic: critic\.\S+ holds"
+        r"update 3: the critic's value at token 0 of response 0 is (nan|-?inf); policy and critic: critic\.\S+ contains"
     )
     with pytest.raises(NumericsError, match=words):
         run_ppo(
@@ -234,7 +234,7 @@ def test_a_broken_reference_is_told_from_a_broken_policy(configured):
         with torch.no_grad():
             next(models[0].reference.causal.parameters())[:] = torch.nan
 
-    words = "the reference's log probability at token 0 of response 0 is nan; the reference: .* holds nan"
+    words = "the reference's log probability at token 0 of response 0 is nan; the reference: .* contains nan"
     with pytest.raises(NumericsError, match=words):
         run_ppo(
             configured(on_nonfinite="skip"),
@@ -252,7 +252,7 @@ def test_a_reward_models_nan_is_named_with_the_model(configured, tmp_path):
             with torch.no_grad():
                 next(roles.reward.sources[0].model.parameters())[:] = torch.nan
 
-    words = "update 3: reward model 'umpire' gave response 0 nan; .*; umpire: .* holds nan"
+    words = "update 3: reward model 'umpire' gave response 0 nan; .*; umpire: .* contains nan"
     with pytest.raises(NumericsError, match=words):
         run_ppo(configured(reward=str(model), on_nonfinite="skip"), prompts=PROMPTS, on_update=break_reward)
     assert read_incidents(tmp_path / "run")[0]["row"] == 0
@@ -288,7 +288,7 @@ def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotag
 
 def test_what_happens_time_and_again_ends_the_run(configured, tmp_path):
     reward = Clockwork(2, 3, 4, 5, act=set_nan)
-    with pytest.raises(NumericsError, match=r"update 4: .* left out of the 2 updates before"):
+    with pytest.raises(NumericsError, match=r"update 4: .* each of the 2 updates before skipped steps"):
         run_ppo(configured(on_nonfinite="skip", max_skips=2), prompts=PROMPTS, reward=reward)
     assert [incident["consequence"] for incident in read_incidents(tmp_path / "run")] == ["skip", "skip", "stop"]
 
@@ -377,8 +377,8 @@ def test_the_command_says_it_in_one_line(policy, tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "error" in line] == [
-        "error: update 1: judge gave response 0 nan; expected a finite number, or None for no score; nothing is learnt "
-        "from it (ppo.on_nonfinite=skip would go on without it)"
+        "error: update 1: judge gave response 0 nan; expected a finite number, or None for no score; the step was "
+        "not taken (ppo.on_nonfinite=skip would continue without it)"
     ]
 
 

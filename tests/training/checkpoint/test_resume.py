@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from kedge.errors import OutputError
-from kedge.training.checkpoint import resume as keeper_module
-from kedge.training.checkpoint.resume import Keeper, Resumable
+from kedge.training.checkpoint import resume as resume_module
+from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.stopping import Stopping
@@ -26,13 +26,18 @@ class Walk:
         self.model, self.draws, self.asked = nn.Linear(1, 1, bias=False), 0, Stopping()
         nn.init.zeros_(self.model.weight)
         torch.manual_seed(0)
-        self.keeper = Keeper(
+        self.loop = CheckpointedLoop(
             folder, kind="ppo", fingerprint={}, keep=2, asked=self.asked, found=found,
             schedule=SaveSchedule(every=every, every_minutes=None),
         )  # fmt: skip
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        made = self.keeper.restore(Resumable({"model": self.model}, optimizer, lambda: {"draws": self.draws}))
-        self.draws = made["draws"] if made else 0
+        self.loop.restore(TrainingState({"model": self.model}, optimizer, {"draws": self}))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.draws = state["count"]
 
     def draw(self) -> torch.Tensor:
         self.draws += 1
@@ -40,7 +45,7 @@ class Walk:
 
     def step(self) -> None:
         drawn = self.draw()
-        self.keeper.weights_change()
+        self.loop.begin_changes()
         with torch.no_grad():
             self.model.weight += drawn
 
@@ -54,8 +59,8 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def walk(run: Walk, num_steps: int, *, ctrl_c_in: int | None = None) -> float:
-    with run.keeper:
-        for step in run.keeper.steps(num_steps):
+    with run.loop:
+        for step in run.loop.steps(num_steps):
             if step == ctrl_c_in:
                 run.asked.request(signal.SIGINT)
             run.step()
@@ -67,8 +72,8 @@ def break_off(folder: Path, *, in_step: int, changing: bool, error: type[BaseExc
 
     def take_steps() -> None:
         run = Walk(folder)
-        with run.keeper:
-            for step in run.keeper.steps(5):
+        with run.loop:
+            for step in run.loop.steps(5):
                 if step == in_step and not changing:
                     run.draw()
                 else:
@@ -85,7 +90,7 @@ def test_a_step_that_is_dropped_is_taken_again_from_where_it_began(tmp_path):
     break_off(tmp_path / "split", in_step=3, changing=False)
     found = newest(tmp_path / "split")
     assert found is not None
-    assert (found.update, found.state["progress"]) == (2, {"draws": 2})
+    assert (found.update, found.state["progress"]) == (2, {"draws": {"count": 2}})
     assert walk(Walk(tmp_path / "split", found=found), 5) == whole
 
 
@@ -120,7 +125,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_ends_between_two_steps(tmp_pat
 
 def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path, monkeypatch):
     order: list[str] = []
-    save = keeper_module.save_checkpoint
+    save = resume_module.save_checkpoint
 
     class Log:
         def sync(self) -> None:
@@ -130,8 +135,8 @@ def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path
         order.append(f"checkpoint {what['update']}")
         return save(folder, **what)
 
-    monkeypatch.setattr(keeper_module, "save_checkpoint", note)
+    monkeypatch.setattr(resume_module, "save_checkpoint", note)
     run = Walk(tmp_path, every=1)
-    run.keeper.sync_before_saving(Log())
+    run.loop.sync_before_saving(Log())
     walk(run, 3)
     assert order == ["rows", "checkpoint 1", "rows", "checkpoint 2"]

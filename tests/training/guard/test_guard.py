@@ -6,11 +6,19 @@ import pytest
 import torch
 
 from kedge.errors import NonfiniteScoreError, NumericsError
-from kedge.training.guard.guard import Guard, Rules, refuse_nonfinite
-from kedge.training.guard.nonfinite import Offender
-from kedge.training.guard.spikes import SpikeWatch
+from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, refuse_nonfinite
+from kedge.training.guard.nonfinite import BadValue
+from kedge.training.guard.spikes import SpikeDetector
 from tests.training.test_update import make_experience, make_models
 
+OPTIONS = {
+    "on_nonfinite": "stop",
+    "on_spike": "skip",
+    "max_skips": 3,
+    "max_ratio": MAX_RATIO["fp32"],
+    "strict": False,
+    "num_steps": 8,
+}
 FINE = {"loss/total": 0.5, "policy/grad_norm": 1.0, "policy/ratio_min": 1.0, "policy/ratio_max": 1.0}
 
 
@@ -21,12 +29,12 @@ class Watched:
         self.incidents, self.warnings, self.rollbacks = [], [], 0
         self.dead = list(dead)  # what is found each time somebody looks
         self.guard = Guard(
-            Rules(num_steps=8, **rules),
-            spikes=None if sigma is None else SpikeWatch(sigma=sigma, history=2),
+            GuardOptions(**{**OPTIONS, **rules}),
+            spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=2),
             record=self.incidents.append,
             warn=self.warnings.append,
             roll_back=self.roll_back,
-            find_dead_weight=lambda: self.dead.pop(0) if self.dead else None,
+            find_bad_weight=lambda: self.dead.pop(0) if self.dead else None,
         )
 
     def roll_back(self):
@@ -35,7 +43,7 @@ class Watched:
     def step(self, update, figures, *, offender=None):
         """An update of one step; whether it was taken."""
         with self.guard.watching(update):
-            return self.guard.allows(0, {**FINE, **figures}, lambda: offender or Offender("the loss", torch.nan, 2))
+            return self.guard.allows(0, {**FINE, **figures}, lambda: offender or BadValue("the loss", torch.nan, 2))
 
 
 @pytest.fixture
@@ -105,7 +113,7 @@ def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     with watched.guard.watching(1):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert not watched.guard.allows(
-            1, {**FINE, "policy/grad_norm": torch.inf}, lambda: Offender("the gradient's norm", torch.inf, 5)
+            1, {**FINE, "policy/grad_norm": torch.inf}, lambda: BadValue("the gradient's norm", torch.inf, 5)
         )
     assert not watched.guard.dropped  # what was taken is to be measured
     assert watched.guard.metrics()["guard/skipped_steps"] == 7
@@ -116,10 +124,10 @@ def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
 
 def test_a_fault_that_does_not_come_again_is_told_as_such():
     watched = Watched(on_nonfinite="skip")
-    assert not watched.step(1, {"loss/total": torch.nan}, offender=Offender("the gradient's norm", 1.5, 3))
+    assert not watched.step(1, {"loss/total": torch.nan}, offender=BadValue("the gradient's norm", 1.5, 3))
     [incident] = watched.incidents
     assert incident.row is None
-    assert incident.what.endswith("each response alone is finite when it is computed again")
+    assert incident.what.endswith("each response alone is finite when recomputed")
 
 
 def test_so_many_in_a_row_and_no_more():
@@ -127,18 +135,18 @@ def test_so_many_in_a_row_and_no_more():
     for update, figure in enumerate((torch.nan, torch.nan, 0.5, torch.nan, torch.nan), start=1):
         assert watched.step(update, {"loss/total": figure}) == (figure == 0.5)
     restored = Watched(on_nonfinite="skip", max_skips=2)
-    restored.guard.restore(watched.guard.state())
+    restored.guard.load_state_dict(watched.guard.state_dict())
     for guarded in (watched, restored):
-        with pytest.raises(NumericsError, match=r"left out of the 2 updates before, too: ppo\.max_skips"):
+        with pytest.raises(NumericsError, match=r"each of the 2 updates before skipped steps as well: ppo\.max_skips"):
             guarded.step(6, {"loss/total": torch.nan})
 
 
 @pytest.mark.parametrize(
     ("policy", "dead", "rollbacks", "words"),
     [
-        ("skip", ["it holds nan"], 0, "it holds nan, which nothing that is left out can mend"),
-        ("stop", ["it holds nan"], 0, "it holds nan, which nothing"),
-        ("rollback", ["it holds nan"], 1, "it holds nan, in the newest checkpoint, too"),
+        ("skip", ["it holds nan"], 0, "it holds nan, which skipping cannot repair"),
+        ("stop", ["it holds nan"], 0, "it holds nan, which skipping"),
+        ("rollback", ["it holds nan"], 1, "it holds nan, in the newest checkpoint as well"),
     ],
 )
 def test_a_weight_that_is_dead_is_not_skipped(policy, dead, rollbacks, words):
@@ -154,7 +162,7 @@ def test_spikes_have_a_rule_of_their_own(policy):
     for update, norm in enumerate((1.0, 1.1), start=1):
         assert watched.step(update, {"policy/grad_norm": norm})
     spike = {"policy/grad_norm": 50.0}
-    offender = Offender("the gradient's norm", 49.0, 3)
+    offender = BadValue("the gradient's norm", 49.0, 3)
     if policy == "stop":
         with pytest.raises(NumericsError, match=r"update 3: policy/grad_norm is 50, .*ppo\.on_spike=skip"):
             watched.step(3, spike, offender=offender)
@@ -208,10 +216,10 @@ def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, s
     [incident] = watched.incidents
     assert (incident.kind, incident.row, incident.token, incident.consequence) == ("mismatch", 4, 3, "warn")
     if abs(shift) == 0.5:
-        assert "are 1.649 to 1, where rounding explains 1.01" in incident.what  # e^0.5
+        assert "have the ratio 1.649; rounding explains 1.01" in incident.what  # e^0.5
 
 
 def test_without_a_guard_a_step_that_is_not_finite_raises():
     assert refuse_nonfinite(0, FINE, pytest.fail)
     with pytest.raises(NumericsError, match=r"value/loss is inf: the step was not taken.*of response 1 is inf"):
-        refuse_nonfinite(0, {**FINE, "value/loss": torch.inf}, lambda: Offender("the critic's value", torch.inf, 1))
+        refuse_nonfinite(0, {**FINE, "value/loss": torch.inf}, lambda: BadValue("the critic's value", torch.inf, 1))

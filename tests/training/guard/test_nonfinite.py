@@ -7,14 +7,13 @@ import torch
 
 from kedge.models import ActorCritic
 from kedge.training.guard.nonfinite import (
-    Offender,
-    find_dead_weight,
+    BadValue,
+    find_bad_weight,
     find_in_experience,
     find_in_rollout,
     search_minibatch,
 )
-from kedge.training.objective import Objective
-from tests.training.test_update import make_experience, make_models
+from tests.training.test_update import make_experience, make_learner, make_models, make_objective
 
 
 def broken(tensor, row, token, value=torch.nan):
@@ -31,7 +30,7 @@ def test_figures_that_are_finite_have_no_offender():
 
 def test_what_is_padded_does_not_matter():
     experience = make_experience(make_models())
-    row, token = [place[0].item() for place in (~experience.rollout.response_mask).nonzero(as_tuple=True)]
+    row, token = [place[0].item() for place in (~experience.action_mask).nonzero(as_tuple=True)]
     hidden = replace(experience, values=broken(experience.values, row, token))
     assert find_in_experience(hidden) is None
     rollout = replace(experience.rollout, logprobs=broken(experience.rollout.logprobs, row, token, torch.inf))
@@ -52,7 +51,7 @@ def test_what_is_padded_does_not_matter():
 def test_the_figure_its_token_and_its_response_are_named(name, words):
     experience = make_experience(make_models())
     found = find_in_experience(replace(experience, **{name: broken(getattr(experience, name), 3, 1, -torch.inf)}))
-    assert found == Offender(words, -torch.inf, row=3, token=1)
+    assert found == BadValue(words, -torch.inf, row=3, token=1)
     assert str(found) == f"{words} at token 1 of response 3 is -inf"
 
 
@@ -77,23 +76,17 @@ def test_the_sampler_is_to_blame_for_its_own_figures():
 
 def test_a_dead_weight_is_named_with_its_owner():
     models = make_models("separate")
-    assert find_dead_weight({"policy and critic": models}) is None
+    assert find_bad_weight({"policy and critic": models}) is None
     with torch.no_grad():
         next(models.critic.parameters())[5, 3] = torch.inf
-    words = find_dead_weight({"the reference": make_models(), "policy and critic": models})
+    words = find_bad_weight({"the reference": make_models(), "policy and critic": models})
     assert words.startswith("policy and critic: critic.")
-    assert words.endswith(" holds inf")
+    assert words.endswith(" contains inf")
 
 
-def search(models, experience, objective=None):
-    objective = objective or Objective()
-    divisors = objective.divisors(experience)
-
-    def evaluate(part):
-        outputs = models(part.rollout, temperature=1.0)
-        return outputs, objective(outputs, part, divisors).loss
-
-    return search_minibatch(evaluate, experience, list(models.parameters()))
+def search(models, experience):
+    numbers = range(experience.num_rows)
+    return search_minibatch(make_learner(models), make_objective(), experience, numbers, list(models.parameters()))
 
 
 def test_a_log_probability_that_is_nan_is_found_again(monkeypatch):
@@ -118,7 +111,7 @@ def test_the_response_with_a_gradient_that_is_not_finite_is_found_among_the_othe
     huge = broken(experience.advantages, 5, 0, 3e38)  # a finite loss, whose gradient's norm is too large for float32
     found = search(models, replace(experience, advantages=huge))
     assert (found.what, found.row) == ("the gradient's norm", 5)
-    assert found.figure == torch.inf
+    assert found.value == torch.inf
 
 
 def test_else_it_is_the_one_whose_gradient_is_the_largest():
@@ -126,7 +119,7 @@ def test_else_it_is_the_one_whose_gradient_is_the_largest():
     experience = make_experience(models)
     found = search(models, replace(experience, advantages=broken(experience.advantages, 2, 1, 1e4)))
     assert (found.what, found.row) == ("the gradient's norm", 2)
-    assert 10 < found.figure < 1e5
+    assert 10 < found.value < 1e5
 
 
 def test_where_all_are_broken_none_is_blamed():

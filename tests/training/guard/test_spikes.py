@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from kedge.training.guard.spikes import SpikeWatch
+from kedge.training.guard.spikes import SpikeDetector
 
 
 def step(norm=1.0, loss=0.5):
@@ -13,7 +13,7 @@ def step(norm=1.0, loss=0.5):
 
 
 def watch(norms, *, sigma=3.0, losses=None):
-    watching = SpikeWatch(sigma=sigma, history=len(norms))
+    watching = SpikeDetector(sigma=sigma, history=len(norms))
     for norm, loss in zip(norms, losses or [0.5] * len(norms), strict=True):
         watching.add(step(norm, loss))
     return watching
@@ -34,7 +34,7 @@ def test_a_loss_is_compared_as_it_is():
 
 
 def test_before_there_is_a_history_nothing_is_a_spike():
-    watching = SpikeWatch(sigma=3.0, history=4)
+    watching = SpikeDetector(sigma=3.0, history=4)
     for norm in (1.0, 2.0, 1.0):
         assert watching.find(step(1e9)) is None
         watching.add(step(norm))
@@ -64,10 +64,10 @@ def test_only_the_recent_past_counts():
 
 @pytest.mark.parametrize("steps", [3, 9])
 def test_a_restored_watch_goes_on_where_the_other_was(steps):
-    watching, other = SpikeWatch(sigma=2.0, history=5), SpikeWatch(sigma=2.0, history=5)
+    watching, other = SpikeDetector(sigma=2.0, history=5), SpikeDetector(sigma=2.0, history=5)
     for number in range(steps):
         watching.add(step(1.0 + number / 7, number / 3))
-    other.restore(json.loads(json.dumps(watching.state())))
+    other.load_state_dict(json.loads(json.dumps(watching.state_dict())))
     for number in range(6):
         figures = step(2.0**number, number)
         assert watching.find(figures) == other.find(figures)

@@ -1,4 +1,4 @@
-"""What an update costs, counted in multiplications, and how large the models are that take part."""
+"""The FLOPs of an update, and the sizes of the models."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ __all__ = ["Costs", "write_roles"]
 
 ADAM_MOMENTS = 2
 BACKWARD = 2
-"""A backward pass multiplies twice as much as its forward pass: for the inputs, and for the weights."""
+"""FLOPs of a backward pass in forward passes: once for the inputs, once for the weights."""
 
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """What a model's forward pass multiplies, 2 FLOPs per weight and token; attention's own products are left out.
+    """The FLOPs of a model's forward pass, 2 per weight and token; attention's own products are left out.
 
     Attributes:
-        per_token: Weights that every token meets: all but the embeddings, which are looked up.
-        per_response_token: Those of the output layer, which is read at response tokens alone.
+        per_token: Weights multiplied for every token: all but the embeddings, which are looked up.
+        per_action: Weights of the output layer, which is computed at actions only.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """
 
     per_token: int = 0
-    per_response_token: int = 0
+    per_action: int = 0
 
     @classmethod
     def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
-        """A model's; nothing where there is none."""
+        """A model's cost; 0 without a model."""
         if model is None:
             return cls()
         pretrained = model.causal if isinstance(model, LanguageModel) else model.classifier
         output = pretrained.get_output_embeddings()
         layer = list(output.parameters()) if isinstance(output, nn.Linear) else []
         looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
-        not_met = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
-        return cls(_size(each for each in pretrained.parameters() if id(each) not in not_met), _size(layer))
+        excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
+        return cls(_size(each for each in pretrained.parameters() if id(each) not in excluded), _size(layer))
 
-    def flops(self, num_tokens: int, num_response_tokens: int) -> float:
-        """Of one pass over so many tokens."""
-        return 2.0 * (self.per_token * num_tokens + self.per_response_token * num_response_tokens)
+    def flops(self, num_tokens: int, num_actions: int) -> float:
+        """The FLOPs of one pass."""
+        return 2.0 * (self.per_token * num_tokens + self.per_action * num_actions)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The passes of an update.
+    """The forward passes of an update.
 
     Attributes:
-        policy: Of policy and shared critic.
-        critic: Of a critic of its own.
-        reference: Of the reference.
-        rewards: Of all reward models together.
-        recomputes: Activations are computed a second time for the gradient.
+        policy: Policy and shared critic.
+        critic: A separate critic.
+        reference: The reference.
+        rewards: All reward models together.
+        recomputes: Activations are recomputed for the gradient.
     """
 
     policy: ForwardCost
@@ -74,7 +74,7 @@ class Costs:
 
     @classmethod
     def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
-        """Those of a run."""
+        """The costs of a run's models."""
         models = [ForwardCost.of(source.model) for source in roles.reward.sources if isinstance(source, ModelReward)]
         return cls(
             policy=ForwardCost.of(roles.actor_critic.policy),
@@ -85,25 +85,25 @@ class Costs:
         )
 
     def metrics(
-        self, rollout: Rollout, *, evaluated_anew: bool, num_passes: float, train_policy: bool
+        self, rollout: Rollout, *, reevaluated: bool, num_passes: float, train_policy: bool
     ) -> dict[str, float]:
-        """`flops/PHASE`, and what all of it comes to in steps of supervised fine-tuning on the same tokens.
+        """`flops/PHASE`, and their sum in steps of supervised fine-tuning on the same tokens.
 
         Args:
             rollout: The update's responses.
-            evaluated_anew: Old log probabilities and values took a pass of their own.
-            num_passes: Epochs that were trained, perhaps not whole ones.
-            train_policy: False where the critic alone was trained.
+            reevaluated: Old log probabilities and values took a pass of their own.
+            num_passes: Epochs trained; may be a fraction.
+            train_policy: False where only the critic was trained.
         """
-        tokens = int(rollout.prompt_mask.sum()) + rollout.num_tokens
+        tokens, actions = rollout.num_tokens, rollout.num_actions
         policy, critic, reference, rewards = (
-            each.flops(tokens, rollout.num_tokens) for each in (self.policy, self.critic, self.reference, self.rewards)
+            each.flops(tokens, actions) for each in (self.policy, self.critic, self.reference, self.rewards)
         )
         whole = 1 + BACKWARD + self.recomputes
         phases = {
             "rollout": policy,
             "reward": rewards,
-            "experience": reference + (policy + critic if evaluated_anew else 0.0),
+            "experience": reference + (policy + critic if reevaluated else 0.0),
             "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole),
         }
         sft_step = (1 + BACKWARD) * policy
@@ -112,7 +112,7 @@ class Costs:
 
 
 def write_roles(run: Run, roles: Roles) -> None:
-    """Write `roles.json`: parameters and bytes of each model that takes part."""
+    """Write `roles.json`: parameters and bytes of each model."""
     policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
     models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
     sizes = {name: _role(model, trained=name != "reference") for name, model in models.items() if model is not None}

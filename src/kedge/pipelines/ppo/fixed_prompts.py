@@ -1,4 +1,4 @@
-"""A few prompts that are asked again and again: how the answers to one question change as the policy learns."""
+"""A few fixed prompts, sampled several times in a run: how the responses change as the policy learns."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_samples
-from kedge.pipelines.ppo.coefficients import Coefficients
 from kedge.pipelines.ppo.log import PpoLog
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.training.controllers import Coefficients
 
 __all__ = ["FixedPrompts"]
 
 TIMES = 10
-"""How often they are asked in a run, besides its start."""
+"""How often they are sampled in a run, besides the start."""
 
 CLOSEST = 5
-"""Updates between two times, at least: a few rows are sampled no faster than many."""
+"""Fewest updates between two times: a few rows take as long to sample as many."""
 
 
 @dataclass(frozen=True)
 class FixedPrompts:
-    """Asks, and writes the answers to `samples.jsonl`. Nothing is learnt from them.
+    """Samples the fixed prompts and writes the responses to `samples.jsonl`. They are not trained on.
 
     Attributes:
-        prompts: What is asked.
-        every: Updates from one time to the next.
+        prompts: The prompts.
+        every: Updates between two times.
         steps: The run's.
-        log: Where the answers go.
+        log: Receives the responses.
     """
 
     prompts: Sequence[Prompt]
@@ -40,7 +40,7 @@ class FixedPrompts:
 
     @classmethod
     def of(cls, steps: PpoSteps, log: PpoLog) -> FixedPrompts:
-        """The first prompts of the run's data, as many as are configured."""
+        """The first prompts of the run's data, as many as configured."""
         config, prompts = steps.config, steps.roles.prompts
         return cls(
             prompts[: config.runtime.num_fixed_prompts],
@@ -49,22 +49,22 @@ class FixedPrompts:
             log,
         )
 
-    def ask(self, update: int, coefficients: Coefficients) -> None:
-        """Ask if it is time, with the same random numbers each time: what differs is the policy.
+    def sample(self, update: int, coefficients: Coefficients) -> None:
+        """Sample if it is time, with the same random numbers each time: only the policy differs.
 
         Args:
-            update: How many updates the policy has seen; 0 is the start.
-            coefficients: What a token's KL costs.
+            update: Updates that the policy has seen; 0 is the start.
+            coefficients: The current price of the KL.
         """
         last = self.steps.config.ppo.num_updates
         if not self.prompts or (update % self.every and update != last):
             return
-        rollout = self.steps.roll_out(self.prompts, update, "fixed prompts")
+        rollout = self.steps.roll_out(self.prompts, range(len(self.prompts)), update, "fixed prompts")
         try:
             scored = self.steps.score(rollout, self.prompts, update)
-        except UnscoredError:  # the reward has nothing to say of these few; the run's own batches are another matter
+        except UnscoredError:  # the reward may skip these few; that says nothing about the run's own batches
             return
-        experience = self.steps.weigh(scored, coefficients)
+        experience = self.steps.collect(scored, coefficients)
         samples = describe_samples(experience, scored.prompts, self.steps.roles.tokenizer, count=len(scored.prompts))
         texts = [prompt.text for prompt in self.prompts]
         self.log.samples.write(update, [sample.as_fixed(texts.index(sample.prompt)) for sample in samples])

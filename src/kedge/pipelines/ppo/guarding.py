@@ -1,41 +1,36 @@
-"""How a PPO run is guarded: what is kept of an incident, where the weights go back to, what a dropped update leaves."""
+"""The guard of a PPO run: how incidents are recorded, where weights roll back to, what a dropped update logs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
 from kedge.config import Config
-from kedge.errors import NumericsError
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.model import ModelReward
 from kedge.runs.run import Run
-from kedge.training.checkpoint.resume import CHECKPOINTS, Keeper
-from kedge.training.checkpoint.state import restore_module, restore_optimizer
-from kedge.training.checkpoint.store import newest_valid
-from kedge.training.guard.guard import MAX_RATIO, Guard, Incident, Rules
-from kedge.training.guard.nonfinite import find_dead_weight
-from kedge.training.guard.spikes import SpikeWatch
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, Incident
+from kedge.training.guard.nonfinite import find_bad_weight
+from kedge.training.guard.spikes import SpikeDetector
 
-__all__ = ["ACTOR_CRITIC", "guarded_update", "new_guard"]
-
-ACTOR_CRITIC = "actor_critic"
-"""What checkpoints call policy and critic."""
+__all__ = ["guarded_update", "new_guard"]
 
 
-def new_guard(config: Config, run: Run, roles: Roles, keeper: Keeper, *, warn: Callable[[str], None]) -> Guard:
-    """The guard of a run, as it is configured.
+def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
+    """The guard of a run, as configured.
 
     Args:
         config: The configuration.
-        run: What is running.
-        roles: Who takes part.
-        keeper: The run's keeper.
-        warn: Tells a user a line.
+        run: The run.
+        roles: Its models.
+        loop: Rolls the weights back.
+        warn: Prints a line to the user.
     """
     ppo = config.ppo
     modules: dict[str, nn.Module | None] = {
@@ -43,20 +38,9 @@ def new_guard(config: Config, run: Run, roles: Roles, keeper: Keeper, *, warn: C
         "the reference": roles.reference,
         **{source.name: source.model for source in roles.reward.sources if isinstance(source, ModelReward)},
     }
-
-    def record(incident: Incident) -> None:
-        add_incident(run.folder, _row(incident, roles))
-
-    def roll_back() -> None:
-        keeper.weights_change()
-        found = newest_valid(run.folder / CHECKPOINTS, on_rejected=warn)
-        if found is None:
-            raise NumericsError(f"{run.folder / CHECKPOINTS} has no checkpoint that the weights could go back to")
-        restore_module(roles.actor_critic, found.tensors(ACTOR_CRITIC))
-        restore_optimizer(roles.optimizer, found.tensors("optimizer"), found.state["optimizer"])
-
+    loaded = {name: module for name, module in modules.items() if module is not None}
     return Guard(
-        Rules(
+        GuardOptions(
             on_nonfinite=ppo.on_nonfinite,
             on_spike=ppo.on_spike,
             max_skips=ppo.max_skips,
@@ -64,31 +48,33 @@ def new_guard(config: Config, run: Run, roles: Roles, keeper: Keeper, *, warn: C
             strict=config.runtime.strict,
             num_steps=ppo.num_epochs * ppo.num_minibatches,
         ),
-        spikes=None if ppo.spike_sigma is None else SpikeWatch(sigma=ppo.spike_sigma, history=ppo.spike_history),
-        record=record,
+        spikes=None if ppo.spike_sigma is None else SpikeDetector(sigma=ppo.spike_sigma, history=ppo.spike_history),
+        record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
-        roll_back=roll_back,
-        find_dead_weight=lambda: find_dead_weight({name: each for name, each in modules.items() if each is not None}),
+        roll_back=partial(loop.roll_back, on_rejected=warn),
+        find_bad_weight=lambda: find_bad_weight(loaded),
     )
 
 
 @contextmanager
-def guarded_update(config: Config, update: int, guard: Guard, keeper: Keeper, log: MetricsLog) -> Iterator[None]:
-    """One update; where it is dropped before its end, its row of metrics says that alone.
+def guarded_update(
+    config: Config, update: int, guard: Guard, loop: CheckpointedLoop, log: MetricsLog
+) -> Iterator[None]:
+    """One update; if it is dropped before its end, its row of metrics records that alone.
 
     Raises:
-        NumericsError: The run must not go on.
+        NumericsError: The run must stop.
     """
     if update == 1 and "rollback" in (config.ppo.on_nonfinite, config.ppo.on_spike):
-        keeper.save()  # the start, so that there is something to go back to
+        loop.save()  # the initial state, so that there is a checkpoint to roll back to
     with guard.watching(update):
         yield
     if guard.dropped:
-        log.write(update, {**guard.metrics(), "policy/optimiser_steps": 0})
+        log.write(update, {**guard.metrics(), "policy/optimizer_steps": 0})
 
 
 def _row(incident: Incident, roles: Roles) -> dict[str, object]:
-    """An incident as `incidents.jsonl` has it, with the response to blame."""
+    """An incident as a row of `incidents.jsonl`, with the response concerned."""
     row: dict[str, object] = {
         "update": incident.update,
         "kind": incident.kind,

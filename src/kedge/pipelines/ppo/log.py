@@ -1,4 +1,4 @@
-"""What a PPO run tells of its updates: metrics, details and samples on the disk, a line on the terminal."""
+"""The logs of a PPO run: metrics, details and samples on the disk, progress on the terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from kedge.algorithm.experience import Experience
 from kedge.config import Config, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
-from kedge.logs.experience_metrics import describe_samples
+from kedge.logs.experience_metrics import describe_experience, describe_samples
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
 from kedge.pipelines.ppo.roles import Roles
+from kedge.rewards.score import ScoredRollout
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
-from kedge.training.checkpoint.resume import Keeper
+from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.update import UpdateResult
 
 __all__ = ["PpoLog", "ppo_log"]
@@ -29,21 +30,21 @@ SHOWN = {
     "clipped": "policy/clip_fraction",
     "explained": "value/explained_variance",
 }
-"""What the progress display calls the metrics that it shows."""
+"""The metrics of the progress display, by the name that it shows."""
 
 
 @dataclass(frozen=True)
 class PpoLog:
-    """The files of a run, open, and its progress.
+    """The open logs of a run.
 
     Attributes:
         config: The run's configuration.
-        roles: Who takes part.
+        roles: Its models.
         metrics: A row per update.
-        details: What one number does not tell.
+        details: Distributions per update.
         samples: Responses to read.
-        progress: What a terminal shows.
-        doctor: Says on it what is wrong, as soon as it shows.
+        progress: The terminal.
+        doctor: Prints serious findings to it as they appear.
     """
 
     config: Config
@@ -54,6 +55,10 @@ class PpoLog:
     progress: Progress
     doctor: LiveDoctor
 
+    def describe(self, scored: ScoredRollout, experience: Experience, result: UpdateResult) -> dict[str, float]:
+        """The metrics of an update's experience, scores and optimizer steps."""
+        return {**describe_experience(experience), **scored.metrics(), **result.metrics()}
+
     def write(
         self,
         update: int,
@@ -62,14 +67,14 @@ class PpoLog:
         prompts: Sequence[str],
         result: UpdateResult,
     ) -> None:
-        """Tell of an update.
+        """Log an update.
 
         Args:
             update: Its number, from 1.
-            metrics: Its figures.
-            experience: What it learnt from.
+            metrics: Its row of `metrics.jsonl`.
+            experience: What it was trained on.
             prompts: One per response.
-            result: What it did.
+            result: What the PPO epochs did.
         """
         ppo, passes = self.config.ppo, result.passes
         clip = (ppo.clip_range, ppo.clip_range_high or ppo.clip_range) if ppo.policy_loss == "clipped" else None
@@ -89,17 +94,17 @@ class PpoLog:
 
 
 @contextmanager
-def ppo_log(config: Config, run: Run, roles: Roles, keeper: Keeper) -> Iterator[PpoLog]:
-    """The log of a run, which says first what is going to happen. No checkpoint knows of rows that the disk lacks."""
+def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
+    """The logs of a run, opened; the schedule is printed first. No checkpoint refers to rows that the disk lacks."""
     with (
-        Progress("ppo", total=config.ppo.num_updates, done=keeper.done) as progress,
+        Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as metrics,
         DetailsLog(run.folder) as details,
         SamplesLog(run.folder, also=loggers.write_samples) as samples,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
-        keeper.sync_before_saving(metrics, details, samples)
+        loop.sync_before_saving(metrics, details, samples)
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )

@@ -1,4 +1,4 @@
-"""What a PPO run leaves behind, however it ends."""
+"""What a PPO run saves, however it ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 
-__all__ = ["PpoResult", "keep_what_was_learnt"]
+__all__ = ["PpoResult", "save_result"]
 
 
 @dataclass(frozen=True)
 class PpoResult:
-    """What a PPO run leaves.
+    """The result of a PPO run.
 
     Attributes:
         folder: The run's folder.
@@ -32,21 +32,21 @@ class PpoResult:
 
     @property
     def model(self) -> Path:
-        """The policy's folder, which plain transformers loads."""
+        """The policy's folder, in Hugging Face format."""
         return self.folder / "model"
 
 
-def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
-    """Save the policy, draw the plots and write the report, also of a run that was interrupted; return its metrics.
+def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
+    """Save the policy and write plots and report, also of an interrupted run; return its metrics.
 
-    Nothing is kept of a run that was abandoned.
+    Does nothing for an abandoned run.
     """
     if not (run.folder / CONFIG_FILE).exists():
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
     if config.runtime.plots and metrics:
-        # Here, not above: a run should not wait for the drawing library before its first update.
+        # Imported here, so that the first update does not wait for the drawing library.
         from kedge.logs.plots.training import plot_training
 
         plot_training(metrics, run.folder)
@@ -60,7 +60,7 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         "responses": len(metrics) * config.responses_per_update,
         "reward": roles.reward.name,
     }
-    if scored := [row for row in metrics if "reward/score_mean" in row]:  # an update that was dropped has none
+    if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update has none
         first, last = scored[0], scored[-1]
         facts["mean score, first and last update"] = (
             f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"

@@ -1,4 +1,4 @@
-"""Who takes part in a PPO run: everything is loaded, and checked against everything else, before the first rollout."""
+"""Loads the models of a PPO run, and checks that they fit each other, before the first rollout."""
 
 from __future__ import annotations
 

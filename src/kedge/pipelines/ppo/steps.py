@@ -1,58 +1,77 @@
-"""The four steps of a PPO update, each with the settings that it takes: sample, score, weigh, improve."""
+"""The steps of a PPO update, each with its settings: sample, score, collect experience, improve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
-from kedge.models import ResponseOutputs
-from kedge.pipelines.ppo.coefficients import Coefficients
+from kedge.pipelines.ppo.costs import Costs
 from kedge.pipelines.ppo.roles import Roles
+from kedge.pipelines.ppo.settings import advantage_of, objective_of, reward_kl_coef
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import collect_experience
 from kedge.runs.run import Run
-from kedge.training.guard.guard import Judge
+from kedge.training.controllers import Coefficients
+from kedge.training.guard.guard import StepCheck
+from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
-from kedge.training.runtime import stream, stream_seed
-from kedge.training.update import UpdateResult, distance_moved, first_pass, ppo_update
+from kedge.training.runtime import memory_in_use, stream, stream_seed
+from kedge.training.update import UpdateResult, distance_moved, ppo_update
 
 __all__ = ["PpoSteps"]
 
 
 @dataclass(frozen=True)
 class PpoSteps:
-    """A run's steps. Each is a function of what it is given, and of the weights.
+    """A run's steps. Each depends only on its arguments and the weights.
 
     Attributes:
         config: The run's configuration.
-        run: What is running.
-        roles: Who takes part.
+        run: The run.
+        roles: Its models.
     """
 
     config: Config
     run: Run
     roles: Roles
 
-    def roll_out(self, prompts: Sequence[Prompt], num_updates: int, *stream: str | int) -> Rollout:
-        """A response to each prompt, each from a random stream of its own.
+    def sample(self, drawn: Sequence[Prompt], update: int) -> Rollout:
+        """The update's responses, `rollout.num_responses` to each prompt; see `roll_out`."""
+        groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
+        return self.roll_out(drawn, groups, update - 1, "rollout", update)
+
+    def roll_out(
+        self, prompts: Sequence[Prompt], groups: Sequence[int], num_updates: int, *stream: str | int
+    ) -> Rollout:
+        """A response per group number, each from its own random stream.
 
         Args:
-            prompts: One per response.
-            num_updates: How many the policy has seen.
+            prompts: The prompts that the groups number.
+            groups: Which prompt each row answers.
+            num_updates: Updates that the policy has seen.
             stream: Names the random streams.
         """
+        encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return self.roles.engine.generate(
-            [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts],
-            seeds=[stream_seed(self.config.runtime.seed, *stream, row) for row in range(len(prompts))],
+            [encoded[group] for group in groups],
+            seeds=[stream_seed(self.config.runtime.seed, *stream, row) for row in range(len(groups))],
+            groups=groups,
             policy_version=num_updates,
         )
 
     def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int) -> ScoredRollout:
-        """One score per response, from all rewards; responses that get none are left out.
+        """One score per response, from all rewards; responses without a score are dropped.
+
+        Args:
+            rollout: The responses.
+            prompts: The prompts that the rollout's groups number.
+            update: The update's number.
 
         Raises:
             RewardError: A reward broke its contract.
@@ -60,7 +79,7 @@ class PpoSteps:
         """
         return score_rollout(
             rollout,
-            prompts,
+            [prompts[group] for group in rollout.group.tolist()],
             self.roles.reward,
             self.roles.tokenizer,
             max_new_tokens=self.config.rollout.max_new_tokens,
@@ -69,37 +88,37 @@ class PpoSteps:
             seed=stream_seed(self.config.runtime.seed, "reward", update),
         )
 
-    def begin(self, scored: ScoredRollout, coefficients: Coefficients, update: int) -> ResponseOutputs | None:
-        """The first epoch's forward pass, where one pass holds all responses: it tells the old figures as well."""
-        return first_pass(
+    def learner(self, update: int, coefficients: Coefficients) -> LanguageLearner:
+        """The learner of one update."""
+        return LanguageLearner(
             self.roles.actor_critic,
-            scored.rollout,
-            num_minibatches=self.config.ppo.num_minibatches,
-            train_policy=self.trains_policy(update),
             entropy_gradient=coefficients.entropy_coef != 0,
             value_after_last=self.config.ppo.score_at == "after_last",
             **self._numerics,
         )
 
-    def weigh(
-        self, scored: ScoredRollout, coefficients: Coefficients, *, begun: ResponseOutputs | None = None
+    def first_pass(self, learner: LanguageLearner, rollout: Rollout, update: int) -> PolicyOutputs | None:
+        """The first epoch's forward pass, if one pass holds a whole epoch; see `LanguageLearner`."""
+        if self.config.ppo.num_minibatches > 1 or not self.trains_policy(update):
+            return None
+        return learner.first_pass(rollout)
+
+    def collect(
+        self, scored: ScoredRollout, coefficients: Coefficients, *, first_pass: PolicyOutputs | None = None
     ) -> Experience:
-        """What reference, critic and rewards say about every token; frozen from here on."""
+        """Rewards, values, advantages and returns of every action; frozen from here on."""
         ppo = self.config.ppo
         return collect_experience(
             scored.rollout,
             scored.scores,
             self.roles.actor_critic,
             self.roles.reference,
-            first_pass=begun,
-            kl_coef=coefficients.reward_kl_coef,
+            advantage=advantage_of(self.config),
+            first_pass=first_pass,
+            kl_coef=reward_kl_coef(self.config, coefficients),
             kl_estimator=ppo.resolved_kl_estimator,
             kl_scope=ppo.kl_scope,
             score_at=ppo.score_at,
-            gamma=ppo.gamma,
-            gae_lambda=ppo.gae_lambda,
-            advantage=ppo.advantage,
-            num_steps=ppo.advantage_steps,
             whiten_rewards=ppo.whiten_rewards,
             whiten_advantages=ppo.whiten_advantages,
             reuse_sampled=self.roles.engine.is_exact,
@@ -108,41 +127,39 @@ class PpoSteps:
 
     def improve(
         self,
+        learner: LanguageLearner,
         experience: Experience,
         coefficients: Coefficients,
         update: int,
         *,
-        begun: ResponseOutputs | None,
-        judge: Judge,
+        check_step: StepCheck,
     ) -> UpdateResult:
         """K epochs over the experience: the PPO update itself."""
-        ppo = self.config.ppo
+        ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         set_learning_rate(self.roles.optimizer, self.learning_rate(update))
-        return ppo_update(
-            self.roles.actor_critic,
-            self.roles.optimizer,
-            experience,
-            coefficients.objective(experience),
-            num_epochs=ppo.num_epochs,
-            num_minibatches=ppo.num_minibatches,
-            max_grad_norm=ppo.max_grad_norm,
-            early_stop_kl=ppo.early_stop_kl,
-            generator=stream(self.config.runtime.seed, "minibatches", update),
-            train_policy=self.trains_policy(update),
-            first_pass=begun,
-            extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining else None,
-            judge=judge,
-            **self._numerics,
-        )
+        with nullcontext() if trains_policy else learner.frozen_policy():
+            return ppo_update(
+                learner,
+                self.roles.optimizer,
+                experience,
+                objective_of(self.config, experience, coefficients, train_policy=trains_policy),
+                num_epochs=ppo.num_epochs,
+                num_minibatches=ppo.num_minibatches,
+                max_grad_norm=ppo.max_grad_norm,
+                early_stop_kl=ppo.early_stop_kl,
+                generator=stream(self.config.runtime.seed, "minibatches", update),
+                extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining and trains_policy else None,
+                check_step=check_step,
+            )
 
-    def distance_moved(self, experience: Experience) -> dict[str, float]:
-        """How far the update has led, where a controller asks: one forward pass more."""
+    def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
+        """How far the update moved the policy, if a controller needs it: one more forward pass."""
         if self.config.ppo.policy_loss != "kl_penalty_adaptive":
             return {}
-        return {"policy/distance_moved": distance_moved(self.roles.actor_critic, experience, **self._numerics)}
+        return {"policy/distance_moved": distance_moved(learner, experience)}
 
     def learning_rate(self, update: int) -> float:
-        """The peak rate of an update's steps."""
+        """The learning rate of an update's steps."""
         ppo = self.config.ppo
         return learning_rate_at(
             update - 1,
@@ -155,6 +172,28 @@ class PpoSteps:
     def trains_policy(self, update: int) -> bool:
         """False while the critic warms up."""
         return update > self.config.ppo.value_warmup_updates
+
+    def costs(self, rollout: Rollout, result: UpdateResult, update: int, *, reused: bool) -> dict[str, float]:
+        """FLOPs of the update's phases; `reused`: the first pass gave the old log probabilities and values as well."""
+        return self._costs.metrics(
+            rollout,
+            reevaluated=not reused and not self.roles.engine.is_exact,
+            num_passes=result.num_steps / self.config.ppo.num_minibatches,
+            train_policy=self.trains_policy(update),
+        )
+
+    def metrics(self, update: int, drawn: Sequence[Prompt], rollout: Rollout) -> dict[str, float]:
+        """Learning rate, staleness, distinct prompts and memory of an update."""
+        return {
+            "policy/learning_rate": self.learning_rate(update),
+            "policy/staleness": update - 1 - int(rollout.policy_version.min()),
+            "prompt/distinct": len({prompt.text for prompt in drawn}) / len(drawn),
+            **memory_in_use(self.run.device),
+        }
+
+    @cached_property
+    def _costs(self) -> Costs:
+        return Costs.of(self.roles, recomputes=self.config.runtime.activation_checkpointing)
 
     @property
     def _numerics(self) -> dict[str, Any]:

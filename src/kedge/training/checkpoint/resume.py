@@ -1,4 +1,4 @@
-"""From one step of a run to the next: go on where it was left, save it when that is due, end it when that is asked."""
+"""The loop over a run's steps: resumes from the newest checkpoint, saves when one is due, stops when asked to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.errors import OutputError
+from kedge.errors import NumericsError, OutputError
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.state import (
     module_tensors,
@@ -21,56 +21,68 @@ from kedge.training.checkpoint.state import (
     restore_optimizer,
     restore_random_state,
 )
-from kedge.training.checkpoint.store import Checkpoint, save_checkpoint
+from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.stopping import Stopping
 
-__all__ = ["CHECKPOINTS", "Keeper", "Log", "Resumable", "Unkept"]
+__all__ = ["CHECKPOINTS", "CheckpointedLoop", "Log", "PlainLoop", "Stateful", "TrainingState"]
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run's checkpoints, inside the run's own."""
+
+
+class Stateful(Protocol):
+    """Anything besides weights and optimizer that changes in the course of a run and is resumed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, in JSON's types."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Continue from a `state_dict`."""
+        ...
 
 
 class Log(Protocol):
     """A file of rows that grows with the run."""
 
     def sync(self) -> None:
-        """Have the disk take every row so far."""
+        """Force every row so far to the disk."""
         ...
 
 
 @dataclass(frozen=True)
-class Resumable:
-    """All that changes in the course of a run.
+class TrainingState:
+    """Everything that changes in the course of a run.
 
     Attributes:
-        modules: What is trained, by name.
-        optimizer: Of all of it.
-        progress: Everything else, in JSON's types: where the data stands, coefficients that adapt.
+        modules: The trained modules, by name.
+        optimizer: Of all their parameters.
+        parts: Everything else, by name: data streams, coefficients, the guard's memory.
     """
 
     modules: Mapping[str, nn.Module]
     optimizer: Optimizer
-    progress: Callable[[], dict[str, Any]] = field(default=dict)
+    parts: Mapping[str, Stateful] = field(default_factory=dict)
 
 
-class Keeper:
-    """Keeps a run: its steps are counted, saved and ended here.
+class CheckpointedLoop:
+    """Counts a run's steps, saves them, and ends the run.
 
-        with Keeper(…) as keeper:
-            keeper.restore(Resumable(…))
-            for step in keeper.steps(num_steps):
+        with CheckpointedLoop(…) as loop:
+            loop.restore(TrainingState(…))
+            for step in loop.steps(num_steps):
                 …
-                keeper.weights_change()
+                loop.begin_changes()
                 …
 
     Args:
-        folder: Where its checkpoints lie.
+        folder: Where the checkpoints are.
         kind: The stage.
-        fingerprint: What the run is made from; see `Manifest`.
+        fingerprint: Hashes of the run's inputs; see `Manifest`.
         schedule: When a checkpoint is due.
-        keep: How many checkpoints stay.
+        keep: How many checkpoints are kept.
         asked: Whether the run is asked to stop.
-        found: The checkpoint that it goes on from; None begins anew.
+        found: The checkpoint to resume from; None starts a new run.
     """
 
     def __init__(
@@ -88,39 +100,52 @@ class Keeper:
         self._schedule, self._keep, self._asked, self._found = schedule, keep, asked, found
         self._saved_at = found.update if found else None
         self._logs: Sequence[Log] = ()
-        self._run: Resumable | None = None
+        self._state: TrainingState | None = None
         self._boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]] | None = None
         self._is_changing = False
         self.done = found.update if found else 0
 
     def sync_before_saving(self, *logs: Log) -> None:
-        """A checkpoint never knows of rows that the disk does not have."""
+        """Force these logs to the disk before each save: a checkpoint never refers to rows that the disk lacks."""
         self._logs = logs
 
-    def restore(self, run: Resumable) -> Mapping[str, Any] | None:
-        """Keep this run from now on; put it where the newest checkpoint left it.
-
-        Returns:
-            What `progress` gave when it was saved; None where there is no checkpoint, and the run begins.
+    def restore(self, state: TrainingState) -> None:
+        """Checkpoint this state from now on; if the run is resumed, load all of it from the checkpoint.
 
         Raises:
             DataError: The checkpoint does not fit the run.
         """
-        self._run = run
-        if (found := self._found) is None:
-            return None
-        for name, module in run.modules.items():
-            restore_module(module, found.tensors(name))
-        restore_optimizer(run.optimizer, found.tensors("optimizer"), found.state["optimizer"])
-        restore_random_state(found.tensors("random"), found.state["random"])
-        return found.state["progress"]
+        self._state = state
+        if self._found is None:
+            return
+        self._load_weights(state, self._found)
+        progress = self._found.state["progress"]
+        for name, part in state.parts.items():
+            part.load_state_dict(progress[name])
+        restore_random_state(self._found.tensors("random"), self._found.state["random"])
 
-    def steps(self, num_steps: int) -> Iterator[int]:
-        """The numbers of the steps to come, from 1 on; between two of them the run is saved, or ended.
+    def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
+        """Load weights and optimizer from the newest valid checkpoint; data streams and coefficients stay.
+
+        Args:
+            on_rejected: Receives a line for each newer checkpoint that is not valid.
 
         Raises:
-            KeyboardInterrupt, Terminated: The run was asked to stop; it is saved as it stands after the last step.
-            OutputError: The disk takes no checkpoint.
+            NumericsError: There is no valid checkpoint.
+        """
+        assert self._state is not None, "restore first"
+        self.begin_changes()
+        found = newest_valid(self._folder, on_rejected=on_rejected)
+        if found is None:
+            raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
+        self._load_weights(self._state, found)
+
+    def steps(self, num_steps: int) -> Iterator[int]:
+        """The numbers of the remaining steps, from 1; between two steps the run is saved or stopped.
+
+        Raises:
+            KeyboardInterrupt, Terminated: The run was asked to stop; it is saved as it is after the last step.
+            OutputError: A checkpoint cannot be written.
         """
         self._remember()
         for step in range(self.done + 1, num_steps + 1):
@@ -132,19 +157,19 @@ class Keeper:
                 self.save()
         self._asked.raise_if_requested()
 
-    def weights_change(self) -> None:
-        """From here to the step's end, a run that is stopped is as its last checkpoint has it: half a step is none."""
+    def begin_changes(self) -> None:
+        """Weights change from here to the end of the step: if the run stops before that, the step is discarded."""
         self._is_changing = True
 
     def save(self) -> None:
-        """Save the run as it stands after its last whole step, unless that is done already."""
-        if self._run is None or self._boundary is None or self._is_changing or self._saved_at == self.done:
+        """Save the state after the last complete step, unless it is saved already."""
+        if self._state is None or self._boundary is None or self._is_changing or self._saved_at == self.done:
             return
         for log in self._logs:
             log.sync()
         progress, streams, generators = self._boundary
-        moments, groups = optimizer_state(self._run.optimizer)
-        tensors = {name: module_tensors(module) for name, module in self._run.modules.items()}
+        moments, groups = optimizer_state(self._state.optimizer)
+        tensors = {name: module_tensors(module) for name, module in self._state.modules.items()}
         save_checkpoint(
             self._folder,
             update=self.done,
@@ -157,40 +182,46 @@ class Keeper:
         self._saved_at = self.done
         self._schedule.saved()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CheckpointedLoop:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save a run that ends on its way, for whatever reason, as it was after its last whole step."""
+        """Save an interrupted run, whatever the reason, as it was after its last complete step."""
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
             self.save()
-        self._run = None  # who is asked for its progress may hold this keeper: models are freed now, not some day
+        self._state = None  # frees the models now: what they belong to may hold this loop
+
+    def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
+        for name, module in state.modules.items():
+            restore_module(module, found.tensors(name))
+        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
 
     def _remember(self) -> None:
-        """What moves before the weights do: a step that is dropped half way is taken again from here."""
-        assert self._run is not None, "restore first"
-        self._boundary = (self._run.progress(), *random_state())
+        """Keep what changes before the weights do: a discarded step is repeated from here."""
+        assert self._state is not None, "restore first"
+        progress = {name: part.state_dict() for name, part in self._state.parts.items()}
+        self._boundary = (progress, *random_state())
 
 
-class Unkept:
-    """Stands where a keeper would for a run that nobody keeps: it begins, and ends by itself."""
+class PlainLoop:
+    """The same loop without checkpoints."""
 
     def __init__(self) -> None:
         self.done = 0
 
-    def restore(self, run: Resumable) -> None:
-        """There is nothing to go on from."""
+    def restore(self, state: TrainingState) -> None:
+        """Nothing is restored."""
 
     def steps(self, num_steps: int) -> Iterator[int]:
-        """The numbers of the steps, from 1 on."""
+        """The numbers of the steps, from 1."""
         for step in range(1, num_steps + 1):
             yield step
             self.done = step
 
-    def weights_change(self) -> None:
-        """Nobody asks."""
+    def begin_changes(self) -> None:
+        """Nothing is saved."""
 
     def save(self) -> None:
-        """There is nowhere to save to."""
+        """Nothing is saved."""

@@ -1,34 +1,35 @@
-"""Who is to blame for a figure that is not finite: which response, which of its tokens, or which weight."""
+"""Finds the response, token or weight behind a non-finite value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from kedge.algorithm.experience import Experience, Rollout
-from kedge.models import ResponseOutputs
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.training.learner import B, Batch, Learner
+from kedge.training.objective import Objective
 
-__all__ = ["Offender", "find_dead_weight", "find_in_experience", "find_in_rollout", "search_minibatch"]
+__all__ = ["BadValue", "find_bad_weight", "find_in_experience", "find_in_rollout", "search_minibatch"]
 
 
 @dataclass(frozen=True)
-class Offender:
-    """A figure, and where it stands.
+class BadValue:
+    """A value that must not be trained on, and where it is.
 
     Attributes:
-        what: What it is a figure of.
-        figure: The figure.
-        row: The response, counted from 0; None where no single one is to blame.
-        token: The token of the response, counted from 0; None where the figure is of all of it.
+        what: What it is a value of.
+        value: The value.
+        row: The response, counted from 0; None where it belongs to no single one.
+        token: The token of the response, counted from 0; None where it belongs to the whole response.
     """
 
     what: str
-    figure: float
+    value: float
     row: int | None = None
     token: int | None = None
 
@@ -36,22 +37,23 @@ class Offender:
         """`the critic's value at token 3 of response 2 is nan`."""
         place = "" if self.token is None else f" at token {self.token}"
         place += "" if self.row is None else f" of response {self.row}"
-        return f"{self.what}{place} is {self.figure:.4g}"
+        return f"{self.what}{place} is {self.value:.4g}"
 
 
-def find_in_rollout(rollout: Rollout) -> Offender | None:
-    """The first figure of the sampler's that is not finite."""
-    figures = [("the sampler's log probability", rollout.logprobs, rollout.response_mask)]
+def find_in_rollout(rollout: Rollout) -> BadValue | None:
+    """The first non-finite value from the sampler."""
+    values = [("the sampler's log probability", rollout.logprobs, rollout.action_mask)]
     if rollout.values is not None:
-        figures.append(("the sampler's value", rollout.values, rollout.response_mask))
-    return _first_nonfinite(figures)
+        values.append(("the sampler's value", rollout.values, rollout.action_mask))
+    return _first_nonfinite(values)
 
 
-def find_in_experience(experience: Experience) -> Offender | None:
-    """The first figure of experience that is not finite, in the order in which one is made from another."""
-    mask, slots = experience.rollout.response_mask, experience.reward_mask
-    figures = [
+def find_in_experience(experience: Experience) -> BadValue | None:
+    """The first non-finite value of experience, in the order in which one is computed from another."""
+    mask, slots = experience.action_mask, experience.reward_mask
+    values = [
         ("the score", experience.scores, None),
+        ("the token score", experience.token_scores, mask),
         ("the policy's log probability", experience.old_logprobs, mask),
         ("the reference's log probability", experience.ref_logprobs, mask),
         ("the critic's value", experience.values, slots),
@@ -59,63 +61,68 @@ def find_in_experience(experience: Experience) -> Offender | None:
         ("the return", experience.returns, slots),
         ("the advantage", experience.advantages, mask),
     ]
-    return _first_nonfinite((what, figure, counted) for what, figure, counted in figures if figure is not None)
+    return _first_nonfinite((what, value, counted) for what, value, counted in values if value is not None)
 
 
-def find_dead_weight(modules: Mapping[str, nn.Module]) -> str | None:
-    """The first weight that is not finite, in words; no step that is left out mends it.
+def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
+    """The first non-finite weight, in words; skipping steps cannot repair it.
 
     Args:
-        modules: All that takes part, by what a user calls it.
+        modules: All models of the run, by the name that a user knows them by.
     """
     for owner, module in modules.items():
         for name, weight in module.named_parameters():
             if not bool(weight.isfinite().all()):
-                return f"{owner}: {name} holds {_nonfinite_value(weight.detach()):.4g}"
+                return f"{owner}: {name} contains {_nonfinite_value(weight.detach()):.4g}"
     return None
 
 
 def search_minibatch(
-    evaluate: Callable[[Experience], tuple[ResponseOutputs, Tensor]],
-    minibatch: Experience,
+    learner: Learner[B],
+    objective: Objective,
+    minibatch: B,
+    numbers: Sequence[int],
     parameters: Sequence[nn.Parameter],
-) -> Offender:
-    """Compute a minibatch again, response by response, for the one to blame for its loss or gradient.
+) -> BadValue:
+    """Recompute a minibatch row by row, to find the one behind a bad loss or gradient.
 
-    It is slow, and for the rare step that went wrong. The parameters' gradients are overwritten.
+    Slow, and only for the rare step that went wrong. Overwrites the parameters' gradients.
 
     Args:
-        evaluate: What the models say about some rows, and their share of the loss.
+        learner: Evaluates policy and critic.
+        objective: The total loss.
         minibatch: The rows of the step.
+        numbers: Their row numbers in the whole batch.
         parameters: What the gradient is of.
 
     Returns:
-        The first figure that is not finite; else the gradient's norm of the response where it is largest.
+        The first value that is not finite; else the gradient norm of the row where it is largest.
     """
-    found: list[Offender] = []
-    for row in range(minibatch.rollout.num_responses):
-        part = minibatch.select(slice(row, row + 1))
-        outputs, loss = evaluate(part)
-        if offender := _find_in_outputs(outputs, part):
-            return replace(offender, row=row)
+    divisors = objective.divisors(minibatch)
+    found: list[BadValue] = []
+    for index, row in enumerate(numbers):
+        part = minibatch.select(slice(index, index + 1))
+        outputs = learner.evaluate(part)
+        loss = objective(outputs, part, divisors).loss
+        if bad := _find_in_outputs(outputs, part):
+            return replace(bad, row=row)
         if loss.isfinite():
-            found.append(Offender("the gradient's norm", _gradient_norm(loss, parameters), row))
+            found.append(BadValue("the gradient's norm", _gradient_norm(loss, parameters), row))
         else:
-            found.append(Offender("the loss", float(loss.detach()), row))
-    if len(found) > 1 and not any(math.isfinite(each.figure) for each in found):
+            found.append(BadValue("the loss", float(loss.detach()), row))
+    if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
         return replace(found[0], what=f"{found[0].what} of each response", row=None)
-    return max(found, key=lambda each: each.figure if math.isfinite(each.figure) else math.inf)
+    return max(found, key=lambda each: each.value if math.isfinite(each.value) else math.inf)
 
 
-def _find_in_outputs(outputs: ResponseOutputs, experience: Experience) -> Offender | None:
-    mask = experience.rollout.response_mask
-    return _first_nonfinite(
-        [
-            ("the policy's log probability", outputs.logprobs.detach(), mask),
-            ("the policy's entropy", outputs.entropy.detach(), mask),
-            ("the critic's value", outputs.values.detach(), experience.reward_mask),
-        ]
-    )
+def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
+    values = [
+        ("the policy's log probability", outputs.logprobs.detach(), batch.action_mask),
+        ("the policy's entropy", outputs.entropy.detach(), batch.action_mask),
+    ]
+    if outputs.values is not None:
+        values.append(("the critic's value", outputs.values.detach(), batch.reward_mask))
+    return _first_nonfinite(values)
 
 
 def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> float:
@@ -125,15 +132,15 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> float:
     return float(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 
 
-def _first_nonfinite(figures: Iterable[tuple[str, Tensor, Tensor | None]]) -> Offender | None:
-    """The first of several tensors, each with what counts in it, that holds something else than finite numbers."""
-    counted = [(what, figure if mask is None else torch.where(mask, figure, 0.0)) for what, figure, mask in figures]
-    # One wait for the device, as long as all is well.
-    fine = torch.stack([figure.isfinite().all() for _, figure in counted]).tolist()
-    for (what, figure), is_fine in zip(counted, fine, strict=True):
-        if not is_fine:
-            place = (~figure.isfinite()).nonzero()[0].tolist()
-            return Offender(what, float(figure[tuple(place)]), *place)
+def _first_nonfinite(values: Iterable[tuple[str, Tensor, Tensor | None]]) -> BadValue | None:
+    """The first of several tensors, each with its mask, that contains a non-finite value."""
+    counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in values]
+    # One wait for the device, as long as all values are finite.
+    finite = torch.stack([value.isfinite().all() for _, value in counted]).tolist()
+    for (what, value), is_finite in zip(counted, finite, strict=True):
+        if not is_finite:
+            place = (~value.isfinite()).nonzero()[0].tolist()
+            return BadValue(what, float(value[tuple(place)]), *place)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Steps that are far outside of what the run has been used to."""
+"""Detects steps far outside of the run's history."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-__all__ = ["SpikeWatch"]
+__all__ = ["SpikeDetector"]
 
 NORMAL = 1.4826
-"""The standard deviation of normal numbers, over their median distance from their median."""
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 SMALLEST_SPREAD = 0.01
-"""A history that hardly moves makes no spike of a rounding error: one per cent of a norm, a hundredth of a loss."""
+"""Lower bound of the spread, so that a nearly constant history makes no spike of a rounding error: 1 % of a norm, 0.01
+of a loss."""
 
 
 def _log(norm: float) -> float:
-    """Norms differ by factors; one of 0 is as good as very small."""
+    """Norms differ by factors; 0 counts as very small."""
     return math.log(max(norm, 1e-30))
 
 
 WATCHED: Mapping[str, Callable[[float], float]] = {"policy/grad_norm": _log, "loss/total": float}
-"""The figures that are watched, each on the scale on which its history is compared."""
+"""The metrics that are watched, with the scale of the comparison."""
 
 
-class SpikeWatch:
+class SpikeDetector:
     """Compares each step with those before it.
 
     spike:  x > median + k·σ,   σ = 1.4826 · median |x − median|   over the last n steps that were taken
 
     x is the log of the gradient's norm, and the loss. Medians, because a mean and its deviation grow with the very
-    spikes that they are to tell. As long as there are fewer than n steps, nothing is a spike.
+    spikes that they should detect. During the first n steps nothing is a spike.
 
     Args:
         sigma: k > 0.
@@ -46,7 +47,7 @@ class SpikeWatch:
         self._past: dict[str, deque[float]] = {name: deque(maxlen=history) for name in WATCHED}
 
     def find(self, figures: Mapping[str, float]) -> str | None:
-        """The first of a step's figures that is a spike, in words."""
+        """The first metric of a step that is a spike, in words."""
         for name, scale in WATCHED.items():
             past = self._past[name]
             if len(past) < self._length:
@@ -61,16 +62,16 @@ class SpikeWatch:
         return None
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Remember a step that was taken."""
+        """Add a step that was taken to the history."""
         for name, scale in WATCHED.items():
             self._past[name].append(scale(figures[name]))
 
-    def state(self) -> dict[str, Any]:
-        """The history, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """The history, in JSON's types."""
         return {name: list(past) for name, past in self._past.items()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`."""
         for name, past in self._past.items():
             past.clear()
             past.extend(state[name])

@@ -16,7 +16,7 @@ from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.models import budget_batches
-from kedge.training.checkpoint.resume import Keeper, Resumable, Unkept
+from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop, TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,
@@ -79,6 +79,25 @@ class Outcome:
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class LastEvaluation:
+    """The metrics of the last evaluation on held-out examples; resumed with the run.
+
+    Attributes:
+        metrics: By name; empty before the first evaluation.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, float]:
+        """The metrics."""
+        return dict(self.metrics)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from `state`."""
+        self.metrics = dict(state)
+
+
 class TrainingSettings(TypedDict, total=False):
     """The keyword arguments of `train_supervised` that the stages hand on as they are; it says what they mean."""
 
@@ -95,7 +114,7 @@ class TrainingSettings(TypedDict, total=False):
     num_evaluations: int
     seed: int
     on_step: StepCallback
-    keeper: Keeper | Unkept
+    loop: CheckpointedLoop | PlainLoop
 
 
 def train_supervised(
@@ -117,7 +136,7 @@ def train_supervised(
     num_evaluations: int = 5,
     seed: int = 0,
     on_step: StepCallback = lambda step, metrics: None,
-    keeper: Keeper | Unkept | None = None,
+    loop: CheckpointedLoop | PlainLoop | None = None,
 ) -> Outcome:
     """Minimise an objective over shuffled batches with Adam.
 
@@ -143,7 +162,7 @@ def train_supervised(
         num_evaluations: Evaluations on the held-out examples, evenly over the run, the last after the last step.
         seed: Decides the order of the examples.
         on_step: Receives the number of each step, from 1, and its metrics.
-        keeper: Saves the run on its way, and says from where it goes on; None keeps nothing.
+        loop: Counts the steps, saves and resumes the run; None saves nothing.
 
     Raises:
         NumericsError: A loss or gradient was not finite; the weights are those before it. The example is named.
@@ -158,32 +177,29 @@ def train_supervised(
         adam_eps_mode=adam_eps_mode,
         weight_decay=weight_decay,
     )
-    keeper = keeper or Unkept()
-    evaluation: dict[str, float] = {}
-    if made := keeper.restore(Resumable({"weights": weights}, optimizer, lambda: {"evaluation": evaluation})):
-        evaluation = dict(made["evaluation"])
-    taken = keeper.done
+    loop, evaluation = loop or PlainLoop(), LastEvaluation()
+    loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation}))
+    taken = loop.done
     batches = _batches(len(examples), num_epochs=num_epochs, batch_size=batch_size, seed=seed)
     try:
-        for step, rows in zip(keeper.steps(num_steps), islice(batches, keeper.done, None), strict=False):
+        for step, rows in zip(loop.steps(num_steps), islice(batches, loop.done, None), strict=False):
             rate = learning_rate_at(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(optimizer, rate)
-            keeper.weights_change()
+            loop.begin_changes()
             metrics = _take_step(
                 objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm
             )
             taken = step
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
-                evaluation = evaluate(objective, held_out, micro_batch_tokens=split)
-                metrics |= {f"eval/{name}": value for name, value in evaluation.items()}
+                evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split)
+                metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
             on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
-        # Now, before anybody works on the weights for their last use.
-        keeper.save()
-        return Outcome(taken, interruption, evaluation)
-    return Outcome(taken, evaluation=evaluation)
+        loop.save()  # before the caller changes the weights for the model that it saves
+        return Outcome(taken, interruption, evaluation.metrics)
+    return Outcome(taken, evaluation=evaluation.metrics)
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:

@@ -1,19 +1,31 @@
-"""The weights that move during a run, against the published rules computed by hand."""
+"""Coefficients and objective as configured, and their controllers against the published rules computed by hand."""
+
+from copy import deepcopy
 
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.pipelines.ppo.coefficients import Coefficients
+from kedge.pipelines.ppo.settings import coefficients_of, objective_of, reward_kl_coef
 from tests.training.test_update import make_experience, make_models
 
 
+def configured(**settings):
+    return config_from_settings("ppo", {"num_prompts": 64, "num_updates": 100, **settings})
+
+
 def start(**settings):
-    return Coefficients.start(config_from_settings("ppo", {"num_prompts": 64, "num_updates": 100, **settings}))
+    return coefficients_of(configured(**settings))
 
 
 def adapt(coefficients, kl, **figures):
     metrics = {"objective/kl": kl, "policy/entropy": 1.0, "policy/approx_kl": 0.01, **figures}
-    return coefficients.adapt(metrics, num_responses=64)
+    adapted = deepcopy(coefficients)
+    adapted.adapt(metrics, num_responses=64)
+    return adapted
+
+
+def objective(experience, **settings):
+    return objective_of(configured(**settings), experience, start(**settings))
 
 
 def test_a_fixed_coefficient_never_moves():
@@ -35,9 +47,9 @@ def test_zieglers_controller_by_hand():
 
 
 def test_the_automatic_horizon_is_a_thirtieth_of_the_run_and_never_over_zieglers():
-    assert start(kl_controller="ziegler").horizon == 100 * 64 // 30
-    assert start(kl_controller="ziegler", num_updates=10**6).horizon == 10_000
-    assert start(kl_controller="ziegler", kl_horizon=77).horizon == 77
+    assert start(kl_controller="ziegler").controllers.kl_horizon == 100 * 64 // 30
+    assert start(kl_controller="ziegler", num_updates=10**6).controllers.kl_horizon == 10_000
+    assert start(kl_controller="ziegler", kl_horizon=77).controllers.kl_horizon == 77
 
 
 def test_the_controller_sleeps_through_the_first_part_of_the_run():
@@ -58,9 +70,9 @@ def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
 
 def test_the_kl_coefficient_is_paid_in_one_place_only():
     experience = make_experience(make_models())
-    in_reward, in_loss = start(), start(kl_in="loss", kl_estimator="k2")
-    assert (in_reward.reward_kl_coef, in_reward.objective(experience).kl_coef) == (0.05, 0.0)
-    assert (in_loss.reward_kl_coef, in_loss.objective(experience).kl_coef) == (0.0, 0.05)
+    for where, expected in (("reward", (0.05, 0.0)), ("loss", (0.0, 0.05))):
+        in_reward = reward_kl_coef(configured(kl_in=where), start())
+        assert (in_reward, objective(experience, kl_in=where).kl_coef) == expected
 
 
 def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
@@ -68,10 +80,10 @@ def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
     counted = experience.returns[experience.reward_mask].tolist()
     mean = sum(counted) / len(counted)
     spread = (sum((x - mean) ** 2 for x in counted) / len(counted)) ** 0.5
-    assert start().objective(experience).value_unit == pytest.approx(spread, rel=1e-5)
-    assert start(value_unit="score").objective(experience).value_unit == 1.0
+    assert objective(experience).value_unit == pytest.approx(spread, rel=1e-5)
+    assert objective(experience, value_unit="score").value_unit == 1.0
 
 
 def test_mse_is_twice_half_mse():
     experience = make_experience(make_models())
-    assert start(value_loss="mse", value_coef=0.5).objective(experience).value_coef == 1.0
+    assert objective(experience, value_loss="mse", value_coef=0.5).value_coef == 1.0

@@ -1,0 +1,102 @@
+"""From the configuration to the algorithm's own settings: advantage estimate, coefficients, objective."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kedge.algorithm.advantages import Advantage, GeneralizedAdvantage, NStepAdvantage, RewardToGo, TotalReward
+from kedge.algorithm.experience import Experience
+from kedge.config import Config
+from kedge.training.controllers import Coefficients, Controllers
+from kedge.training.objective import Objective, Surrogate
+
+__all__ = ["advantage_of", "coefficients_of", "objective_of", "reward_kl_coef"]
+
+ZIEGLER_HORIZON = 10_000
+MIN_SPREAD = 1e-3
+"""Returns that spread less count as constant; scaling them up would only amplify noise."""
+
+SURROGATES: dict[str, Surrogate] = {
+    "clipped": "clipped",
+    "unclipped": "unclipped",
+    "kl_penalty_fixed": "kl_penalty",
+    "kl_penalty_adaptive": "kl_penalty",
+}
+
+
+def advantage_of(config: Config) -> Advantage:
+    """The estimate that `ppo.advantage` names."""
+    ppo = config.ppo
+    estimates: dict[str, Advantage] = {
+        "gae": GeneralizedAdvantage(ppo.gamma, ppo.gae_lambda),
+        "monte_carlo": GeneralizedAdvantage(ppo.gamma, gae_lambda=1.0),
+        "td": GeneralizedAdvantage(ppo.gamma, gae_lambda=0.0),
+        "n_step": NStepAdvantage(ppo.gamma, ppo.advantage_steps),
+        "to_go": RewardToGo(ppo.gamma),
+        "total": TotalReward(ppo.gamma),
+    }
+    return estimates[ppo.advantage]
+
+
+def coefficients_of(config: Config) -> Coefficients:
+    """The first update's coefficients, and what adapts them."""
+    ppo = config.ppo
+    adaptive = ppo.policy_loss == "kl_penalty_adaptive"
+    controllers = Controllers(
+        kl=ppo.kl_controller,
+        kl_target=ppo.kl_target,
+        kl_horizon=ppo.kl_horizon or _automatic_horizon(config),
+        kl_wait_updates=ppo.kl_wait_fraction * ppo.num_updates,
+        entropy_target=ppo.entropy_target,
+        surrogate_kl_target=ppo.surrogate_kl_target if adaptive else None,
+    )
+    return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
+
+
+def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:
+    """β of the KL in the reward; 0 where the KL is in the loss."""
+    return coefficients.kl_coef if config.ppo.kl_in == "reward" else 0.0
+
+
+def objective_of(
+    config: Config, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True
+) -> Objective:
+    """The total loss of one update.
+
+    Args:
+        config: The configuration.
+        experience: Its returns may be the unit of the value loss.
+        coefficients: The update's.
+        train_policy: False while the critic warms up.
+    """
+    ppo = config.ppo
+    return Objective(
+        policy_loss=SURROGATES[ppo.policy_loss],
+        clip_range=ppo.clip_range,
+        clip_range_high=ppo.clip_range_high,
+        dual_clip=ppo.dual_clip,
+        surrogate_kl_coef=coefficients.surrogate_kl_coef,
+        value_clip_range=ppo.value_clip_range,
+        value_coef=ppo.value_weight,
+        value_unit=1.0 if ppo.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
+        entropy_coef=coefficients.entropy_coef,
+        kl_coef=coefficients.kl_coef if ppo.kl_in == "loss" else 0.0,
+        kl_estimator=ppo.resolved_kl_estimator,
+        aggregation=ppo.aggregation,
+        constant_length=config.rollout.max_new_tokens,
+        train_policy=train_policy,
+    )
+
+
+def _automatic_horizon(config: Config) -> int:
+    """Ziegler's horizon, but at most 1/30 of the run.
+
+    An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. At 10,000 a run of a few thousand
+    responses would end before β has moved; at 1/30 of the run β can change by e^6 in total, either way.
+    """
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 30))
+
+
+def _spread(returns: Tensor) -> float:
+    """Their standard deviation, at least `MIN_SPREAD`."""
+    return max(float(returns.std(correction=0)), MIN_SPREAD)
