@@ -39,10 +39,10 @@ RELIABILITY = (
     Mutation(
         "old-checkpoints-deleted-first",
         "training/checkpoint/store.py",
-        "        if not _is_valid(final):\n            _write_beside(final, write)\n"
+        "        if not _is_valid(final):\n            _write_atomically(final, write)\n"
         "        _delete_surplus(folder, update=update, keep=keep)\n",
         "        _delete_surplus(folder, update=update, keep=keep)\n"
-        "        if not _is_valid(final):\n            _write_beside(final, write)\n",
+        "        if not _is_valid(final):\n            _write_atomically(final, write)\n",
         f"{CHECKPOINT}::test_an_old_one_goes_only_after_the_new_one_is_there",
     ),
     Mutation(
@@ -100,7 +100,7 @@ RELIABILITY = (
         "training/checkpoint/save_schedule.py",
         "        self._saved_at = self._clock()\n",
         "        pass\n",
-        f"{SCHEDULE}::test_every_so_many_minutes_since_the_last_save",
+        f"{SCHEDULE}::test_every_m_minutes_since_the_last_save",
     ),
     # Signals.
     Mutation(
