@@ -1,4 +1,4 @@
-"""What fine-tuning and the reward model minimise, on tiny random models of three families."""
+"""The supervised losses on tiny random models of three families."""
 
 from __future__ import annotations
 
