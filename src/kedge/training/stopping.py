@@ -63,22 +63,22 @@ def stopping(grace_seconds: float = GRACE_SECONDS) -> Iterator[Stopping]:
     Args:
         grace_seconds: Seconds from the signal to the interruption.
     """
-    asked = Stopping()
+    stop = Stopping()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        asked.request(signum)
+        stop.request(signum)
         _set_timer(grace_seconds)
 
     def on_timer(_signum: int, _frame: FrameType | None) -> None:
-        asked.raise_if_requested()
+        stop.raise_if_requested()
 
     handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, **({_TIMER: on_timer} if _TIMER else {})}
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
-        yield asked
+        yield stop
     finally:
         _set_timer(0.0)
         for signum, handler in before.items():

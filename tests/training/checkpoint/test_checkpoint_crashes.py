@@ -105,12 +105,12 @@ def survive_kills(folder: Path, count: int, *, longest: float) -> int:
     """Repeatedly kill a run that saves continuously; return how many kills interrupted a save or deletion."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.checkpoint.saver"])
-    told, rng, halves, before = folder.parent / "saved", random.Random(0), 0, ""
-    told.touch()
+    saved, rng, halves, before = folder.parent / "saved", random.Random(0), 0, ""
+    saved.touch()
     for _ in range(count):
-        run = context.Process(target=save_until_killed, args=(folder, told))
+        run = context.Process(target=save_until_killed, args=(folder, saved))
         run.start()
-        while run.is_alive() and told.read_text() == before:
+        while run.is_alive() and saved.read_text() == before:
             time.sleep(0.002)  # until it has saved once
         time.sleep(rng.uniform(0, longest))
         assert run.is_alive()
@@ -120,7 +120,7 @@ def survive_kills(folder: Path, count: int, *, longest: float) -> int:
         newest = newest_valid(folder, on_rejected=refuse)
         assert newest is not None
         assert is_consistent(newest)
-        before = told.read_text()
+        before = saved.read_text()
         assert newest.update >= int(before)
     return halves
 
