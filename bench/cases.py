@@ -1,4 +1,4 @@
-"""What is measured: jobs that take turns, so that whatever slows the machine down slows all of them down."""
+"""The benchmark's cases: jobs that take turns, so that a slow machine affects all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bench.recipe import Workload
-from bench.systems import Job, Measurement, Workshop
+from bench.systems import Job, Measurement, Runner
 
 __all__ = [
     "ALIKE",
@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 Results = dict[str, dict[str, list[Measurement]]]
-"""Of each case and each of its jobs, by their names, a measurement per round."""
+"""Measurements per round, by case and job."""
 
 PEER, ALIKE, DEFAULT = "TRL 1.12.0", "kedge, like for like", "kedge, default"
 SHARED, SFT, SFT_BF16 = "kedge, shared trunk, fp32", "SFT step, fp32", "SFT step, bf16"
 LIKE_FOR_LIKE = ("ppo.critic=separate", "runtime.precision=fp32")
 PADDING_SHARES = {"0 %": (0.0, 0.0), "25 %": (0.25, 102.0), "50 %": (0.5, 40.0), "75 %": (0.75, 16.0)}
-"""Of each share of padding that is aimed at, the share itself and the hazard whose capped mean is 64·(1 − share)."""
+"""By target share of padding: the share, and the hazard whose capped mean is 64·(1 − share)."""
 PADDED_WIDTH = 64
 """Longest prompt and cap of the padding case, tokens each."""
 PADDED_BATCH = 32
-"""Its batch without padding; with padding it is larger by as much, so that the real tokens are as many."""
+"""Its batch size without padding; with padding it is larger, so that the number of real tokens stays the same."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Case:
     """Jobs that are compared with each other.
 
     Attributes:
-        name: What `--only` calls it.
-        jobs: By their names, in the order of every round.
-        num_rounds: How many times each is run.
+        name: Its name, as in `--only`.
+        jobs: The jobs by name, in the order of every round.
+        num_rounds: How many times each job is run.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Case:
 
 
 def cpu_cases(*, num_rounds: int) -> list[Case]:
-    """The comparisons, then the growths.
+    """The comparisons, then the scaling cases.
 
     Args:
-        num_rounds: Of what has a limit to meet; the rest runs once.
+        num_rounds: Rounds of the cases that have a target; the others run once.
     """
     compared = [
         Case("variable", _comparison(Workload()), num_rounds),
@@ -80,7 +80,7 @@ def gpu_cases(*, num_rounds: int) -> list[Case]:
 
 
 FULL = Workload(hazard=0, min_prompt=64)
-"""Prompts of 64 tokens and responses of 64: nothing is padding, for nobody."""
+"""Prompts of 64 tokens and responses of 64, without any padding."""
 
 
 def _comparison(load: Workload) -> dict[str, Job]:
@@ -96,14 +96,14 @@ def _sft(load: Workload) -> Job:
 
 
 def growth_cases(*, num_rounds: int) -> list[Case]:
-    """Kedge alone, as it is by default, with one thing growing."""
+    """Kedge only, with default settings and one growing quantity."""
     base = Job("ppo", Workload(), num_updates=4)
     return [
         Case("batch", {str(batch): replace(base, batch=batch) for batch in (16, 32, 64, 128)}),
         Case("response", {str(length): _full_responses(base, length) for length in (32, 64, 128, 256)}),
         Case("padding", {name: _padded(base, *share) for name, share in PADDING_SHARES.items()}, num_rounds),
         Case("epochs", {str(epochs): replace(base, num_epochs=epochs) for epochs in (1, 2, 4, 8)}),
-        Case("vocabulary", {f"{size} × {batch}": _worded(base, size, batch) for size, batch in VOCABULARIES}),
+        Case("vocabulary", {f"{size} × {batch}": _with_vocabulary(base, size, batch) for size, batch in VOCABULARIES}),
     ]
 
 
@@ -115,7 +115,7 @@ def _full_responses(base: Job, length: int) -> Job:
 
 
 def _padded(base: Job, share: float, hazard: float) -> Job:
-    """As many real tokens whatever the padding: prompts and responses grow shorter alike, and more in number."""
+    """With more padding, prompts and responses are shorter and more numerous; real tokens stay the same."""
     load = Workload(
         hazard=hazard,
         max_response=PADDED_WIDTH,
@@ -126,28 +126,28 @@ def _padded(base: Job, share: float, hazard: float) -> Job:
     return replace(base, workload=load, batch=round(PADDED_BATCH / (1 - share)))
 
 
-def _worded(base: Job, vocab_size: int, batch: int) -> Job:
-    """Memory alone is of interest: one epoch, and Adam's averages are there from the first step."""
+def _with_vocabulary(base: Job, vocab_size: int, batch: int) -> Job:
+    """Only memory matters here: one epoch, and Adam's moments exist from the first step."""
     load = Workload(vocab_size=vocab_size)
     return replace(base, workload=load, batch=batch, num_epochs=1, num_updates=2, num_dropped=1)
 
 
-def measure_case(case: Case, workshop: Workshop, say: Callable[[str], None]) -> dict[str, list[Measurement]]:
+def measure_case(case: Case, runner: Runner, report: Callable[[str], None]) -> dict[str, list[Measurement]]:
     """Run the jobs of a case in turn, round after round: A B C A B C …
 
     Args:
-        case: What is run.
-        workshop: Where.
-        say: Is told of each run.
+        case: The case.
+        runner: Runs the jobs.
+        report: Receives a line per run.
     """
     measured: dict[str, list[Measurement]] = {name: [] for name in case.jobs}
     for job in case.jobs.values():
-        workshop.workload(job.workload)
+        runner.workload(job.workload)
     for number in range(1, case.num_rounds + 1):
         for name, job in case.jobs.items():
-            result = workshop.measure(job, seed=number)
+            result = runner.measure(job, seed=number)
             measured[name].append(result)
-            say(
+            report(
                 f"{case.name}, round {number} of {case.num_rounds}, {name}: "
                 f"{result.seconds:.2f} s per update, {result.peak_memory:.2f} GiB"
             )

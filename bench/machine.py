@@ -1,4 +1,4 @@
-"""What the figures were measured on and with, and nothing that tells one such machine from another."""
+"""Describes the machine and the package versions, without anything that identifies the individual machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def available_cores() -> int:
-    """Cores that this process may keep busy."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -36,7 +36,7 @@ def describe_machine(num_threads: int) -> dict[str, str]:
 
 
 def describe_versions(peer: Path) -> dict[str, str]:
-    """The packages of both environments."""
+    """Package versions of both environments."""
     code = f"from importlib.metadata import version\nfor name in {PEER_PACKAGES}: print(name, version(name))"
     printed = subprocess.run([str(peer), "-c", code], capture_output=True, text=True, check=True).stdout
     return {
@@ -50,7 +50,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """The first `name: value` of each name in a file of /proc."""
+    """The `name: value` lines of a /proc file; the first of each name."""
     fields: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""How fast a card multiplies matrices in bf16, FLOP/s: the peak that a share can honestly be taken of.
+"""Measures a GPU's bf16 matrix-product rate, FLOP/s: an attainable peak.
 
 python -m bench.matmul_rate FILE     (writes the rate as a line of JSON)
 """
@@ -16,7 +16,7 @@ SIDE, REPEATS = 8192, 50
 
 
 def matmul_rate() -> float:
-    """FLOP/s of square products, after some to warm up."""
+    """FLOP/s of square products, after a warm-up."""
     left, right = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for _ in range(10):
         torch.matmul(left, right)

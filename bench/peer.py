@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
-"""The peer: PPO by TRL 1.12.0, the last release that has it, on a workload. Runs in an environment of its own.
+"""Runs PPO of TRL 1.12.0, the last release that has it, on a workload, in a separate environment.
 
     python peer.py WORKLOAD OUT --updates 5 --batch 32 --max-response 64 --epochs 4 --seed 0 --learning-rate 1e-9
 
-Writes a row per update into OUT/metrics.jsonl, its fields named as kedge names them. Gradient accumulation stays off:
-with it TRL's loop does not take the steps that its configuration says.
+Writes a row per update to OUT/metrics.jsonl, with kedge's field names. Gradient accumulation is off, because with it
+TRL's loop does not take the configured steps.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
 def now() -> float:
-    """The time, after a GPU has done what it was given."""
+    """The time, after pending GPU work has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 class Meter(TrainerCallback):
-    """Seconds of each phase and real tokens of each update, a row per update.
+    """Writes a row per update: seconds of each phase, and real tokens per second.
 
-    The phases are kedge's: `experience` is reference and critic, `train` all that is left, the epochs above all.
+    The phases are kedge's: `experience` is reference and critic, `train` is the remainder, mainly the epochs.
     """
 
     def __init__(self, rows: TextIO) -> None:
@@ -49,7 +49,7 @@ class Meter(TrainerCallback):
         self.started = 0.0
 
     def timed(self, function: Callable[..., Any], phase_of: Callable[..., str | None]) -> Callable[..., Any]:
-        """The function, its seconds added to the phase that `phase_of` tells from its arguments; None for none."""
+        """Wrap a function to add its seconds to the phase that `phase_of` returns for its arguments, if any."""
 
         def measured(*args: Any, **options: Any) -> Any:
             phase, started = phase_of(*args), now()
@@ -61,12 +61,12 @@ class Meter(TrainerCallback):
         return measured
 
     def counted(self, sample: Callable[..., Any], stop: int) -> Callable[..., Any]:
-        """TRL's sampler, the tokens of prompts and of responses up to their EOS counted."""
+        """Wrap TRL's sampler to count the tokens of prompts and of responses up to their EOS."""
 
         def counting(model: Any, prompts: torch.Tensor, batch: int, pad: int, config: Any) -> Any:
             sequences, logits = sample(model, prompts, batch, pad, config)
             ended = (sequences[:, prompts.shape[1] :] == stop).cumsum(1)
-            # A token counts until EOS has come: before it the running count is 0, and on it EOS itself is the first.
+            # A token counts if there is no EOS before it; EOS itself counts.
             before = torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], dim=1)
             self.num_tokens += int((prompts != pad).sum() + (before == 0).sum())
             return sequences, logits
@@ -92,7 +92,7 @@ class Meter(TrainerCallback):
 
 
 def train(options: argparse.Namespace, rows: TextIO) -> None:
-    """Load the four models in float32 and train for the updates asked for."""
+    """Load the four models in float32 and train for the requested updates."""
     torch.manual_seed(options.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.workload / "policy", padding_side="left")
     policy, reference = (
@@ -125,13 +125,13 @@ def train(options: argparse.Namespace, rows: TextIO) -> None:
 
 
 def prompts(path: Path, count: int) -> Dataset:
-    """As many prompts as the run takes, from the front again where there are fewer."""
+    """The prompts of the run, repeated if there are too few."""
     ids = [json.loads(line)["input_ids"] for line in path.read_text(encoding="utf-8").splitlines()]
     return Dataset.from_dict({"input_ids": [ids[index % len(ids)] for index in range(count)]})
 
 
 def configuration(options: argparse.Namespace) -> PPOConfig:
-    """TRL's settings. What is not set here (clip ranges, γ, λ, value coefficient, β) is by default as in kedge."""
+    """TRL's settings. The others (clip ranges, γ, λ, value coefficient, β) have the same defaults as in kedge."""
     return PPOConfig(
         output_dir=str(options.out),
         per_device_train_batch_size=options.batch,
@@ -156,7 +156,7 @@ def configuration(options: argparse.Namespace) -> PPOConfig:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", type=Path)
     parser.add_argument("out", type=Path)

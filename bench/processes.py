@@ -1,4 +1,4 @@
-"""One child process, alone: when each row of its metrics appeared, counted from its start, and its peak memory."""
+"""Runs a child process and measures when each row of its metrics appears, and its peak memory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["BenchError", "Finished", "environment", "run_alone"]
 
 GIB = 2**30
 TICK = 0.005
-"""Seconds between two looks at the child: fine against an update, and no load worth the name."""
+"""Polling interval in seconds: short compared with an update, and negligible load."""
 
 
 class BenchError(Exception):
-    """What keeps the benchmark from being run, in one line."""
+    """An error of the benchmark, in one line."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What was seen of a child from outside.
+    """Measurements of a child process.
 
     Attributes:
         arrivals: Seconds from its start to each row of its metrics.
-        peak_memory: Most resident memory, GiB; with `gpu` the most of the card's memory that was taken after a row.
+        peak_memory: Peak resident memory, GiB; with `gpu`, the most GPU memory in use after a row.
     """
 
     arrivals: tuple[float, ...]
@@ -35,7 +35,7 @@ class Finished:
 
 
 def environment(num_threads: int) -> dict[str, str]:
-    """This process's environment with as many threads for everybody, no network, no chatter."""
+    """This process's environment with a fixed number of threads, no network and no notices."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "KMP_"))}
     return {
         **kept,
@@ -54,12 +54,12 @@ def run_alone(
     Args:
         command: The program and its arguments.
         log: Gets what it prints.
-        rows: The file that it adds a line to per update, or None.
-        num_threads: CPU threads it may keep busy.
-        gpu: Whether memory is that of the GPU.
+        rows: The file to which it adds a line per update, or None.
+        num_threads: CPU threads it may use.
+        gpu: Measure GPU memory.
 
     Raises:
-        BenchError: It failed; the error ends with its last line.
+        BenchError: It failed; the error ends with its last line of output.
     """
     with log.open("wb") as printed:
         started = time.perf_counter()
@@ -77,7 +77,7 @@ def run_alone(
 
 
 def _watch(child: subprocess.Popen[bytes], rows: Path | None, started: float, gpu: bool) -> Finished:
-    """Note the rows as they come until the child ends; `wait4` alone tells one child's memory from another's."""
+    """Record the rows as they appear, until the child ends; `wait4` gives the memory of this child only."""
     arrivals: list[float] = []
     gpu_memory = 0.0
     while True:
@@ -97,7 +97,7 @@ def _count_lines(path: Path | None) -> int:
 
 
 def _gpu_memory() -> float:
-    """GiB taken on the first card; a caching allocator gives nothing back, so after an update this is the peak."""
+    """GiB in use on the first GPU; a caching allocator returns nothing, so after an update this is the peak."""
     program = shutil.which("nvidia-smi") or "nvidia-smi"
     query = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024

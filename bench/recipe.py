@@ -1,4 +1,4 @@
-"""What a workload is made from: plain numbers, so that the measuring process need not load torch."""
+"""Parameters of a workload: plain numbers, so that the measuring process need not import torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ PROMPTS_FILE, DEMONSTRATIONS_FILE, FACTS_FILE = "prompts.jsonl", "demonstrations
 
 @dataclass(frozen=True)
 class Workload:
-    """Models, prompts and the lengths of both.
+    """Models, prompts, and the lengths of prompts and responses.
 
     Attributes:
         size: `XS` (10 thousand parameters), `S` (5.8 million), `M` (14 million) or `0.5B` (a Llama, for a GPU).
-        hazard: Mean length of a response before the cap, tokens; each token ends it with probability 1/hazard. 0: none
-            ever ends.
+        hazard: Mean length of a response before the cap, tokens; each token ends it with probability 1/hazard. 0: no
+            response ends early.
         max_response: The cap, tokens.
         min_prompt: Shortest prompt, tokens.
         max_prompt: Longest prompt, tokens.
-        prompt_skew: How the lengths lie between the two: min + (max − min)·u^skew for a uniform u. 0 is always the
-            longest, 1 is uniform, 3 has its mean at a quarter of the way.
-        vocab_size: Tokens of the vocabulary; 0 takes the size's own.
+        prompt_skew: Distribution of lengths between the two: min + (max − min)·u^skew for a uniform u. 0 is always the
+            longest, 1 is uniform, 3 has its mean at a quarter of the range.
+        vocab_size: Tokens of the vocabulary; 0 uses the default of `size`.
         context_length: Positions of the models.
-        num_prompts: Prompts, and demonstrations.
-        seed: Of weights and prompts.
+        num_prompts: Number of prompts, and of demonstrations.
+        seed: Seed of weights and prompts.
     """
 
     size: str = "S"
@@ -41,5 +41,5 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """A folder's name that no other workload has."""
+        """A unique folder name."""
         return "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in astuple(self))

@@ -1,4 +1,4 @@
-"""A whole run of the benchmark as a file, from which its page can be written anew."""
+"""Saves a complete benchmark run, so that its page can be regenerated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured, on what.
+    """The measurements of a run, and its environment.
 
     Attributes:
-        machine: What `describe_machine` says.
-        versions: What `describe_versions` says.
-        num_rounds: Rounds of the cases that have a limit to meet.
+        machine: From `describe_machine`.
+        versions: From `describe_versions`.
+        num_rounds: Rounds of the cases that have a target.
         results: The measurements.
-        card: Of a GPU's run: the card's name, its measured FLOP/s and the policy's parameters.
+        card: For a GPU run: the GPU's name, its measured FLOP/s and the policy's number of parameters.
     """
 
     machine: dict[str, str]
@@ -32,13 +32,13 @@ class Record:
     card: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write it down as JSON."""
+        """Save as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read what `save` wrote."""
+        """Load a saved record."""
         fields = json.loads(path.read_text(encoding="utf-8"))
         measured = {
             case: {name: [Measurement(**run) for run in runs] for name, runs in jobs.items()}

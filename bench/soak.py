@@ -1,9 +1,9 @@
-"""Thousands of PPO updates of a tiny policy in one process, and what they leave behind in it.
+"""Leak test: thousands of PPO updates of a tiny policy in one process.
 
     python -m bench.soak FOLDER [--updates 2000]
 
-All that could leak takes part: checkpoints, samples, a reward function in a process of its own that prints, and that
-dies now and then and is started again. The figures go to `FOLDER/soak.json`; a table of them is printed.
+Everything that could leak is included: checkpoints, samples, and an isolated reward function that prints, crashes now
+and then, and is restarted. The figures go to `FOLDER/soak.json`; a table of them is printed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WORKLOAD = Workload(
 )
 SAVE_INTERVAL = 20
 WINDOW = 100
-"""Updates to either side of one whose time is told."""
+"""Updates on either side of an update over which its time is averaged (median)."""
 REWARD = """
 import os
 
 LIFETIME = {lifetime}
 calls = 0
 
-def dies_now_and_then(completions):
+def crashes_sometimes(completions):
     global calls
     calls += 1
     if calls == LIFETIME:
@@ -53,15 +53,15 @@ def dies_now_and_then(completions):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the process holds after an update.
+    """Resources of the process after an update.
 
     Attributes:
-        update: Which one, from 1.
-        memory: Resident memory, MiB, without what is free: room that the imports have left would hide a leak.
-        objects: Objects that Python's collector knows of, once all that nobody holds has been collected.
+        update: Number of the update, from 1.
+        memory: Resident memory, MiB, after returning free memory, which could hide a leak.
+        objects: Objects tracked by Python's garbage collector after a collection.
         files: Open files, pipes and sockets.
-        threads: Its threads.
-        children: Processes that it has started and that are there.
+        threads: Threads.
+        children: Living child processes.
     """
 
     update: int
@@ -74,12 +74,12 @@ class Reading:
 
 @dataclass
 class Soak:
-    """What was seen of a run.
+    """Measurements of a run.
 
     Attributes:
-        interval: Updates from one reading to the next.
-        readings: After every so many updates.
-        seconds: Of each update, from the end of the one before; the time for readings is left out.
+        interval: Updates between readings.
+        readings: One per interval.
+        seconds: Time of each update, without the time of readings.
     """
 
     interval: int
@@ -90,7 +90,7 @@ class Soak:
         self._ended = time.perf_counter()
 
     def watch(self, update: int, _roles: object) -> None:
-        """Look at this process after an update."""
+        """Measure this process after an update."""
         self.seconds.append(time.perf_counter() - self._ended)
         if update % self.interval == 0:
             self.readings.append(read_process(update))
@@ -106,25 +106,25 @@ class Soak:
 
 
 def read_process(update: int) -> Reading:
-    """This process, as Linux tells it."""
+    """Read this process's resources from /proc."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     own = Path("/proc/self")
     fields = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
     children = [pid for listed in own.glob("task/*/children") for pid in listed.read_text().split()]
-    # The folder that is listed is open itself.
+    # Listing the folder opens it, too.
     files = len(list((own / "fd").iterdir())) - 1
     memory, threads = int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"])
     return Reading(update, memory, len(gc.get_objects()), files, threads, len(children))
 
 
 def soak(folder: Path, *, num_updates: int, interval: int) -> Soak:
-    """Run PPO in this process; write what was seen to the folder.
+    """Run PPO in this process and save the measurements in the folder.
 
     Args:
-        folder: New or empty.
+        folder: A new or empty folder.
         num_updates: Updates of the run.
-        interval: Updates from one reading to the next.
+        interval: Updates between readings.
     """
     make_workload(WORKLOAD, folder)
     (folder / "reward.py").write_text(REWARD.format(lifetime=max(25, num_updates // 20)), encoding="utf-8")
@@ -138,7 +138,7 @@ def _configure(folder: Path, num_updates: int) -> Config:
     settings = {
         "model": str(folder / "policy"),
         "data.prompts": [str(folder / PROMPTS_FILE)],
-        "reward": [f"{folder}/reward.py:dies_now_and_then"],
+        "reward": [f"{folder}/reward.py:crashes_sometimes"],
         "out": str(folder / "run"),
         "num_updates": num_updates,
         "num_epochs": 2,
@@ -154,7 +154,7 @@ def _configure(folder: Path, num_updates: int) -> Config:
 
 
 def table(seen: Soak) -> Table:
-    """Ten readings, each with the time of the updates around it."""
+    """Ten readings, each with the median time of the updates around it."""
     step = max(1, len(seen.readings) // 10)
     rows = [
         [
@@ -173,11 +173,13 @@ def table(seen: Soak) -> Table:
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Does a long run leak, or slow down?")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description="Check whether a long run leaks or slows down."
+    )
     parser.add_argument("folder", type=Path, help="a new folder for the run and the figures")
     parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--interval", type=int, default=20, help="updates from one reading to the next")
+    parser.add_argument("--interval", type=int, default=20, help="updates between readings")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(table(soak(options.folder, num_updates=options.updates, interval=options.interval)).markdown())

@@ -1,4 +1,4 @@
-"""The systems that are measured: the command of each, and what is read from what it leaves."""
+"""The measured systems: their commands, and the measurements taken from their output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Literal
 from bench.processes import BenchError, Finished, run_alone
 from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 
-__all__ = ["PHASES", "Job", "Machine", "Measurement", "Workshop"]
+__all__ = ["PHASES", "Job", "Machine", "Measurement", "Runner"]
 
 LEARNING_RATE = 1e-9
-"""Every step is computed and none is felt: a policy that learns changes its lengths, and each system's otherwise."""
+"""Every step is computed but has almost no effect: a learning policy changes its lengths, differently per system."""
 PHASES = ("rollout", "reward", "experience", "train")
 
 
@@ -26,14 +26,14 @@ class Job:
     """One system on one workload.
 
     Attributes:
-        system: `trl`, kedge's PPO (`ppo`), or kedge's fine-tuning (`sft`), an update of which is one optimiser step.
-        workload: What it works on.
-        settings: kedge's fields beyond those that the workload fixes, `name=value`.
+        system: `trl`, kedge's PPO (`ppo`), or kedge's fine-tuning (`sft`), whose update is one optimizer step.
+        workload: Models, prompts and lengths.
+        settings: Further settings of kedge, `name=value`.
         batch: Responses per update; sequences per step.
         num_epochs: Passes over an update's responses.
-        num_updates: Updates to run; fine-tuning passes once over the demonstrations instead.
-        num_dropped: First updates that are not counted.
-        bf16: Whether TRL runs in bf16; kedge has a setting for that.
+        num_updates: Updates to run; fine-tuning makes one pass over the demonstrations instead.
+        num_dropped: Initial updates that are not counted.
+        bf16: Run TRL in bf16; kedge has a setting for that.
     """
 
     system: Literal["trl", "ppo", "sft"]
@@ -51,11 +51,11 @@ class Measurement:
     """One run of a job.
 
     Attributes:
-        seconds: Per update, median of those counted: from row to row, seen from outside the process.
-        phases: Seconds by phase, medians of what the system itself says.
-        num_tokens: Real tokens of prompts and responses per update, mean of those counted.
+        seconds: Seconds per update, from row to row, seen from outside the process; median.
+        phases: Seconds by phase, as reported by the system; medians.
+        num_tokens: Real tokens of prompts and responses per update; mean.
         peak_memory: GiB.
-        first_update: Seconds from the process's start until its first row lay on disk.
+        first_update: Seconds from the process's start until its first row was on disk.
     """
 
     seconds: float
@@ -66,14 +66,14 @@ class Measurement:
 
     @classmethod
     def of(cls, finished: Finished, rows: list[dict[str, Any]], *, num_dropped: int) -> Measurement:
-        """Medians of the updates after the first `num_dropped`.
+        """Aggregate the updates after the first `num_dropped`.
 
         Raises:
-            BenchError: None are left.
+            BenchError: No update remains.
         """
         ends, counted = finished.arrivals, rows[num_dropped:]
         if num_dropped < 1 or not counted or len(ends) != len(rows):
-            raise BenchError(f"{len(rows)} updates were logged; expected more than the {num_dropped} that are dropped")
+            raise BenchError(f"{len(rows)} updates were logged; expected more than the {num_dropped} dropped ones")
         gaps = [end - start for start, end in pairwise(ends)][num_dropped - 1 :]
         phases = {name: median(row.get(f"time/{name}", 0.0) for row in counted) for name in PHASES}
         tokens = [row["tokens_per_second"] * row["time/update"] for row in counted]
@@ -82,19 +82,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Machine:
-    """What jobs run on: `cpu` or `cuda`, and CPU threads."""
+    """The device, `cpu` or `cuda`, and the number of CPU threads."""
 
     device: str
     num_threads: int
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Where jobs are run.
+class Runner:
+    """Runs jobs.
 
     Attributes:
-        folder: Workloads are made here once and kept; what a run leaves is deleted after it was read.
-        peer: Python of the environment that has TRL.
+        folder: Workloads are created here once and kept; a run's output is deleted once read.
+        peer: Python of the environment with TRL.
         machine: Device and threads.
     """
 
@@ -103,7 +103,7 @@ class Workshop:
     machine: Machine
 
     def workload(self, recipe: Workload) -> Path:
-        """The folder of a workload, made where it is not there yet."""
+        """The folder of a workload, created if missing."""
         folder = self.folder / recipe.name
         if not (folder / FACTS_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
@@ -119,8 +119,8 @@ class Workshop:
         """Run a job once, alone.
 
         Args:
-            job: What is run.
-            seed: Of the prompts' order and the sampling, so that rounds differ in their lengths.
+            job: The job.
+            seed: Seed of the prompts' order and the sampling, so that lengths differ between rounds.
         """
         workload, out = self.workload(job.workload), self.folder / "run"
         shutil.rmtree(out, ignore_errors=True)
@@ -162,7 +162,7 @@ def _data(job: Job, workload: Path) -> list[str]:
 
 
 def settings(job: Job) -> list[str]:
-    """Kedge's fields as the workload fixes them, then the job's own."""
+    """Kedge's settings: those given by the workload, then the job's own."""
     if job.system == "sft":
         fixed = [f"sft.batch_size={job.batch}", "data.eval_fraction=0"]
     else:

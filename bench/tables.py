@@ -1,4 +1,4 @@
-"""The tables of the comparisons, of the growths and of the GPU."""
+"""The tables of the comparisons, of the scaling cases and of the GPU."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GPU_HEADER = ["system", "s per update", "real tokens/s", "SFT steps", "share of 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a heading and rows of text."""
+    """A title, a header and rows of text."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """The table as Markdown, its columns aligned, so that it can be read on a terminal as well."""
+        """The table as Markdown, with aligned columns so that it is readable in a terminal too."""
         widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
         lines = [self.header, ["-" * max(3, width) for width in widths], *self.rows]
         return "\n".join(
@@ -49,7 +49,7 @@ class Table:
 
 
 def in_unit(value: float, unit: str) -> str:
-    """A number with its unit; ` %` takes a share and shows its sign."""
+    """A number with its unit; with ` %` the number is a share and is shown with its sign."""
     return _number(value, unit) + unit
 
 
@@ -58,7 +58,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def with_spread(values: Sequence[float], unit: str) -> str:
-    """The median; with the lowest and highest in brackets where there is more than one round."""
+    """The median, with the lowest and highest in parentheses if there is more than one round."""
     middle, low, high = spread(values)
     if len(values) == 1:
         return in_unit(middle, unit)
@@ -66,7 +66,7 @@ def with_spread(values: Sequence[float], unit: str) -> str:
 
 
 def comparison_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
-    """Seconds per update and their parts, tokens per second and memory of each system; SFT steps are left out."""
+    """Seconds per update, its phases, tokens per second and memory of each system; without the SFT steps."""
     header = ["system", "s per update", "times faster", *PHASES, "real tokens/s", "peak GiB"]
     rows = []
     for name, runs in measured.items():
@@ -80,7 +80,7 @@ def comparison_table(title: str, measured: dict[str, list[Measurement]]) -> Tabl
 
 
 def sft_table(measured: dict[str, list[Measurement]]) -> Table:
-    """The cost of an update in SFT steps, and which share of it the FLOP limit is; of what ran in fp32."""
+    """Cost of an update in SFT steps, and the share of it that the FLOP limit accounts for; fp32 runs only."""
     rows = []
     for name, separate in ((PEER, True), (ALIKE, True), (SHARED, False)):
         steps = ratios(measured[name], measured[SFT], "seconds")
@@ -92,7 +92,7 @@ def sft_table(measured: dict[str, list[Measurement]]) -> Table:
 
 
 def growth_table(title: str, case: Case, measured: dict[str, list[Measurement]]) -> Table:
-    """What an update, and a real token of it, costs while one thing grows; the first job is what others are against."""
+    """Cost of an update, and per real token, as one quantity grows; the first job is the baseline."""
     header = [
         case.name,
         "real tokens",
@@ -118,12 +118,12 @@ def growth_table(title: str, case: Case, measured: dict[str, list[Measurement]])
 
 
 def padding_share(job: Job, num_tokens: float) -> float:
-    """The part of a rectangle [batch, longest prompt + cap] that an update's real tokens leave empty."""
+    """The share of a rectangle [batch, longest prompt + cap] that an update's real tokens leave empty."""
     return 1 - num_tokens / (job.batch * (job.workload.max_prompt + job.workload.max_response))
 
 
 def vocabulary_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
-    """Peak memory at a small and a large batch, beside what one tensor of every logit would add between the two."""
+    """Peak memory at a small and a large batch, and the size of one tensor with all logits of the difference."""
     sizes, batches = sorted({size for size, _ in VOCABULARIES}), sorted({batch for _, batch in VOCABULARIES})
     rows = []
     for size in sizes:
@@ -135,9 +135,9 @@ def vocabulary_table(title: str, measured: dict[str, list[Measurement]]) -> Tabl
 
 
 def gpu_table(measured: dict[str, list[Measurement]], card: dict[str, Any]) -> Table:
-    """Speed, cost in SFT steps, share of the card's own rate and memory of each system on a GPU.
+    """Speed, cost in SFT steps, share of the GPU's own rate and memory of each system on a GPU.
 
-    An SFT step is 6 FLOPs per parameter and token; an update is that times its limit in SFT steps.
+    An SFT step takes 6 FLOPs per parameter and token; an update takes that times its limit in SFT steps.
     """
     rows = []
     for name, separate in ((PEER, True), (ALIKE, True), (DEFAULT, False)):
@@ -154,7 +154,7 @@ def gpu_table(measured: dict[str, list[Measurement]], card: dict[str, Any]) -> T
 
 
 def empty_gpu_table() -> Table:
-    """The same without a figure: none is guessed."""
+    """The GPU table without figures."""
     return Table("GPU", GPU_HEADER, [[name, *[MISSING] * 5] for name in (PEER, ALIKE, DEFAULT)])
 
 

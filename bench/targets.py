@@ -1,4 +1,4 @@
-"""What the benchmark has to show, and whether it does."""
+"""The benchmark's targets, and whether they are reached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["TARGETS", "Target", "target_table"]
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that has to be reached.
+    """A figure with a required value.
 
     Attributes:
-        figure: What it is.
-        peer: What it is measured against.
-        better: Whether more or less of it is better.
-        required: What it has to be at least, or at most.
-        aim: What is hoped for.
-        unit: Of all three.
-        case: The case that it is from.
-        rounds: Its value in each round, from the measurements of the case.
+        figure: Its description.
+        peer: What it is compared with.
+        better: Whether more or less is better.
+        required: The required minimum or maximum.
+        aim: The desired value.
+        unit: Unit of the values.
+        case: The case it is measured in.
+        rounds: Computes its value in each round from the measurements of the case.
     """
 
     figure: str
@@ -40,13 +40,13 @@ class Target:
     rounds: Callable[[dict[str, list[Measurement]]], list[float]]
 
     def row(self, results: Results) -> list[str]:
-        """Its line of the table, with a dash for what was not measured."""
+        """Its row of the table, with dashes if it was not measured."""
         sign = "≥" if self.better == "more" else "≤"
-        told = [self.figure, self.peer, f"{sign} {in_unit(self.required, self.unit)}", in_unit(self.aim, self.unit)]
+        cells = [self.figure, self.peer, f"{sign} {in_unit(self.required, self.unit)}", in_unit(self.aim, self.unit)]
         if self.case not in results:
-            return [*told, MISSING, MISSING]
+            return [*cells, MISSING, MISSING]
         values = self.rounds(results[self.case])
-        return [*told, with_spread(values, self.unit), self._verdict(median(values))]
+        return [*cells, with_spread(values, self.unit), self._verdict(median(values))]
 
     def _verdict(self, value: float) -> str:
         reached = [value >= goal if self.better == "more" else value <= goal for goal in (self.aim, self.required)]
@@ -86,6 +86,6 @@ TARGETS = [
 
 
 def target_table(results: Results) -> Table:
-    """What is required, what is aimed at, what was measured."""
+    """The table of required, desired and measured values."""
     header = ["figure", "against", "required", "aim", "measured", "reached"]
     return Table("Targets", header, [target.row(results) for target in TARGETS])

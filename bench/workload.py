@@ -1,10 +1,9 @@
-"""Make a workload: policy, reward model and tokenizer as model folders, prompts and demonstrations as JSON lines.
+"""Creates a workload: model folders of policy and reward model, prompts and demonstrations as JSON lines.
 
     python -m bench.workload FOLDER RECIPE     (the recipe as a JSON object)
 
-The weights are random. So that lengths vary as in real use, and every system meets the same distribution without a
-hook in its sampler, the policy is a Phi, whose output layer has a bias: EOS gets the one that makes its probability
-1/hazard.
+The weights are random. The policy is a Phi, whose output layer has a bias: EOS gets the bias that makes its probability
+1/hazard. So lengths vary as in practice, with the same distribution in every system, without changes to its sampler.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ SHAPES: dict[str, dict[str, int]] = {
 VOCAB_SIZES = {"XS": 300, "S": 2048, "M": 8192, "0.5B": 32000}
 PAD, EOS, BOS = 0, 1, 2
 NEVER = -30.0
-"""A logit that is not sampled in the life of a benchmark."""
-MOST_MERGES = 8192
-"""Beyond this many tokens a vocabulary is filled up with tokens that no text has: merges are slow to learn."""
+"""A logit low enough never to be sampled."""
+MAX_TRAINED = 8192
+"""Larger vocabularies are filled with unused tokens, because merges are slow to train."""
 
 
 def make_workload(recipe: Workload, folder: Path) -> None:
-    """Write everything into `folder`, `facts.json` last: where that lies, the workload is whole."""
+    """Write the workload to `folder`; `facts.json` comes last and marks it as complete."""
     texts = source_texts()
     tokenizer = build_tokenizer(texts, recipe.vocab_size or VOCAB_SIZES[recipe.size])
     policy, reward = build_models(recipe, len(tokenizer))
@@ -70,25 +69,25 @@ def make_workload(recipe: Workload, folder: Path) -> None:
 
 
 def source_texts(count: int = 40) -> list[str]:
-    """The first modules of the standard library: text that lies on every machine that can run the benchmark."""
+    """The first modules of the standard library: text available wherever the benchmark runs."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:count]
     return [path.read_text(encoding="utf-8", errors="ignore") for path in paths]
 
 
 def build_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of exactly `vocab_size` tokens, learnt from the texts as far as `MOST_MERGES`."""
-    learner = _byte_level(models.BPE())
+    """Byte-level BPE of exactly `vocab_size` tokens, of which at most `MAX_TRAINED` are trained on the texts."""
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocab_size, MOST_MERGES),
+        vocab_size=min(vocab_size, MAX_TRAINED),
         special_tokens=["<pad>", "<eos>", "<bos>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    learner.train_from_iterator(texts, trainer)
-    learnt = json.loads(learner.to_str())["model"]
-    vocab = learnt["vocab"]
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = json.loads(tokenizer.to_str())["model"]
+    vocab = trained["vocab"]
     vocab |= {f"unused{index}": index for index in range(len(vocab), vocab_size)}
-    backend = _byte_level(models.BPE(vocab=vocab, merges=[tuple(pair) for pair in learnt["merges"]]))
+    backend = _byte_level(models.BPE(vocab=vocab, merges=[tuple(pair) for pair in trained["merges"]]))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", padding_side="left"
     )
@@ -102,9 +101,9 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 
 def build_models(recipe: Workload, vocab_size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Policy and reward model of a size, their weights drawn from the seed.
+    """Policy and reward model of a size, with weights drawn from the seed.
 
-    The policy's EOS has the logit b with e^b / (e^b + vocabulary − 2) = 1/hazard where the other logits are near 0.
+    The policy's EOS has the logit b with e^b / (e^b + vocabulary − 2) = 1/hazard, given other logits near 0.
     """
     torch.manual_seed(recipe.seed)
     settings: dict[str, Any] = {
@@ -114,8 +113,8 @@ def build_models(recipe: Workload, vocab_size: int) -> tuple[PreTrainedModel, Pr
         **{"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS},
     }
     if recipe.size == "0.5B":
-        # A Llama has no bias to end by; of 32,000 random tokens EOS is practically never the one.
-        assert not recipe.hazard, "the responses of a random Llama cannot be made to end"
+        # A Llama has no output bias, and EOS is practically never sampled among 32,000 random tokens.
+        assert not recipe.hazard, "a random Llama has no hazard: its responses do not end"
         llama = LlamaConfig(**settings)
         return LlamaForCausalLM(llama), _scalar(LlamaForSequenceClassification, llama)
     phi = PhiConfig(**settings)
@@ -135,34 +134,34 @@ def _scalar(kind: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrai
 
 
 def draw_rows(recipe: Workload, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Iterator[dict[str, Any]]:
-    """Prompts with their ids, and completions as long as responses are, out of random places of the texts.
+    """Prompts with their ids, and completions as long as responses, from random places in the texts.
 
-    A peer is given the ids and kedge the text, so only texts are taken that come back as the very same ids.
+    TRL gets the ids and kedge the text, so only texts that encode to exactly the same ids are used.
     """
-    chooser = random.Random(recipe.seed)
+    rng = random.Random(recipe.seed)
     stream = [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False, verbose=False)]
     for _ in range(recipe.num_prompts):
-        prompt, ids = _draw_text(chooser, stream, _prompt_length(chooser, recipe), tokenizer)
-        completion, _ = _draw_text(chooser, stream, _response_length(chooser, recipe) - 1, tokenizer)
+        prompt, ids = _draw_text(rng, stream, _prompt_length(rng, recipe), tokenizer)
+        completion, _ = _draw_text(rng, stream, _response_length(rng, recipe) - 1, tokenizer)
         yield {"prompt": prompt, "input_ids": ids, "completion": completion}
 
 
-def _prompt_length(chooser: random.Random, recipe: Workload) -> int:
-    return recipe.min_prompt + round((recipe.max_prompt - recipe.min_prompt) * chooser.random() ** recipe.prompt_skew)
+def _prompt_length(rng: random.Random, recipe: Workload) -> int:
+    return recipe.min_prompt + round((recipe.max_prompt - recipe.min_prompt) * rng.random() ** recipe.prompt_skew)
 
 
-def _response_length(chooser: random.Random, recipe: Workload) -> int:
-    """Tokens with EOS, at least 2: a completion without any text is refused by those that train on it."""
+def _response_length(rng: random.Random, recipe: Workload) -> int:
+    """Tokens including EOS, at least 2, because completions without text are refused in training."""
     if not recipe.hazard:
         return recipe.max_response
-    return max(2, min(recipe.max_response, math.ceil(chooser.expovariate(1 / recipe.hazard))))
+    return max(2, min(recipe.max_response, math.ceil(rng.expovariate(1 / recipe.hazard))))
 
 
 def _draw_text(
-    chooser: random.Random, stream: list[int], length: int, tokenizer: PreTrainedTokenizerFast
+    rng: random.Random, stream: list[int], length: int, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[str, list[int]]:
     while True:
-        start = chooser.randrange(len(stream) - length)
+        start = rng.randrange(len(stream) - length)
         ids = stream[start : start + length]
         text = str(tokenizer.decode(ids))
         same = encode_prompt(tokenizer, text) == ids == encode_completion(tokenizer, text, eos=False)

@@ -394,8 +394,8 @@ MUTATIONS = (
     Mutation(
         "capped-scores-packed",
         "models/packing/attention.py",
-        'NOT_OFFERED = ("softcap", "s_aux", "position_bias")',
-        'NOT_OFFERED = ("s_aux", "position_bias")',
+        'UNSUPPORTED = ("softcap", "s_aux", "position_bias")',
+        'UNSUPPORTED = ("s_aux", "position_bias")',
         f"{TRUNK}::test_scores_that_are_hardly_capped_are_capped_all_the_same",
     ),
     Mutation(

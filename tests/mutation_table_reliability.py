@@ -1,4 +1,4 @@
-"""Mistakes in what keeps a run safe: checkpoints, signals, guards, reward functions in processes of their own."""
+"""Mutations of the reliability features: checkpoints, signals, guards, isolated reward functions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REMOTE = "tests/rewards/worker/test_client.py"
 ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_goes"
 
 RELIABILITY = (
-    # Checkpoints: whole or not there.
+    # Checkpoints: complete or absent.
     Mutation(
-        "files-not-forced-to-the-disk",
+        "files-not-synced",
         "training/checkpoint/hashed_files.py",
         "os.fsync(file.fileno())",
         "file.fileno()",
         ORDER,
     ),
     Mutation(
-        "names-not-forced-to-the-disk-before-the-rename",
+        "folder-not-synced-before-the-rename",
         "training/checkpoint/store.py",
         "        sync_folder(part)\n",
         "",
@@ -39,10 +39,10 @@ RELIABILITY = (
     Mutation(
         "old-checkpoints-deleted-first",
         "training/checkpoint/store.py",
-        "        if not _is_valid(final):\n            _write_beside(final, write)\n"
+        "        if not _is_valid(final):\n            _write_atomically(final, write)\n"
         "        _delete_surplus(folder, update=update, keep=keep)\n",
         "        _delete_surplus(folder, update=update, keep=keep)\n"
-        "        if not _is_valid(final):\n            _write_beside(final, write)\n",
+        "        if not _is_valid(final):\n            _write_atomically(final, write)\n",
         f"{CHECKPOINT}::test_an_old_one_goes_only_after_the_new_one_is_there",
     ),
     Mutation(
@@ -53,14 +53,14 @@ RELIABILITY = (
         f"{CHECKPOINT}::test_the_newest_stay",
     ),
     Mutation(
-        "a-half-deleted-checkpoint-keeps-its-name",
+        "partly-deleted-checkpoint-keeps-its-name",
         "training/checkpoint/store.py",
         '_remove(path.rename(path.with_name(f"{TEMPORARY}old-{path.name}")))',
         "_remove(path)",
         ORDER,
     ),
     Mutation(
-        "a-broken-checkpoint-is-taken-for-saved",
+        "broken-checkpoint-counts-as-saved",
         "training/checkpoint/store.py",
         "if not _is_valid(final):",
         "if not final.exists():",
@@ -73,7 +73,7 @@ RELIABILITY = (
         "if record_file(folder / name).size != record.size:",
         f"{CHECKPOINT}::test_a_flipped_bit_at_any_byte_is_found[policy.safetensors]",
     ),
-    # What a run is saved as.
+    # The saved state.
     Mutation(
         "boundary-not-remembered",
         "training/checkpoint/resume.py",
@@ -82,42 +82,42 @@ RELIABILITY = (
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(
-        "half-a-step-saved",
+        "interrupted-step-saved",
         "training/checkpoint/resume.py",
         "or self._is_changing or",
         "or",
         f"{KEEPER}::test_half_a_step_is_never_saved",
     ),
     Mutation(
-        "rows-left-to-the-system",
+        "logs-not-synced",
         "training/checkpoint/resume.py",
         "            log.sync()\n",
         "            pass\n",
         f"{KEEPER}::test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them",
     ),
     Mutation(
-        "minutes-never-start-anew",
+        "minutes-not-restarted",
         "training/checkpoint/save_schedule.py",
         "        self._saved_at = self._clock()\n",
         "        pass\n",
-        f"{SCHEDULE}::test_every_so_many_minutes_since_the_last_save",
+        f"{SCHEDULE}::test_every_m_minutes_since_the_last_save",
     ),
     # Signals.
     Mutation(
-        "no-end-to-the-grace",
+        "unlimited-grace-period",
         "training/stopping.py",
         "        _set_timer(grace_seconds)\n",
         "",
         f"{STOPPING}::test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over",
     ),
     Mutation(
-        "ctrl-c-says-it-was-terminated",
+        "ctrl-c-exits-as-sigterm",
         "training/stopping.py",
         "os._exit(128 + signum)",
         "os._exit(128 + signal.SIGTERM)",
         f"{STOPPING}::test_a_second_signal_ends_the_process_at_once[2-130]",
     ),
-    # Numbers.
+    # Non-finite values and spikes.
     Mutation(
         "skips-counted-over-the-whole-run",
         "training/guard/guard.py",
@@ -126,21 +126,21 @@ RELIABILITY = (
         f"{GUARD}::test_so_many_in_a_row_and_no_more",
     ),
     Mutation(
-        "small-ratios-overlooked",
+        "small-ratios-ignored",
         "training/guard/guard.py",
         "experience.old_logprobs - rollout.logprobs, 0.0).abs()",
         "experience.old_logprobs - rollout.logprobs, 0.0)",
         f"{GUARD}::test_a_token_that_sampler_and_trainer_see_differently_is_named[0.5]",
     ),
     Mutation(
-        "a-deviation-that-spikes-raise",
+        "spikes-inflate-the-deviation",
         "training/guard/spikes.py",
         "NORMAL * median(abs(x - middle) for x in past)",
         "math.sqrt(sum((x - middle) ** 2 for x in past) / len(past))",
         f"{SPIKES}::test_one_spike_in_the_history_hides_no_other",
     ),
     Mutation(
-        "the-harmless-response-blamed",
+        "wrong-response-blamed",
         "training/guard/nonfinite.py",
         "return max(found, key",
         "return min(found, key",
@@ -162,28 +162,28 @@ RELIABILITY = (
         f"{REMOTE}::test_a_late_function_takes_its_children_with_it_and_is_replaced",
     ),
     Mutation(
-        "a-deadline-ten-times-as-long",
+        "deadline-ten-times-too-long",
         "rewards/worker/client.py",
         "deadline = time.monotonic() + seconds",
         "deadline = time.monotonic() + 10 * seconds",
         f"{REMOTE}::test_a_call_ends_at_its_deadline[hangs]",
     ),
     Mutation(
-        "ctrl-c-leaves-the-worker-at-work",
+        "ctrl-c-leaves-the-worker-running",
         "rewards/worker/process.py",
         "except BaseException:  # Ctrl-C",
         "except Exception:  # Ctrl-C",
         f"{REMOTE}::test_ctrl_c_ends_the_call_and_the_next_one_is_not_given_its_answer",
     ),
     Mutation(
-        "somebody-elses-answer",
+        "reply-to-another-call-accepted",
         "rewards/worker/client.py",
         'while reply.get("id") != number:',
         'while "id" not in reply:',
         f"{REMOTE}::test_an_answer_that_nobody_waited_for_is_not_the_next_ones",
     ),
     Mutation(
-        "random-numbers-of-the-worker-left-to-chance",
+        "worker-not-seeded",
         "rewards/worker/main.py",
         "    random.seed(seed)\n",
         "",
@@ -204,7 +204,7 @@ RELIABILITY = (
         f"{CALLS}::test_a_call_that_fails_is_repeated_and_counted",
     ),
     Mutation(
-        "one-hang-takes-all-the-time",
+        "one-hang-uses-all-the-time",
         "rewards/retries.py",
         "timeout=remaining / 2)",
         "timeout=remaining)",

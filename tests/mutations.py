@@ -1,10 +1,10 @@
-"""Make one mistake in kedge on purpose, and see a test fail (spec §12.7).
+"""Mutation testing: introduce a mistake into kedge and check that a test fails (spec §12.7).
 
     python -m tests.mutations [NAME …] [--list]
 
-Each mistake of the table is made in a copy of `src/kedge` in a temporary folder, and the test that is to catch it runs
-on that copy in a process of its own; the working tree is never touched. First, all these tests must pass on a copy
-without any mistake. A table whose text no longer stands in the source is an error, not a mistake caught.
+Each mutation of the table is applied to a copy of `src/kedge` in a temporary folder, and the test that should catch it
+runs on that copy in a separate process; the working tree is never touched. First, all these tests must pass on an
+unmodified copy. A table entry whose text is not in the source is an error, not a caught mistake.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["StaleMutationError", "Trial", "copy_source", "main", "mutate", "run_
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "kedge"
 TIMEOUT = 120
-"""Seconds for one mutation's test; they take about one."""
+"""Seconds for one mutation's test, which usually takes about one."""
 
-# Made once, in a process from which every trial is forked: they take ten times as long as the tests. kedge itself is
-# not among them, so that each trial imports its own copy.
+# Imported once, in the process from which every trial is forked: they take ten times as long as the tests. kedge itself
+# is not included, so that each trial imports its own copy.
 SLOW_IMPORTS = [
     "pytest",
     "hypothesis",
@@ -45,21 +45,21 @@ SLOW_IMPORTS = [
     "transformers.models.gpt_neox.modeling_gpt_neox",
 ]
 
-# A mutation that only crashes shows that its line runs, not that a figure is right.
+# A mutation that crashes only shows that its line is executed, not that its result is checked.
 CRASH = re.compile(r"^FAILED .* - (NameError|AttributeError|ImportError|ModuleNotFoundError)", re.MULTILINE)
 
 
 class StaleMutationError(Exception):
-    """The source has moved on, and a mutation no longer says what to change."""
+    """A mutation's text is no longer in the source."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How tests went on a copy of the source.
+    """Result of running tests on a copy of the source.
 
     Attributes:
-        exit_code: pytest's: 0 all passed, 1 some failed; negative where a signal ended it.
-        output: What pytest wrote.
+        exit_code: pytest's exit code: 0 all passed, 1 some failed; negative if killed by a signal.
+        output: pytest's output.
         seconds: Wall time.
     """
 
@@ -69,7 +69,7 @@ class Trial:
 
     @property
     def killed(self) -> bool:
-        """A test ran and failed; errors in collecting it, in its fixtures or in the mutation itself do not count."""
+        """Whether a test ran and failed; errors in collection, in fixtures or in the mutation itself do not count."""
         return self.exit_code == 1 and "\nFAILED " in self.output and not CRASH.search(self.output)
 
     @property
@@ -81,13 +81,13 @@ class Trial:
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy the package into the folder and return it."""
+    """Copy the package into the folder; return the folder."""
     shutil.copytree(SOURCE, folder / "kedge", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 def mutate(mutation: Mutation, copy: Path) -> None:
-    """Make the mistake in a copy of the source.
+    """Apply a mutation to a copy of the source.
 
     Raises:
         StaleMutationError: The original text does not occur exactly once.
@@ -104,7 +104,7 @@ def mutate(mutation: Mutation, copy: Path) -> None:
 
 
 def run_tests(tests: Sequence[str], copy: Path) -> Trial:
-    """Run tests on a copy of the source, in a process of their own."""
+    """Run tests on a copy of the source, in a separate process."""
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(SLOW_IMPORTS)
     log, start = copy / "pytest.log", time.monotonic()
@@ -122,12 +122,12 @@ def run_tests(tests: Sequence[str], copy: Path) -> Trial:
 
 
 def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
-    """What the trial's own process does."""
+    """Run pytest in the trial's process."""
     descriptor = os.open(log, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.chdir(ROOT)
-    # Before the path that an editable installation adds; `COLUMNS`, so that the summary names the exceptions.
+    # Before the path of an editable installation; `COLUMNS`, so that the summary includes the exceptions.
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
     os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000")
@@ -138,27 +138,29 @@ def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
 
     assert Path(kedge.__file__).is_relative_to(copy), f"the trial would test {kedge.__file__}"
     options = ["--exitfirst", "--tb=short", "--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # hypothesis, a pytest plugin, is among the slow imports: pytest would say so.
+    # pytest would warn that hypothesis, a pytest plugin, is already imported.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     sys.exit(pytest.main([*options, f"--basetemp={copy / 'basetemp'}", *tests]))
 
 
 def try_mutation(mutation: Mutation, folder: Path) -> Trial:
-    """Make the mistake in a fresh copy below the folder, and run the test that is to catch it."""
+    """Apply a mutation to a new copy in the folder, and run the test that should catch it."""
     copy = copy_source(folder)
     mutate(mutation, copy)
     return run_tests([mutation.test], copy)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the named mutations, or all of them; 1 if any survives."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description="Does a test notice each mistake?")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which mutations; all of them by default")
-    parser.add_argument("--list", action="store_true", help="say what each mutation changes, and try none")
+    """Try the named mutations, or all of them; returns 1 if any survives."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutations", description="Check that a test catches each mutation."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutations to try; default: all")
+    parser.add_argument("--list", action="store_true", help="list the mutations without trying them")
     options = parser.parse_args(arguments)
     known = {mutation.name: mutation for mutation in MUTATIONS}
     if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"unknown: {', '.join(unknown)}; --list names all of them")
+        parser.error(f"unknown: {', '.join(unknown)}; --list shows all mutations")
     chosen = [known[name] for name in options.names] or list(MUTATIONS)
     if options.list:
         for mutation in chosen:
@@ -172,9 +174,9 @@ def _try_all(chosen: Sequence[Mutation], folder: Path) -> int:
     tests = sorted({mutation.test for mutation in chosen})
     baseline = run_tests(tests, copy_source(folder / "unmutated"))
     if baseline.exit_code != 0:
-        print(f"{baseline.output}\nThe tests must pass before anything is changed.")
+        print(f"{baseline.output}\nThe tests must pass on the unmodified source.")
         return 1
-    print(f"{len(tests)} tests pass on the source as it is, {baseline.seconds:.1f} s")
+    print(f"{len(tests)} tests pass on the unmodified source, {baseline.seconds:.1f} s")
     survivors = 0
     for mutation in chosen:
         trial = try_mutation(mutation, folder / mutation.name)

@@ -1,4 +1,4 @@
-"""Model folders, sound ones and what may become of them."""
+"""Ways to damage a model folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOOBY_TRAP = "import pathlib; pathlib.Path({path!r}).touch()\n"
 
 
 def booby_trapped_pickle(trap: Path) -> bytes:
-    """A pickle that makes a file when it is loaded: proof that it was."""
+    """A pickle that creates a file when loaded."""
     path = str(trap).encode()
     return b"cbuiltins\nopen\n(S'" + path + b"'\nS'w'\ntR."
 
@@ -44,7 +44,7 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 @st.composite
 def damages(draw: st.DrawFn, source: Path) -> Damage:
-    """Something that happens to a folder, with its name."""
+    """A kind of damage to a folder, with its name."""
     files = sorted(path.name for path in source.iterdir())
     file = draw(st.sampled_from([*files, "config.json", "model.safetensors", "tokenizer.json"]))
     kinds = ["missing", "cut", "bytes", "folder", "empty", "text", "json"]
@@ -95,7 +95,7 @@ def _json(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
 
 
 def _value(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
-    """Another value, of any type, somewhere in a JSON file."""
+    """Replace a value in a JSON file by one of any type."""
     value, deeper = draw(JSON), draw(st.booleans())
     content = json.loads(path.read_bytes())
     key = draw(st.sampled_from(sorted(content)) | TEXTS)
@@ -112,7 +112,7 @@ def _value(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
 
 
 def _tensor(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
-    """A tensor that is lost, renamed, reshaped, of another type, or holds no numbers."""
+    """Remove, rename, reshape or convert a tensor, or fill it with NaN."""
     name = draw(st.sampled_from(sorted(load_file(path))))
     what = draw(st.sampled_from(["lost", "renamed", "shorter", "wider", "int", "half", "nan", "scalar", "none"]))
 
@@ -136,6 +136,6 @@ def _tensor(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
 
 
 def _header(draw: st.DrawFn, path: Path) -> Callable[[Path], object]:
-    """Another length of the header than it has, up to the largest that can be written."""
+    """Replace the length of the header, up to the largest representable."""
     length = draw(st.sampled_from([0, 1, 7, 2**16, 2**32, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1))
     return lambda path: path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])

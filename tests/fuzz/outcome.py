@@ -1,4 +1,4 @@
-"""The promise about bad input: success, or one clear line. A traceback, a hang or debris is a defect."""
+"""Checks that bad input leads to success or one clear line, never to a traceback, a hang or leftover files."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LONGEST_LINE = 2500
 
 
 def case_counts(short: int, whole: int) -> pytest.MarkDecorator:
-    """A test of a few generated cases, and the same of many for `make test-all`."""
+    """Parametrize a test with few generated cases, and with many for `make test-all`."""
     return pytest.mark.parametrize("num_cases", [short, pytest.param(whole, marks=pytest.mark.slow)])
 
 
 class Hang(BaseException):
-    """A case passed its deadline. No `except Exception` on the way may take it for an answer."""
+    """A case exceeded its deadline. A BaseException, so that no `except Exception` swallows it."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """End a case that hangs."""
+    """Raise `Hang` after a deadline."""
 
     def end(*_: object) -> None:
         raise Hang(f"over {seconds} s")
@@ -53,7 +53,7 @@ def within(seconds: float) -> Iterator[None]:
 def fuzz(
     num_cases: int, strategy: SearchStrategy[T], check: Callable[[T], object], record: Callable[[str, object], None]
 ) -> None:
-    """Check the same seeded cases in every run, and count them for the report."""
+    """Check the same seeded cases in every run, and record their number."""
     count = 0
 
     @settings(max_examples=num_cases, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -68,7 +68,7 @@ def fuzz(
 
 
 def line_or_result(call: Callable[..., T], *arguments: Any, seconds: float = 20.0, **named: Any) -> T | str:
-    """What a call returns, or its one line; any other exception is a defect."""
+    """The result of a call, or the line of its KedgeError; any other exception propagates."""
     try:
         with within(seconds):
             return call(*arguments, **named)
@@ -78,7 +78,7 @@ def line_or_result(call: Callable[..., T], *arguments: Any, seconds: float = 20.
 
 
 def kedge(*arguments: str, seconds: float = 60.0) -> tuple[int, str]:
-    """The command, in this process: its exit code, and what it printed to standard error."""
+    """Run the command in this process; return its exit code and standard error."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["kedge", *arguments]
     try:
@@ -88,7 +88,7 @@ def kedge(*arguments: str, seconds: float = 60.0) -> tuple[int, str]:
         code = int(ending.code or 0)
     finally:
         sys.argv = before
-    assert "\x1b" not in out.getvalue() + err.getvalue(), "a text of the data speaks to the terminal"
+    assert "\x1b" not in out.getvalue() + err.getvalue(), "an escape sequence of the data reaches the terminal"
     assert code in (0, 2), err.getvalue()
     if code == 2:
         *_, line = err.getvalue().splitlines()
@@ -98,7 +98,7 @@ def kedge(*arguments: str, seconds: float = 60.0) -> tuple[int, str]:
 
 
 def check_line(line: str) -> None:
-    """One line that a person can read."""
+    """Assert that an error is one printable line of reasonable length."""
     assert line.strip()
     assert line.isprintable()
     assert len(line) <= LONGEST_LINE
@@ -106,10 +106,10 @@ def check_line(line: str) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file; none where there is no file."""
+    """The lines of a text file; empty if it does not exist."""
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def debris(folder: Path) -> list[str]:
-    """What a run that came to nothing has left in its folder beside what tells why."""
+    """Unexpected files in the folder of a failed run."""
     return sorted(path.name for path in folder.glob("*") if path.name not in LEFT_BEHIND)

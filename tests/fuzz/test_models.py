@@ -1,4 +1,4 @@
-"""Model folders that nobody should hand on: each loads, or is one line that names it; code in them never runs."""
+"""Damaged and malicious model folders: each loads or fails with one line naming it; code in them never runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = ["generate.max_new_tokens=2", "runtime.num_threads=1"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy, a reward model and prompts, all in order."""
+    """A valid policy, reward model and prompts."""
     folder = tmp_path_factory.mktemp("base")
     tokenizer = tiny_tokenizer(vocab_size=260)
     save_tiny_policy(folder / "policy", tokenizer=tokenizer)
@@ -37,14 +37,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the hub for what a damaged folder lacks."""
+    """Files missing from a damaged folder are not fetched from the hub."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def generate(base: Path, out: Path, policy: Path | None = None, reward: Path | None = None) -> tuple[int, str]:
-    """`kedge generate`; where it fails its folder is free again."""
+    """Run `kedge generate`; if it fails it must leave nothing in its folder."""
     arguments = ["--model", str(policy or base / "policy"), "--prompts", str(base / "prompts.jsonl")]
     arguments += ["--reward", str(reward or base / "reward"), "--out", str(out), *SETTINGS]
     code, said = kedge("generate", *arguments)
@@ -115,19 +115,19 @@ DAMAGED_POLICIES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: rehead(folder, b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}'),
         "cannot be loaded",
     ),
-    "another width": (reconfigure(hidden_size=32), "the weights' shapes differ from config.json, first: "),
+    "another width": (reconfigure(hidden_size=32), "weight shapes differ from config.json; first: "),
     "a layer too many": (reconfigure(num_hidden_layers=3), "lacks weights"),
-    "a billion layers": (reconfigure(num_hidden_layers=10**9), "config.json names 1,000,000,000 layers"),
+    "a billion layers": (reconfigure(num_hidden_layers=10**9), "config.json has 1,000,000,000 layers"),
     "no heads": (reconfigure(num_attention_heads=0), "model "),
     "an unknown kind": (reconfigure(model_type="unheard-of"), "unheard-of"),
     "no model at all": (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
     "weights that are NaN": (
         retensor(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan)),
-        "the weights hold NaN or infinity, first: model.norm.weight",
+        "the weights contain NaN or infinity; first: model.norm.weight",
     ),
     "a tokenizer with more tokens": (
         lambda folder: tiny_tokenizer(vocab_size=290).save_pretrained(folder),
-        "but the model embeds only 260; they do not belong together",
+        "but the model has 260 embeddings; use the model's own tokenizer",
     ),
     "a tokenizer without tokens": (
         lambda folder: edit_json(folder / "tokenizer.json", _without_tokens),
@@ -141,19 +141,19 @@ DAMAGED_POLICIES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit_json(folder / "tokenizer_config.json", lambda config: config.update(model_max_length=[])),
         "tokenizer of",
     ),
-    "a context of two tokens": (reconfigure(max_position_embeddings=2), "reads 2 at a time"),
+    "a context of two tokens": (reconfigure(max_position_embeddings=2), "context length 2; both must be at least 4"),
     "a context that the response fills": (reconfigure(max_position_embeddings=4), "tokens long, at most 2 fit"),
-    "an index that leads out": (
+    "an index that points outside": (
         lambda folder: _index(folder, "../weights.safetensors"),
-        "weights are .safetensors files beside it",
+        "expected .safetensors files in the same folder",
     ),
-    "an index that leads to a pickle": (
+    "an index that points to a pickle": (
         lambda folder: _index(folder, "pytorch_model.bin"),
-        "names 'pytorch_model.bin'; weights are .safetensors files beside it",
+        "refers to 'pytorch_model.bin'; expected .safetensors files in the same folder",
     ),
-    "an index that is none": (
+    "an invalid index": (
         lambda folder: (folder / "model.safetensors.index.json").write_text("[]"),
-        "its model.safetensors.index.json cannot be read",
+        "model.safetensors.index.json cannot be read",
     ),
     "an attention from the hub": (reconfigure(attn_implementation="someone/kernel"), "someone/kernel"),
 }
@@ -185,16 +185,16 @@ DAMAGED_REWARDS: dict[str, tuple[Callable[[Path], object], str]] = {
             reconfigure(id2label={"0": "bad", "1": "good"}, label2id={"bad": 0, "good": 1})(folder),
             retensor(lambda tensors: tensors.update({"score.weight": torch.zeros(2, 16)}))(folder),
         ),
-        "a reward model has one label, this one has 2",
+        "a reward model needs exactly one label; this model has 2",
     ),
     "no head": (retensor(lambda tensors: tensors.pop("score.weight")), "has no trained scalar head"),
     "a head of another width": (
         retensor(lambda tensors: tensors.update({"score.weight": torch.zeros(1, 8)})),
-        "the weights' shapes differ from config.json, first: score.weight is (1, 8), expected (1, 16)",
+        "weight shapes differ from config.json; first: score.weight is (1, 8), expected (1, 16)",
     ),
     "a shift that is text": (reconfigure(kedge_score_shift="much"), "kedge_score_shift is 'much'"),
     "a shift that is NaN": (reconfigure(kedge_score_shift=float("nan")), "kedge_score_shift is nan"),
-    "a shift beyond all numbers": (reconfigure(kedge_score_shift=10**400), "kedge_score_shift is 1000"),
+    "a shift beyond the largest float": (reconfigure(kedge_score_shift=10**400), "kedge_score_shift is 1000"),
     "a language model": (
         lambda folder: (
             reconfigure(architectures=["LlamaForCausalLM"])(folder),
@@ -235,7 +235,7 @@ def test_the_trap_works(tmp_path: Path) -> None:
     assert (tmp_path / "trap").exists()
 
 
-def test_a_value_head_that_is_none(base: Path, tmp_path: Path) -> None:
+def test_an_invalid_value_head(base: Path, tmp_path: Path) -> None:
     folder, trap = copied(base / "policy", tmp_path / "policy"), tmp_path / "trap"
     arguments = ["ppo", "--model", str(folder), "--prompts", str(base / "prompts.jsonl")]
     arguments += ["--reward", str(base / "reward"), "--out", str(tmp_path / "out"), "runtime.num_threads=1"]
@@ -245,7 +245,7 @@ def test_a_value_head_that_is_none(base: Path, tmp_path: Path) -> None:
         (folder / "value_head.safetensors").write_bytes(content)
         code, line = kedge(*arguments)
         assert code == 2
-        assert "this is not the value head of the model beside it" in line
+        assert "not a value head of the model in this folder" in line
         assert debris(tmp_path / "out") == []
     for weight in (torch.zeros(1, 8), torch.full((1, 16), torch.nan), torch.zeros(16)):
         save_file({"weight": weight, "bias": torch.zeros(1)}, folder / "value_head.safetensors")
@@ -256,7 +256,7 @@ def test_a_value_head_that_is_none(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["policy", "reward"])
-def test_code_beside_a_model_does_not_run(kind: str, base: Path, tmp_path: Path) -> None:
+def test_code_in_a_model_folder_does_not_run(kind: str, base: Path, tmp_path: Path) -> None:
     folder, trap = copied(base / kind, tmp_path / kind), tmp_path / "trap"
     names = ("configuration_own", "modeling_own", "tokenization_own", "__init__", "generate", "setup", "conftest")
     for name in names:
@@ -292,7 +292,7 @@ def test_prompts_longer_than_the_context(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\nb", "loop", "~nobody-of-that-name/x", "file/x", "./\ud800", "a/b/c"])
-def test_names_that_lead_to_no_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     Path("file").touch()
@@ -304,7 +304,7 @@ def test_names_that_lead_to_no_folder(name: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\nb", "loop", "~nobody-of-that-name/x", "file/x", "./pipe"])
 @pytest.mark.parametrize("flag", ["--model", "--prompts", "--reward"])
-def test_the_command_names_what_leads_nowhere(
+def test_the_command_reports_a_missing_path(
     name: str, flag: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -319,7 +319,7 @@ def test_the_command_names_what_leads_nowhere(
     assert debris(Path("out")) == []
 
 
-def test_folders_with_pipes_in_them(base: Path, tmp_path: Path) -> None:
+def test_folders_that_contain_pipes(base: Path, tmp_path: Path) -> None:
     folder = copied(base / "policy", tmp_path / "policy")
     os.mkfifo(folder / "extra.json")
     (folder / "folder.json").mkdir()

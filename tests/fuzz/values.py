@@ -1,10 +1,10 @@
-"""Values that files may hold and nobody expects."""
+"""Unexpected values that files may contain."""
 
 from hypothesis import strategies as st
 
 __all__ = ["JSON", "TEXTS"]
 
-# What terminals, file systems, shells, markup and parsers stumble over.
+# Troublesome for terminals, file systems, shells, markup or parsers.
 AWKWARD = [
     "",
     " ",

@@ -1,4 +1,4 @@
-"""Architectures beyond the three of `tests.tiny`: some that cannot be read without padding, and why."""
+"""Architectures beyond the three of `tests.tiny`, including some that cannot be packed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WINDOW = 4
 OTHERS: dict[str, PreTrainedConfig] = {
     "phi": PhiConfig(**SIZES, num_attention_heads=2, intermediate_size=32, resid_pdrop=0.1),
     "mistral": MistralConfig(**SIZES, **HEADS, sliding_window=WINDOW),
-    # Its attention caps the scores.
+    # Caps the attention scores.
     "gemma2": Gemma2Config(
         **SIZES, **HEADS, head_dim=8, query_pre_attn_scalar=8, attn_logit_softcapping=1.0, sliding_window=256
     ),
-    # It takes no positions, and adds a bias by distance.
+    # Takes no positions and adds a bias by distance (ALiBi).
     "bloom": BloomConfig(n_layer=2, n_head=2, hidden_size=16, initializer_range=0.2, hidden_dropout=0.1, **SPECIAL),
-    # It carries a state along the sequence.
+    # Carries a state along the sequence.
     "mamba": MambaConfig(**SIZES, state_size=4),
 }
 ARCHITECTURES = (*FAMILIES, *OTHERS)
-# How each is read where all rows are longer than mistral's window.
+# Those that are packed when rows are longer than mistral's window.
 PACKED = (*FAMILIES, "phi")
 
 
@@ -49,7 +49,7 @@ def causal_lm(name: str) -> PreTrainedModel:
 
 
 def language_model(name: str, *, value_head: bool = False) -> LanguageModel:
-    """The same as kedge's policy; a value head is given weights."""
+    """The same as kedge's policy; a value head gets random weights."""
     model = LanguageModel(causal_lm(name), tiny_tokenizer(), value_head=value_head)
     if model.value_head is not None:
         torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))

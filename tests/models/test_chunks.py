@@ -1,4 +1,4 @@
-"""The output layer in chunks: the same figures and gradients, and never the logits of a whole batch at once."""
+"""The chunked output layer: same outputs and gradients, and never the logits of a whole batch at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_TOKENS = sum(map(len, RESPONSES))
 
 
 class LargestTensor(TorchDispatchMode):
-    """How many numbers the largest tensor has that any operation returns, forward or backward."""
+    """Size of the largest tensor returned by any operation, forward or backward."""
 
     def __init__(self) -> None:
         super().__init__()

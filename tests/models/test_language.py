@@ -46,7 +46,7 @@ def test_logits_and_values_are_those_of_each_row_alone_however_they_were_padded(
     allowed = ~model.forbidden
     with torch.no_grad():
         hidden = model.hidden(unpadded)
-        logits, values = (figures.split(unpadded.lengths) for figures in (model.logits(hidden), model.values(hidden)))
+        logits, values = (output.split(unpadded.lengths) for output in (model.logits(hidden), model.values(hidden)))
         for row, its_logits, its_values in zip(rows, logits, values, strict=True):
             alone = causal(input_ids=torch.tensor([row]), output_hidden_states=True)
             torch.testing.assert_close(its_logits[:, allowed], alone.logits[0][:, allowed], atol=1e-5, rtol=1e-5)
@@ -57,7 +57,7 @@ def test_logits_and_values_are_those_of_each_row_alone_however_they_were_padded(
 def test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off():
     for family in FAMILIES:
         model = LanguageModel(tiny_causal_lm(family), tiny_tokenizer())
-        # Where activations are computed again, the layers are run in training mode indeed.
+        # With activation checkpointing, the layers do run in training mode.
         model.trunk.checkpoint_activations()
         rows = TokenRows.of(ROWS)
         assert torch.equal(model.train().hidden(rows), model.train().hidden(rows)), family
@@ -94,7 +94,7 @@ def test_a_tokenizer_that_belongs_to_another_model_is_refused(tmp_path):
     folder = save_tiny_policy(tmp_path / "policy")
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens([f"<new{index}>" for index in range(3)])
-    with pytest.raises(ModelError, match=r"tokenizer has .* embeds only"):
+    with pytest.raises(ModelError, match=r"tokenizer has .* but the model has"):
         load_language_model(folder, tokenizer=tokenizer)
 
 
@@ -134,7 +134,7 @@ def test_weights_that_are_pickle_only_are_refused(tmp_path):
         load_language_model(folder, tokenizer=tiny_tokenizer())
 
 
-def test_missing_weights_are_refused_rather_than_initialised(tmp_path):
+def test_missing_weights_are_refused_rather_than_initialized(tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = save_tiny_policy(tmp_path / "policy")
@@ -150,7 +150,7 @@ def test_the_stop_token_is_eos_unless_another_token_is_named():
     assert stop_token_id(tokenizer) == tokenizer.eos_token_id
     assert stop_token_id(tokenizer, "<bos>") == tokenizer.bos_token_id
     assert stop_token_id(tokenizer, 7) == 7
-    assert stop_token_id(tokenizer, "\n") == tokenizer.encode("\n")[0]  # stands in the vocabulary as "Ċ"
+    assert stop_token_id(tokenizer, "\n") == tokenizer.encode("\n")[0]  # "Ċ" in the vocabulary
     for wrong in ("<pad>", "not a token", 10_000):
         with pytest.raises(ModelError, match=r"rollout\.stop_token"):
             stop_token_id(tokenizer, wrong)
@@ -176,7 +176,7 @@ def test_a_value_head_comes_back_with_its_policy(tmp_path):
     assert load_value_head(head, folder)
     assert torch.equal(head.weight, model.value_head.weight)
     assert not load_value_head(head, tmp_path)
-    with pytest.raises(ModelError, match="not the value head"):
+    with pytest.raises(ModelError, match="not a value head"):
         load_value_head(torch.nn.Linear(17, 1), folder)
     assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7
 

@@ -1,4 +1,4 @@
-"""Reward model and critic: where the score is read, what a reload gives, what is refused."""
+"""Reward model and critic: score position, reloads, refused models."""
 
 import pytest
 import torch
@@ -39,22 +39,22 @@ def test_an_encoder_scores_but_cannot_be_a_critic():
         model.values(rows)
 
 
-def test_normalised_scores_survive_a_reload_bit_for_bit(tmp_path):
+def test_normalized_scores_survive_a_reload_bit_for_bit(tmp_path):
     tokenizer = tiny_tokenizer()
     model = ScalarModel(tiny_reward_model(), tokenizer)
     rows = TokenRows.of(ROWS)
     with torch.no_grad():
         raw = model.scores(rows)
         model.normalize(mean=float(raw.mean()), std=float(raw.std()))
-        normalised = model.scores(rows)
-    torch.testing.assert_close(normalised, (raw - raw.mean()) / raw.std(), atol=1e-5, rtol=1e-5)
+        normalized = model.scores(rows)
+    torch.testing.assert_close(normalized, (raw - raw.mean()) / raw.std(), atol=1e-5, rtol=1e-5)
     folder = save_scalar_model(model, tokenizer, tmp_path / "reward", card=ModelCard("reward", "tiny"))
     with torch.no_grad():
         reloaded = load_scalar_model(folder, tokenizer=load_tokenizer(folder)).scores(rows)
-    assert torch.equal(reloaded, normalised)
+    assert torch.equal(reloaded, normalized)
 
 
-def test_normalising_twice_composes():
+def test_normalizing_twice_composes():
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
     rows = TokenRows.of(ROWS)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_fresh_head_has_the_published_spread(tmp_path):
     folder = save_tiny_policy(tmp_path / "policy")
     torch.manual_seed(0)
     heads = [load_scalar_model(folder, tokenizer=load_tokenizer(folder), init="fresh").head.weight for _ in range(60)]
-    # 960 draws: the standard error of their spread is 2.3 %.
+    # 960 draws: the standard error of their standard deviation is 2.3 %.
     assert torch.cat(heads).std().item() == pytest.approx(1 / 17**0.5, rel=0.08)
 
 
@@ -95,11 +95,11 @@ def test_more_than_one_label_is_refused():
     config = LlamaConfig(
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=2
     )
-    with pytest.raises(ModelError, match="one label, this one has 2"):
+    with pytest.raises(ModelError, match="one label; this model has 2"):
         ScalarModel(AutoModelForSequenceClassification.from_config(config), tiny_tokenizer())
 
 
-def test_a_foreign_reward_model_without_normalisation_keeps_its_scores(tmp_path):
+def test_a_foreign_reward_model_without_normalization_keeps_its_scores(tmp_path):
     folder = save_tiny_reward_model(tmp_path / "foreign", "gpt_neox")
     plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     model = load_scalar_model(folder, tokenizer=load_tokenizer(folder))

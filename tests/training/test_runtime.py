@@ -1,4 +1,4 @@
-"""Devices, threads and random streams: clear refusals, and the same numbers in every process."""
+"""Devices, threads and random streams: clear errors, and the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kedge.errors import ConfigError
 from kedge.training import runtime
 
 
-def test_auto_takes_what_the_machine_has(monkeypatch):
+def test_auto_uses_cuda_if_available(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert runtime.resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert runtime.resolve_device("auto") == torch.device("cuda")
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
+def test_an_unavailable_device_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert runtime.resolve_device("cuda:0") == torch.device("cuda:0")
-    with pytest.raises(ConfigError, match=r"'cuda:1' is not there \(1 cuda devices found\)"):
+    with pytest.raises(ConfigError, match=r"'cuda:1' is not available \(1 cuda devices found\)"):
         runtime.resolve_device("cuda:1")
     with pytest.raises(ConfigError, match="'gpu' is unknown"):
         runtime.resolve_device("gpu")
@@ -47,7 +47,7 @@ def test_there_are_never_more_threads_than_cores(monkeypatch):
     assert runtime.set_threads(1) == 1
     torch.set_num_threads(4)
     assert runtime.set_threads(None) == 2
-    with pytest.warns(UserWarning, match="num_threads: 64 is more than the 2 cores"):
+    with pytest.warns(UserWarning, match="num_threads: 64 exceeds the 2 available cores"):
         assert runtime.set_threads(64) == 2
 
 
@@ -95,7 +95,7 @@ def test_a_stream_ignores_what_was_drawn_elsewhere():
 
 def test_memory_in_use_grows_with_what_is_held():
     before = runtime.memory_in_use(torch.device("cpu"))["memory/process"]
-    with mmap.mmap(-1, 2**28) as held:  # fresh from the system: what was freed before may be used again
+    with mmap.mmap(-1, 2**28) as held:  # from the system: freed memory may be reused
         held.write(b"x" * len(held))
         during = runtime.memory_in_use(torch.device("cpu"))["memory/process"]
     assert during - before >= 0.24

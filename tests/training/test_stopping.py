@@ -1,4 +1,4 @@
-"""How a run ends early: the first signal is a request, the second is the end, and the grace is not for ever."""
+"""Early stops: the first signal is a request, the second ends the process, and the grace period is limited."""
 
 from __future__ import annotations
 

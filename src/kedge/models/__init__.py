@@ -1,7 +1,7 @@
-"""The four roles (policy, reference, critic, reward model): loading, scalar heads, one forward pass, saving."""
+"""The four models of PPO (policy, reference, critic, reward model): loading, heads, forward pass, saving."""
 
 from kedge.models.actor_critic import ActorCritic, response_logprobs
-from kedge.models.heads import HeadInit, initialise_head
+from kedge.models.heads import HeadInit, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows, budget_batches
@@ -22,7 +22,7 @@ __all__ = [
     "TokenRows",
     "autocast",
     "budget_batches",
-    "initialise_head",
+    "initialize_head",
     "load_language_model",
     "load_scalar_model",
     "load_tokenizer",

@@ -1,4 +1,4 @@
-"""How a scalar head starts."""
+"""Initialization of scalar heads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 from torch import nn
 
-__all__ = ["HeadInit", "initialise_head"]
+__all__ = ["HeadInit", "initialize_head"]
 
 HeadInit = Literal["zero", "normal"]
 
 
-def initialise_head(head: nn.Linear, init: HeadInit) -> nn.Linear:
-    """Set a scalar head's weights, in place: all 0, or normal with std 1/√(d+1); the bias is 0 either way.
+def initialize_head(head: nn.Linear, init: HeadInit) -> nn.Linear:
+    """Initialize a scalar head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 either way.
 
     Source: spec §3.8 (N+), §7.34.
     """

@@ -1,4 +1,4 @@
-"""A causal language model whose trunk, output layer and optional value head are called one by one."""
+"""A causal language model split into trunk, output layer and optional value head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
-from kedge.models.heads import initialise_head
+from kedge.models.heads import initialize_head
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.pretrained import (
@@ -26,27 +26,27 @@ from kedge.models.pretrained import (
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 
-# Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(-1e9) is 0 in every format.
 FORBIDDEN_LOGIT = -1e9
-# Logits that are held at a time, as numbers: 64 MiB in float32. Beyond it they are computed in chunks, and once more in
-# the backward pass.
+"""Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
+"""Logits in memory at a time: 64 MiB in float32. More are computed in chunks, and recomputed in the backward pass."""
 
 
 class LanguageModel(nn.Module):
-    """Policy or reference: a transformers causal LM, split so that nothing is computed for positions nobody reads.
+    """Policy or reference: a transformers causal LM, split so that unused positions are not computed.
 
-    Padding and ids that are no token (an output matrix can be wider than its tokenizer) can never be sampled. Their
-    logits are replaced here, in the one place that policy, reference, sampler and trainer share, so that all of them
-    speak of the same distribution.
+    Padding and ids without a token (the output matrix can be wider than the vocabulary) are never sampled. Their logits
+    are replaced here, the one place shared by policy, reference, sampler and trainer, so all four use the same
+    distribution.
 
     Args:
-        causal: Any `AutoModelForCausalLM`; its dropout is switched off.
-        tokenizer: Names the pad token and the size of the vocabulary.
-        value_head: Add a scalar head on the trunk (`critic: shared`), zero-initialised.
+        causal: Any `AutoModelForCausalLM`; its dropout is disabled.
+        tokenizer: Supplies the pad token and the vocabulary.
+        value_head: Add a zero-initialized scalar head on the trunk (`critic: shared`).
 
     Raises:
-        ModelError: The tokenizer has more tokens than the model has embeddings, or the output layer is unknown.
+        ModelError: The tokenizer has more tokens than the model has embeddings, or the output layer is unsupported.
+
     Source: spec §2.2, §7.34 (S0, S1, S4).
     """
 
@@ -68,22 +68,22 @@ class LanguageModel(nn.Module):
         self.value_head = None
         if value_head:
             head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
-            self.value_head = initialise_head(head, "zero")
+            self.value_head = initialize_head(head, "zero")
         self.trunk = Trunk(cast(PreTrainedModel, causal.base_model))
         self._check_output_layer()
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         return self.forbidden.device
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens that one row may hold, or None where the architecture sets no limit."""
+        """Maximum tokens per row; None if the architecture has no limit."""
         return context_length(self.causal)
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
-        """The trunk's last hidden state of every token."""
+        """The trunk's last hidden state at every token."""
         return self.trunk.hidden(rows)
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
@@ -96,15 +96,15 @@ class LanguageModel(nn.Module):
         hidden: Float[Tensor, "tokens dim"],
         targets: Int[Tensor, " tokens"],
     ) -> tuple[Tensor, ...]:
-        """What `measure` says about the logits behind each hidden state and its target token.
+        """Apply `measure` to the logits of each hidden state and its target token.
 
-        Over a large vocabulary the logits of a batch would be the largest tensor of all. They are never held together:
-        chunk by chunk they are computed, measured and dropped, and computed again when the gradient is.
+        With a large vocabulary, the logits of a batch would be the largest tensor of all. They are computed in chunks,
+        measured and freed, and recomputed in the backward pass.
 
         Args:
-            measure: From logits and targets to one number per token each.
+            measure: Maps logits and targets to tensors with one number per token.
             hidden: Hidden states.
-            targets: The token that each is asked about.
+            targets: Target token of each hidden state.
         """
         size = max(1, MAX_LOGITS // len(self.forbidden))
         if len(targets) <= size:
@@ -120,8 +120,8 @@ class LanguageModel(nn.Module):
         return tuple(torch.cat(measures) for measures in zip(*parts, strict=True))
 
     def values(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest"]:
-        """The value head's forecast, in float32, of the state that each hidden state stands for."""
-        assert self.value_head is not None, "this model was built without a value head"
+        """The value head's output at each hidden state, float32."""
+        assert self.value_head is not None, "the model has no value head"
         with torch.autocast(hidden.device.type, enabled=False):
             return self.value_head(hidden.float()).squeeze(-1)
 
@@ -138,14 +138,16 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_output_layer(self) -> None:
-        """Compare with the model's own forward pass once: an unknown kind of head is refused, not mistrained."""
+        """Compare once with the model's own forward pass, so that an unsupported output layer is refused."""
         ids = torch.arange(4, device=self.device)[None]
         with quiet_transformers():
             expected = self.causal(input_ids=ids).logits.float()
         actual = self._raw_logits(self.hidden(TokenRows(ids[0], (4,))))[None]
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
             kind = type(self.causal).__name__
-            raise ModelError(f"{kind} turns hidden states into logits in a way that kedge does not know")
+            raise ModelError(
+                f"{kind} computes its logits in a way that kedge does not support; use another architecture"
+            )
 
 
 def load_language_model(
@@ -159,16 +161,16 @@ def load_language_model(
     """Load a policy or reference from a folder or hub id.
 
     Raises:
-        ModelError: See `load_pretrained`; also when weights of the language model are missing from the source.
+        ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
     """
     causal, missing = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code)
     if missing:
-        raise ModelError(f"model {str(source)!r} lacks weights of a causal language model, first: {sorted(missing)[0]}")
+        raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
     return LanguageModel(causal, tokenizer, value_head=value_head).to(device)
 
 
 def _output_layer(causal: PreTrainedModel) -> nn.Linear:
     layer = causal.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
-        raise ModelError(f"{type(causal).__name__} has no linear output layer; give a causal language model")
+        raise ModelError(f"{type(causal).__name__} has no linear output layer; use a causal language model")
     return layer

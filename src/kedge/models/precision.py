@@ -1,4 +1,4 @@
-"""Which number format the matrix products run in. Weights are float32, and so is all that follows the logits."""
+"""Number format of the matrix products. Weights are float32, and so is everything computed from the logits."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from kedge.errors import ModelError
 
 __all__ = ["Precision", "autocast", "resolve_precision"]
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["fp32", "bf16"]
 
-
-# Below this hidden size the casts of a processor's bf16 cost more than its faster products save.
 MIN_CPU_WIDTH = 256
+"""Below this hidden size, casting to bf16 on a CPU costs more than the faster products save."""
 
 
 def resolve_precision(
-    precision: Precision, device: str | torch.device, *, width: int | None = None
-) -> Literal["fp32", "bf16"]:
-    """`auto` is bf16 where the hardware multiplies bf16 natively and the model is wide enough to gain, else fp32.
+    precision: Precision | Literal["auto"], device: str | torch.device, *, width: int | None = None
+) -> Precision:
+    """Resolve `auto` to bf16 where the hardware supports it natively and the model is wide enough to gain, else fp32.
 
-    Native are CUDA from compute capability 8.0 on, and processors with AVX-512-BF16 or AMX. A narrow model (hidden size
-    below 256) spends its time outside of matrix products: on a processor it stays in fp32.
+    Native support: CUDA from compute capability 8.0, and CPUs with AVX-512-BF16 or AMX. A narrow model (hidden size
+    below 256) spends its time outside matrix products, so on a CPU it stays in fp32.
 
     Args:
         precision: `auto`, or the format itself.
-        device: Where the models live.
-        width: The model's hidden size; None where it is not known.
+        device: The models' device.
+        width: The model's hidden size; None if unknown.
 
     Raises:
-        ModelError: The word is none of the three.
+        ModelError: The name is not one of the three.
     """
     if precision not in ("auto", "fp32", "bf16"):
         raise ModelError(f"runtime.precision {precision!r} is unknown; choose auto, fp32 or bf16")
@@ -47,6 +46,6 @@ def resolve_precision(
     return "fp32"
 
 
-def autocast(precision: Literal["fp32", "bf16"], device: str | torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products run in `precision`; for fp32 it switches autocast off."""
+def autocast(precision: Precision, device: str | torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products run in `precision`; fp32 turns autocast off."""
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")

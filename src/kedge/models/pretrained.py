@@ -1,4 +1,4 @@
-"""What every role's loading shares: one safe call into transformers, dropout off, activations in one kernel."""
+"""Safe loading of transformers models: safetensors only, checked weights, no dropout, fused activations."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
     "model_width",
 ]
 
-MOST_LAYERS = 10_000
-"""Each is built before the weights can show that it is not there."""
+MAX_LAYERS = 10_000
+"""transformers builds every layer in config.json before it can notice that the weights are missing."""
 
-FEWEST = 4
-"""Tokens that a loaded model is tried out with."""
+MIN_TOKENS = 4
+"""Tokens in the trial pass over a loaded model."""
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars and load reports off the terminal: what matters in them is checked by us."""
+    """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -49,10 +49,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def check_source(source: str | Path) -> str:
-    """A model folder's path or hub id as a string.
+    """A model folder's path or a hub id, as a string.
 
     Raises:
-        ModelError: The source is written like a path, and no such folder exists.
+        ModelError: The source looks like a path but does not exist, or is a folder without a config.json.
     """
     path, folder = Path(source), os.path.expanduser(source)
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
@@ -66,18 +66,18 @@ def check_source(source: str | Path) -> str:
 
 
 def loading_reason(error: Exception) -> str:
-    """What an error of transformers' says, on one line, or what it means."""
-    words = " ".join(str(error).split())
-    if "trust_remote_code" in words:
-        return "it needs code that it brings along, which runs with runtime.trust_remote_code=true alone"
-    return words[:300] or type(error).__name__
+    """An error of transformers as one line."""
+    message = " ".join(str(error).split())
+    if "trust_remote_code" in message:
+        return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
+    return message[:300] or type(error).__name__
 
 
 def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
-    """The hidden size that a model's configuration names, without loading its weights.
+    """The hidden size in a model's configuration, without loading its weights.
 
     Raises:
-        ModelError: There is no configuration that transformers knows.
+        ModelError: transformers cannot load the configuration.
     """
     config = _load_config(check_source(source), trust_remote_code=trust_remote_code)
     return int(config.get_text_config().hidden_size)
@@ -86,19 +86,19 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
 def load_pretrained(
     auto_class: Any, source: str | Path, *, trust_remote_code: bool = False, **settings: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Load float32 weights from safetensors, and say which of the model's weights the source did not hold.
+    """Load float32 weights from safetensors, and report the weights missing from the source.
 
     Args:
         auto_class: An `AutoModel…` class of transformers.
         source: A folder or hub id.
-        trust_remote_code: Run Python code that the model folder brings along.
-        settings: Handed to `from_pretrained`.
+        trust_remote_code: Run Python code from the model folder.
+        settings: Passed to `from_pretrained`.
 
     Returns:
-        The model, with dropout off, and the names of the weights that were newly initialised.
+        The model, with dropout disabled, and the names of the newly initialized weights.
 
     Raises:
-        ModelError: Nothing loadable there; weights that are pickle only, of the wrong shape, or no finite numbers.
+        ModelError: The model cannot be loaded, or its weights are pickles only, of the wrong shape, or non-finite.
     """
     name = check_source(source)
     _check_weight_files(name)
@@ -110,44 +110,46 @@ def load_pretrained(
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are told, and refused below
+                ignore_mismatched_sizes=True,  # reported, and refused below
                 trust_remote_code=trust_remote_code,
                 **settings,
             )
-    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
+    except Exception as error:  # untrusted files: every library has its own errors
         raise ModelError(f"model {name!r} cannot be loaded: {loading_reason(error)}") from error
     if report["mismatched_keys"]:
         weight, saved, expected = sorted(report["mismatched_keys"])[0]
         raise ModelError(
-            f"model {name!r}: the weights' shapes differ from config.json, first: {weight} is {tuple(saved)}, "
+            f"model {name!r}: weight shapes differ from config.json; first: {weight} is {tuple(saved)}, "
             f"expected {tuple(expected)}"
         )
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
-        raise ModelError(f"model {name!r}: the weights hold NaN or infinity, first: {broken}")
+        raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
     disable_dropout(model)
     fuse_activations(model)
     return model, set(report["missing_keys"])
 
 
 def _load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """A model's configuration, once nothing in it is beyond reason or fetches code."""
+    """Load a model's configuration; refuse one with absurd sizes or with an attention kernel from a hub."""
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             text = config.get_text_config()
             num_layers, kernel = int(getattr(text, "num_hidden_layers", 0)), str(config._attn_implementation)
             int(text.hidden_size)
-    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
-        raise ModelError(f"model {name!r}: its config.json cannot be used: {loading_reason(error)}") from error
-    if num_layers > MOST_LAYERS:
-        raise ModelError(f"model {name!r}: its config.json names {num_layers:,} layers; no model has that many")
+    except Exception as error:  # untrusted files: every library has its own errors
+        raise ModelError(f"model {name!r}: config.json cannot be used: {loading_reason(error)}") from error
+    if num_layers > MAX_LAYERS:
+        raise ModelError(f"model {name!r}: config.json has {num_layers:,} layers; at most {MAX_LAYERS:,} are supported")
     if "/" in kernel and not trust_remote_code:
-        raise ModelError(f"model {name!r}: its config.json asks for the code of {kernel!r}: runtime.trust_remote_code")
+        raise ModelError(
+            f"model {name!r}: config.json loads code from {kernel!r}; set runtime.trust_remote_code=true to run it"
+        )
     return config
 
 
 def _check_weight_files(source: str) -> None:
-    """Refuse a folder whose list of weight files leads to anything but safetensors in the folder itself."""
+    """Refuse a folder whose weight index refers to anything but safetensors files in the same folder."""
     index = Path(source) / "model.safetensors.index.json"
     if not os.path.isfile(index):
         return
@@ -155,35 +157,35 @@ def _check_weight_files(source: str) -> None:
         files = set(json.loads(index.read_bytes())["weight_map"].values())
         foreign = sorted(file for file in files if file != Path(file).name or not file.endswith(".safetensors"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"model {source!r}: its {index.name} cannot be read") from error
+        raise ModelError(f"model {source!r}: {index.name} cannot be read") from error
     if foreign:
         raise ModelError(
-            f"model {source!r}: {index.name} names {foreign[0]!r}; weights are .safetensors files beside it"
+            f"model {source!r}: {index.name} refers to {foreign[0]!r}; expected .safetensors files in the same folder"
         )
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """The most tokens that one row may hold, or None where the architecture sets no limit."""
+    """Maximum tokens per row; None if the architecture has no limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
 
 
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other gap.
+    """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other mismatch.
 
     Raises:
-        ModelError: The tokenizer has tokens that the model has no embedding for, or one of them has hardly anything.
+        ModelError: The model has too few embeddings for the tokenizer, or is too small for a trial pass.
     """
     rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
     length = context_length(model)
-    if rows < FEWEST or (length is not None and length < FEWEST):
+    if rows < MIN_TOKENS or (length is not None and length < MIN_TOKENS):
         raise ModelError(
-            f"the model embeds {rows} tokens and reads {length} at a time; it takes {FEWEST} to try it out"
+            f"the model is too small: {rows} embeddings, context length {length}; both must be at least {MIN_TOKENS}"
         )
     needed = max(tokenizer.get_vocab().values(), default=0) + 1
     if needed > rows + 1 or (needed == rows + 1 and tokenizer.pad_token_id != rows):
         raise ModelError(
-            f"the tokenizer has {needed} tokens but the model embeds only {rows}; they do not belong together"
+            f"the tokenizer has {needed} tokens but the model has {rows} embeddings; use the model's own tokenizer"
         )
     if needed > rows:
         with quiet_transformers():
@@ -192,10 +194,10 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
-    """Set every dropout of the model to 0, in its modules, their attributes and its configuration.
+    """Set every dropout to 0, in modules, attributes and configuration.
 
-    Dropout makes two forward passes differ, so that ratios are not 1 before the first step. `eval()` alone would hold
-    only until somebody calls `train()`.
+    With dropout two forward passes differ, so ratios are not 1 before the first step. `eval()` alone would last only
+    until the next `train()`.
 
     Source: spec §3.12 (S3, N+).
     """
@@ -213,9 +215,9 @@ def disable_dropout(model: PreTrainedModel) -> None:
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Compute the tanh form of GELU in one kernel instead of in eight, each with a result that is kept for backward.
+    """Compute the tanh form of GELU in one kernel instead of eight, each of which saves a tensor for backward.
 
-    GPT-2, Phi and their kin spell it out. The function is the same; the weights are not touched.
+    GPT-2, Phi and others spell it out. The function and the weights stay the same.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():

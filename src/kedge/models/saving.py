@@ -1,4 +1,4 @@
-"""What comes out: folders that plain transformers loads, with tokenizer, chat template and model card."""
+"""Saves models as Hugging Face folders with tokenizer, chat template and model card."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["ModelCard", "load_value_head", "save_policy", "save_scalar_model"]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the model card says.
+    """Contents of the model card.
 
     Attributes:
-        stage: How the model was made: `sft`, `reward` or `ppo`.
-        base_model: The folder or id it started from; only the last path component is written down.
-        facts: Lines of the table: settings and figures, in the order given.
+        stage: Training stage: `sft`, `reward` or `ppo`.
+        base_model: The folder or hub id of the base model; of a folder only the last path component is written.
+        facts: Rows of the table: settings and metrics, in order.
     """
 
     stage: str
@@ -39,7 +39,7 @@ class ModelCard:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     def render(self, usage: str) -> str:
-        """The card as markdown, with the header that model hubs read."""
+        """The card as Markdown, with the metadata header that model hubs read."""
         base = printable(Path(self.base_model).name if os.path.exists(self.base_model) else self.base_model)
         header = {"library_name": "transformers", "tags": ["kedge", self.stage, "rlhf"]}
         if base == self.base_model and "/" in base:
@@ -53,7 +53,7 @@ class ModelCard:
 
 
 def _cell(value: object) -> str:
-    """A value that stays in its cell, whatever a reward is called."""
+    """A value escaped for a table cell."""
     return printable(str(value)).replace("|", "\\|")
 
 
@@ -81,15 +81,15 @@ def save_policy(
     stop_token: int | None = None,
     temperature: float = 1.0,
 ) -> Path:
-    """Write the policy as a Hugging Face folder; a value head lies beside the weights as `value_head.safetensors`.
+    """Save the policy as a Hugging Face folder; a value head goes into `value_head.safetensors` next to the weights.
 
     Args:
         model: The policy.
         tokenizer: Its tokenizer, with chat template.
-        folder: Where to; appears only once it is complete.
-        card: What the model card says.
-        stop_token: A token that ends a response besides EOS; `generate` is told to stop there, too.
-        temperature: That of the sampling that the policy was trained by; `generate` takes it as its default.
+        folder: Output folder; it appears only once complete.
+        card: The model card.
+        stop_token: A token that ends a response in addition to EOS; `generate` stops there too.
+        temperature: The sampling temperature of the training; the default of `generate`.
     """
 
     def write(part: Path) -> None:
@@ -107,10 +107,10 @@ def save_policy(
 
 
 def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
-    """Take over the value head that lies beside a policy's weights, if one does; say whether.
+    """Load the value head saved next to a policy's weights; returns False if there is none.
 
     Raises:
-        ModelError: It is of another width, or its weights are no finite numbers.
+        ModelError: It has another width, or non-finite weights.
     """
     path = Path(folder) / VALUE_HEAD_FILE
     if not path.is_file():
@@ -118,16 +118,16 @@ def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
     try:
         head.load_state_dict(load_file(path))
     except (RuntimeError, OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: this is not the value head of the model beside it") from error
+        raise ModelError(f"{path}: not a value head of the model in this folder") from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
-        raise ModelError(f"{path}: the value head holds NaN or infinity")
+        raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
 
 
 def save_scalar_model(
     model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, card: ModelCard
 ) -> Path:
-    """Write a reward model as a Hugging Face folder; its normalisation is kept in `config.json`."""
+    """Save a reward model as a Hugging Face folder; `config.json` stores its score shift."""
 
     def write(part: Path) -> None:
         model.classifier.save_pretrained(part)
@@ -138,7 +138,7 @@ def save_scalar_model(
 
 
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Write beside, then rename, so that a half-written model never bears the name of a whole one."""
+    """Write to a temporary folder, then rename it, so that an incomplete model never has the final name."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -153,7 +153,7 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
 def _generation_config(
     model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_token: int | None, temperature: float
 ) -> GenerationConfig:
-    """Tell `generate` what the training sampler did: at which temperature, where to stop, what never to sample."""
+    """Defaults of `generate` that match the training sampler: temperature, stop tokens, forbidden tokens."""
     stops = [token for token in dict.fromkeys((tokenizer.eos_token_id, stop_token)) if token is not None]
     forbidden = torch.nonzero(model.forbidden).flatten().tolist()
     return GenerationConfig(

@@ -1,4 +1,4 @@
-"""Reward model and critic: a transformer with one number per position."""
+"""Reward model and critic: a transformer with a scalar output at each position."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
-from kedge.models.heads import initialise_head
+from kedge.models.heads import initialize_head
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.packing.trunk import Trunk
-from kedge.models.precision import autocast
+from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
@@ -25,17 +25,18 @@ NORMALIZATION_KEY = "kedge_score_shift"
 
 
 class ScalarModel(nn.Module):
-    """An `AutoModelForSequenceClassification` with one label, read position by position.
+    """An `AutoModelForSequenceClassification` with one label, evaluated at every position.
 
     score = head(hidden state of the last real token) − shift
 
     Args:
-        classifier: The transformers model; its dropout is switched off.
-        tokenizer: Names the pad token.
+        classifier: The transformers model; its dropout is disabled.
+        tokenizer: Supplies the pad token.
 
     Raises:
-        ModelError: The model has more than one label, more tokens in the tokenizer than embeddings, or a normalisation
-            that is no finite number.
+        ModelError: The model has more than one label, fewer embeddings than the tokenizer has tokens, or a
+            non-finite score shift.
+
     Source: spec §1 (read-out), §3.8, §3.11, §7.34.
     """
 
@@ -44,43 +45,43 @@ class ScalarModel(nn.Module):
     def __init__(self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         if classifier.config.num_labels != 1:
-            raise ModelError(f"a reward model has one label, this one has {classifier.config.num_labels}")
+            raise ModelError(f"a reward model needs exactly one label; this model has {classifier.config.num_labels}")
         fit_embedding(classifier, tokenizer)
         disable_dropout(classifier)
         self.classifier = classifier
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
-        # An encoder's pooled head reads whole texts: nobody asks for the states of its tokens.
+        # An encoder has a pooled head over the whole text, so its token states are never used.
         self.trunk = None if self.head is None else Trunk(cast(PreTrainedModel, classifier.base_model))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         return self.shift.device
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens that one row may hold, or None where the architecture sets no limit."""
+        """Maximum tokens per row; None if the architecture has no limit."""
         return context_length(self.classifier)
 
     @property
     def head(self) -> nn.Linear | None:
-        """The linear layer that reads a decoder's hidden states, or None for an encoder with a pooled head."""
+        """The linear layer on a decoder's hidden states; None for an encoder with a pooled head."""
         head = dict(self.classifier.named_children()).get("score")
         return head if isinstance(head, nn.Linear) else None
 
     def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
-        """The scalar at every token, float32.
+        """The scalar output at every token, float32.
 
         Raises:
-            ModelError: The model pools its input (an encoder): it can score a response but not be a critic.
+            ModelError: The model pools its input (an encoder), so it can score responses but not serve as a critic.
         """
         if self.trunk is None:
-            raise ModelError(f"{type(self.classifier).__name__} scores whole texts only; a critic needs a decoder")
+            raise ModelError(f"{type(self.classifier).__name__} only scores whole texts; a critic needs a decoder")
         return self._read(self.trunk.hidden(rows))
 
     def scores(self, rows: TokenRows) -> Float[Tensor, " rows"]:
-        """One score per row, read at its last token (spec §2.4)."""
+        """One score per row, taken at its last token (spec §2.4)."""
         if self.trunk is None:
             ids, mask = rows.pad()
             outputs = self.classifier(input_ids=ids, attention_mask=mask.long())
@@ -94,14 +95,16 @@ class ScalarModel(nn.Module):
 
     @torch.no_grad()
     def normalize(self, *, mean: float, std: float = 1.0) -> None:
-        """From now on score (s − mean)/std; stored in weights and configuration, so that a reload scores the same.
+        """Change the score s to (s − mean)/std; stored in the weights and the configuration, so it survives a reload.
 
         Source: spec §3.11 (S3; Ziegler's gain and bias).
         """
         if std != 1.0:
             head = self.head
             if head is None:
-                raise ModelError("scores of a pooled encoder can be shifted, not scaled")
+                raise ModelError(
+                    "normalize_scale: the scores of an encoder with a pooled head can be shifted but not scaled"
+                )
             head.weight.div_(std)
             if head.bias is not None:
                 head.bias.div_(std)
@@ -111,7 +114,7 @@ class ScalarModel(nn.Module):
 
 def _checked_shift(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:  # nor NaN
-        raise ModelError(f"the reward model's {NORMALIZATION_KEY} is {value!r}; expected a finite number")
+        raise ModelError(f"the reward model's {NORMALIZATION_KEY} is {value!r}; it must be a finite number")
     return float(value)
 
 
@@ -120,16 +123,16 @@ def score_rows(
     model: ScalarModel,
     rows: Sequence[Sequence[int]],
     *,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
 ) -> Float[Tensor, " rows"]:
-    """The scores of many rows of token ids, float32 on the CPU, in the order given.
+    """Score many rows of token ids; float32 on the CPU, in the given order.
 
     Args:
         model: The reward model.
-        rows: Token ids, at least one each.
+        rows: Token ids, at least one per row.
         precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward pass; None reads all at once. It changes no score by more than rounding.
+        micro_batch_tokens: Tokens per forward pass; None uses a single pass. It changes scores by rounding only.
     """
     scores = torch.empty(len(rows))
     for batch in budget_batches([len(row) for row in rows], micro_batch_tokens):
@@ -146,17 +149,17 @@ def load_scalar_model(
     trust_remote_code: bool = False,
     init: Literal["saved", "fresh"] = "saved",
 ) -> ScalarModel:
-    """Load a reward model, or start one (or a critic) on the trunk of a causal LM.
+    """Load a reward model, or create one (or a critic) on the trunk of a causal LM.
 
     Args:
         source: A folder or hub id.
-        tokenizer: The tokenizer that belongs to it, from `load_tokenizer`.
-        device: Where it is to live.
-        trust_remote_code: Run Python code that the model folder brings along.
-        init: `saved` wants a trained head; `fresh` starts one with std 1/√(d+1) (spec §3.8).
+        tokenizer: Its tokenizer, from `load_tokenizer`.
+        device: Target device.
+        trust_remote_code: Run Python code from the model folder.
+        init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8).
 
     Raises:
-        ModelError: See `load_pretrained`; `saved` and the source has no scalar head; weights of the trunk are missing.
+        ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
     """
     labels = {} if init == "saved" else {"num_labels": 1}
     classifier, missing = load_pretrained(
@@ -165,17 +168,17 @@ def load_scalar_model(
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
     if init == "saved" and head:
         raise ModelError(
-            f"model {str(source)!r} has no trained scalar head; a reward model is saved from "
-            "AutoModelForSequenceClassification with one label (`kedge reward` makes one)"
+            f"model {str(source)!r} has no trained scalar head; give a reward model, saved from "
+            "AutoModelForSequenceClassification with one label (`kedge reward` trains one)"
         )
     if missing - head:
-        raise ModelError(f"model {str(source)!r} lacks weights, first: {sorted(missing - head)[0]}")
+        raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")
     model = ScalarModel(classifier, tokenizer).to(device)
     if init == "fresh":
         if model.head is None:
             raise ModelError(
                 f"{type(classifier).__name__} has no linear score head; start from a causal language model"
             )
-        initialise_head(model.head, "normal")
-        model.normalize(mean=-float(model.shift))  # a reward model that is started anew forgets its old shift
+        initialize_head(model.head, "normal")
+        model.normalize(mean=-float(model.shift))  # drops the shift of the reward model that the trunk came from
     return model

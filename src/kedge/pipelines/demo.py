@@ -24,7 +24,7 @@ from kedge.demo.report import LEASHED, UNLEASHED, DemoResult, print_result, save
 from kedge.demo.world import Post, World
 from kedge.inspect.report import REPORT_FILE, leave_report
 from kedge.logs.run_folder import create_run_folder
-from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
+from kedge.models.untrained import save_untrained_llama, train_tokenizer
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft

@@ -1,4 +1,4 @@
-"""Adam as reinforcement learning wants it, the learning-rate schedules, and gradient clipping."""
+"""Adam with explicit ε, learning-rate schedules, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ AdamEpsMode = Literal["torch", "tf1"]
 Schedule = Literal["linear", "cosine", "constant"]
 
 RATE = "learning_rate_multiple"
-"""The key of a parameter group's own rate, as a multiple of the schedule's; it is saved with the optimizer's state."""
+"""Parameter group key: the group's learning rate as a multiple of the schedule's; part of the optimizer's state."""
 
-# Where torch has a one-pass implementation; on a CPU it is two to four times as fast as its loop over the parameters.
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
+"""Devices with a fused implementation; on a CPU it is two to four times as fast as the loop over parameters."""
 
 
 def build_optimizer(
@@ -33,23 +33,23 @@ def build_optimizer(
     head_parameters: Iterable[nn.Parameter] = (),
     head_rate: float = 1.0,
 ) -> AdamW:
-    """Adam with an explicit ε, and no weight decay unless asked for.
+    """Adam with an explicit ε and, by default, no weight decay.
 
     torch:  θ ← θ − lr / (1−β₁ᵗ) · m / (√(v / (1−β₂ᵗ)) + ε)
     tf1:    θ ← θ − lr · √(1−β₂ᵗ) / (1−β₁ᵗ) · m / (√v + ε)
 
-    The second is TensorFlow's, and equals the first with ε/√(1−β₂ᵗ) for ε: 31.6 times as large in the first step, ten
-    times in the tenth. The first published PPO figures for language models were made with it.
+    The second is TensorFlow's; it equals the first with ε/√(1−β₂ᵗ) for ε: 31.6 times as large in the first step, ten
+    times in the tenth. The first published PPO results for language models used it.
 
     Args:
-        parameters: What is trained; frozen parameters are left out.
+        parameters: Parameters to train; frozen ones are skipped.
         learning_rate: Peak step size, ≥ 0; `set_learning_rate` changes it during the run.
         adam_eps: ε ≥ 0.
-        adam_eps_mode: Whose meaning of ε: "torch" or "tf1".
+        adam_eps_mode: Definition of ε: "torch" or "tf1".
         betas: Decay rates (β₁, β₂) of the two moments, each in [0, 1).
-        weight_decay: Decoupled decay per unit of learning rate, ≥ 0; of matrices only, never of norms and biases.
-        head_parameters: Trained as well, at a rate of their own: a head that starts from nothing has far to go.
-        head_rate: Their learning rate as a multiple of everybody else's, throughout the schedule.
+        weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
+        head_parameters: Parameters to train at their own rate: a new head has further to go.
+        head_rate: Their learning rate as a multiple of the others', throughout the schedule.
 
     Raises:
         ConfigError: No parameter is trainable, or the mode is unknown.
@@ -67,12 +67,12 @@ def build_optimizer(
     ]
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
-        raise ConfigError("nothing to train: none of the parameters requires a gradient")
+        raise ConfigError("nothing to train: no parameter requires a gradient")
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
     if adam_eps_mode == "torch":
         return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused)
     if adam_eps_mode == "tf1":
-        # t is a parameter's own count of steps, and a group has only one ε: so a group for each parameter.
+        # t counts each parameter's own steps, and a group has a single ε, so each parameter gets its own group.
         groups = [{**group, "params": [parameter], "tf1_step": 0} for group in groups for parameter in group["params"]]
         optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused)
         for group in optimizer.param_groups:
@@ -87,9 +87,9 @@ def _trainable(parameters: Iterable[nn.Parameter], *, matrices: bool = False) ->
 
 
 def _convert_tf1_eps(optimizer: Optimizer, *_: object) -> None:
-    """Give torch's Adam the ε that makes its coming step TensorFlow's.
+    """Set the ε with which torch's next Adam step equals TensorFlow's.
 
-    The count lives in the group, thus in the optimizer's state dict: a resumed run continues exactly.
+    The step count is stored in the group, hence in the optimizer's state dict, so that a resumed run continues exactly.
     """
     for group in optimizer.param_groups:
         if group["params"][0].grad is None:
@@ -101,17 +101,17 @@ def _convert_tf1_eps(optimizer: Optimizer, *_: object) -> None:
 def learning_rate_at(
     step: int, num_steps: int, *, learning_rate: float, schedule: Schedule = "linear", warmup_steps: int = 0
 ) -> float:
-    """The learning rate of one optimiser step.
+    """The learning rate of one optimizer step.
 
     warm-up (step < w):  lr · (step + 1) / (w + 1)
     then, p = (step − w) / (num_steps − w):  lr · (1 − p)  |  lr · ½(1 + cos πp)  |  lr
 
-    The first step of all is never wasted on a rate of zero; nor is the last, because zero would be reached one later.
+    No step has a rate of zero: warm-up starts above it, and decay would reach it one step after the last.
 
     Args:
         step: Index of the step, from 0.
         num_steps: Steps of the whole run, ≥ 1.
-        learning_rate: The peak.
+        learning_rate: The peak rate.
         schedule: "linear" or "cosine" decay to 0, or "constant".
         warmup_steps: w ≥ 0.
 
@@ -133,18 +133,18 @@ def learning_rate_at(
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Use this learning rate from the next step on: each parameter group takes its own multiple of it."""
+    """Set the learning rate of the next steps; each parameter group uses its own multiple of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group[RATE]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-    """Scale the gradients down to a joint Euclidean norm of at most `max_norm`; return the norm they had before.
+    """Clip the gradients to a joint Euclidean norm of at most `max_norm`; return the norm before clipping.
 
-    A norm that is not finite is returned and nothing is scaled: the caller decides, before the weights are spoilt.
+    If the norm is not finite, nothing is scaled and the norm is returned: the caller decides before any step.
 
     Args:
-        parameters: Parameters whose gradients form one vector; those without a gradient do not matter.
+        parameters: Parameters whose gradients form one vector; those without a gradient are skipped.
         max_norm: Largest norm allowed; None or 0 only measures.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""PPO-ptx: pretraining cross-entropy mixed into the PPO steps."""
+"""PPO-ptx: adds pretraining cross-entropy to the PPO steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["PretrainingMix"]
 
 @dataclass(frozen=True)
 class PretrainingMix:
-    """γ_ptx · cross-entropy of pretraining texts, one fresh batch per optimiser step.
+    """γ_ptx · cross-entropy of pretraining texts, with a new batch per optimizer step.
 
     Args:
         loss: The cross-entropy on the policy.
         examples: The encoded texts.
-        coef: γ_ptx; InstructGPT takes 27.8.
-        batch_size: Texts per optimiser step.
-        micro_batch_tokens: Tokens per forward pass; None takes the whole batch.
-        seed: Of the draws.
+        coef: γ_ptx; 27.8 in InstructGPT.
+        batch_size: Texts per optimizer step.
+        micro_batch_tokens: Tokens per forward pass; None uses the whole batch.
+        seed: Seed of the draws.
 
     Source: InstructGPT §3.5; spec §6.33.
     """
@@ -39,19 +39,19 @@ class PretrainingMix:
     seed: int
 
     def draw(self, update: int) -> PretrainingDraws:
-        """The batches of one update, an own random stream: what is drawn does not depend on the updates before."""
+        """The batches of one update, from its own random stream, so they do not depend on earlier updates."""
         return PretrainingDraws(self, stream(self.seed, "pretraining", update))
 
 
 @dataclass(frozen=True)
 class PretrainingDraws:
-    """Called once per optimiser step: the step's loss in parts that add up to it."""
+    """Called once per optimizer step; yields the step's loss in parts that sum to it."""
 
     mix: PretrainingMix
     generator: torch.Generator
 
     def __call__(self) -> Iterator[Tensor]:
-        """Draw a batch, with replacement, and yield its loss part by part."""
+        """Draw a batch with replacement and yield its loss, one micro-batch at a time."""
         mix = self.mix
         rows = torch.randint(len(mix.examples), (mix.batch_size,), generator=self.generator).tolist()
         batch = [mix.examples[row] for row in rows]

@@ -1,4 +1,4 @@
-"""What a run stands on: device, threads, random streams, memory."""
+"""The run's environment: device, threads, random streams, memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from kedge.errors import ConfigError
 
 GIB = 2**30
-# From malloc.h.
+# malloc.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -27,7 +27,7 @@ def resolve_device(name: str = "auto") -> torch.device:
     """The device to train on.
 
     Args:
-        name: "auto" (a CUDA device where there is one, else the CPU), or torch's name: "cpu", "cuda", "cuda:1", "mps".
+        name: "auto" (CUDA if available, else the CPU), or a torch device name: "cpu", "cuda", "cuda:1", "mps".
 
     Raises:
         ConfigError: The name is unknown, or this machine has no such device.
@@ -41,12 +41,14 @@ def resolve_device(name: str = "auto") -> torch.device:
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     count = counts.get(device.type, 0)
     if (device.index or 0) >= count:
-        raise ConfigError(f"device: {name!r} is not there ({count} {device.type} devices found); try 'auto' or 'cpu'")
+        raise ConfigError(
+            f"device: {name!r} is not available ({count} {device.type} devices found); try 'auto' or 'cpu'"
+        )
     return device
 
 
 def available_cores() -> int:
-    """How many cores this process may keep busy: its CPU affinity, and a container's quota."""
+    """Number of cores this process may use: its CPU affinity, limited by a container's quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if CGROUP_CPU_QUOTA.is_file():
         quota, period = CGROUP_CPU_QUOTA.read_text(encoding="ascii").split()
@@ -56,27 +58,25 @@ def available_cores() -> int:
 
 
 def set_threads(num_threads: int | None = None) -> int:
-    """Let torch use this many threads, never more than there are cores to run them; return the number in use.
+    """Set torch's number of threads, capped at the available cores; return the number in use.
 
-    More busy threads than cores wait for each other in every operation, which slows a run down manifold.
+    With more threads than cores, threads wait for each other in every operation, and a run is several times slower.
 
     Args:
-        num_threads: ≥ 1, or None for what torch would take by itself (which honours `OMP_NUM_THREADS`).
+        num_threads: ≥ 1, or None for torch's default (which honors `OMP_NUM_THREADS`).
     """
     cores = available_cores()
     if num_threads is not None and num_threads > cores:
-        warnings.warn(
-            f"num_threads: {num_threads} is more than the {cores} cores available; using {cores}", stacklevel=2
-        )
+        warnings.warn(f"num_threads: {num_threads} exceeds the {cores} available cores; using {cores}", stacklevel=2)
     torch.set_num_threads(min(num_threads or torch.get_num_threads(), cores))
     return torch.get_num_threads()
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory that tensors free, instead of giving it back and fetching it anew each time.
+    """Make glibc keep freed memory for reuse instead of returning it to the system.
 
-    A training pass frees and wants the same large blocks over and over; each fetched one costs a page fault per 4 KiB.
-    With glibc that is a tenth to a third of the time of a pass on a processor. Elsewhere nothing is done.
+    A training pass frees and allocates the same large blocks repeatedly; each new block costs a page fault per 4 KiB,
+    in all a tenth to a third of a pass on a CPU. Does nothing on other platforms.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
@@ -93,29 +93,29 @@ def seed_everything(seed: int) -> None:
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
-    """The seed of one named random stream of a run, in [0, 2⁶³).
+    """The seed of a named random stream of a run, in [0, 2⁶³).
 
-    Streams are independent, so that one more draw in one place (an evaluation, a longer answer) moves nothing in the
-    others, and the same in every process: `stream_seed(0, "rollout", update, row)` does not depend on what ran before.
+    Streams are independent, so an extra draw in one place (an evaluation, a longer response) changes nothing elsewhere,
+    and equal in every process: `stream_seed(0, "rollout", update, row)` does not depend on what ran before.
 
     Args:
         seed: The run's seed.
-        names: What the stream is for: words and counters, the order matters.
+        names: The stream's name: words and counters, in order.
     """
     digest = hashlib.blake2b(repr((seed, *names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one named random stream; see `stream_seed`."""
+    """A generator for a named random stream; see `stream_seed`."""
     return torch.Generator(device).manual_seed(stream_seed(seed, *names))
 
 
 def use_deterministic_kernels() -> None:
-    """Make CUDA choose the same kernels in every run, at some cost in speed.
+    """Use deterministic CUDA kernels, at some cost in speed.
 
-    On a CPU with the same number of threads nothing needs to be done: the same seed gives the same bits. Call it before
-    the first operation on the device. An operation that has no deterministic kernel warns instead of failing.
+    Not needed on a CPU, where the same seed and number of threads give the same bits. Call it before the device's first
+    operation. An operation without a deterministic kernel warns instead of failing.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
@@ -123,8 +123,8 @@ def use_deterministic_kernels() -> None:
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """`memory/process`: what the process holds now; `memory/device`: the most that a GPU's tensors have held; GiB."""
-    held = {"memory/process": psutil.Process().memory_info().rss / GIB}
+    """`memory/process`: resident memory of the process; `memory/device`: peak memory of a GPU's tensors; GiB."""
+    memory = {"memory/process": psutil.Process().memory_info().rss / GIB}
     if device.type == "cuda":
-        held["memory/device"] = torch.cuda.max_memory_allocated(device) / GIB
-    return held
+        memory["memory/device"] = torch.cuda.max_memory_allocated(device) / GIB
+    return memory

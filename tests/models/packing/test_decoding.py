@@ -1,4 +1,4 @@
-"""Going on from prompts token by token: with a cache, in either layout, against reading every row from scratch."""
+"""Token-by-token decoding with a cache, packed and padded, against full passes over every row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kedge.models.packing.key_values import MIN_GROWTH
 from kedge.models.packing.trunk import Trunk
 from tests.models.families import ARCHITECTURES, language_model
 
-# Of different lengths and out of order; the first and the last are one prompt.
+# Of different lengths, unsorted; the first and the last are the same prompt.
 PROMPTS = [[5, 6, 7], [20], [30, 31, 32, 33, 34], [40, 41], [5, 6, 7]]
-# Beyond the room that the cache starts with and is then given, and less than the context of 256.
+# More than the cache's first two allocations, less than the context of 256.
 NUM_STEPS = 2 * MIN_GROWTH + 12
 
 
@@ -30,7 +30,7 @@ def new_tokens(num_steps: int) -> torch.Tensor:
 
 
 def from_scratch(model: LanguageModel, row: list[int]) -> torch.Tensor:
-    """The oracle: the state at the last token, by transformers, of the whole row alone."""
+    """The oracle: transformers' state at the last token of the row alone."""
     return model.causal.base_model(input_ids=torch.tensor([row])).last_hidden_state[0, -1]
 
 
@@ -63,7 +63,7 @@ def test_dropping_rows_leaves_the_others_as_they_are(name, layout):
     decoder = model.trunk.decoder(rows, max_new_tokens=9, pad_id=0)
     columns = torch.arange(len(rows))
     for step, tokens in enumerate(new_tokens(9)):
-        # At first before any token; then the longest prompt, for which the columns were made; then all but one.
+        # Drop a row before the first token, then the longest prompt (which set the width), then all but one.
         if kept := {0: [0, 2, 3, 4], 4: [0, 2, 3], 7: [1]}.get(step):
             decoder.keep(torch.tensor(kept))
             rows, columns = [rows[row] for row in kept], columns[kept]
@@ -85,10 +85,10 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen[1] == (5, 1)
 
 
-def test_a_model_with_a_memory_of_its_own_is_refused_rather_than_sampled_without_one():
+def test_a_model_without_a_known_cache_is_refused():
     class Forgetful(torch.nn.Linear):
         def forward(self, input_ids, state=None):
             return super().forward(input_ids)
 
-    with pytest.raises(ModelError, match="Forgetful takes no cache"):
+    with pytest.raises(ModelError, match="Forgetful supports no cache"):
         PaddedDecoder(Forgetful(1, 1), [[1]], pad_id=0, takes_positions=False)

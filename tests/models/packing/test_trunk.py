@@ -1,4 +1,4 @@
-"""A trunk's states and gradients, however its rows are laid out, against transformers' own pass over each row alone."""
+"""A trunk's states and gradients in every layout, against transformers' own pass over each row alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kedge.models import LanguageModel, TokenRows
-from kedge.models.packing.attention import like_lengths
+from kedge.models.packing.attention import group_by_length
 from kedge.models.packing.decoding import PackedDecoder, PaddedDecoder
 from kedge.models.packing.trunk import Trunk
 from tests.models.families import ARCHITECTURES, OTHERS, PACKED, WINDOW, language_model
 from tests.tiny import tiny_tokenizer
 
-# Out of order; 9 and 7 share a rectangle, 5 and 5 fill one, 1 stands alone.
+# Unsorted; 9 and 7 share a rectangle, 5 and 5 fill one, 1 is alone.
 LENGTHS = (5, 9, 1, 7, 5, 2)
 ROWS = [[10 * row + place for place in range(1, length + 1)] for row, length in enumerate(LENGTHS)]
 LAYOUTS = ["as it can", "padded", "in pieces"]
@@ -29,19 +29,19 @@ def layout(request, monkeypatch) -> str:
 
 
 def states(model: LanguageModel, layout: str) -> list[torch.Tensor]:
-    """Each row's hidden states, in the layout's way."""
+    """Each row's hidden states in the layout."""
     pieces = [[row] for row in ROWS] if layout == "in pieces" else [ROWS]
     hidden = torch.cat([model.hidden(TokenRows.of(piece)) for piece in pieces])
     return list(hidden.split(LENGTHS))
 
 
 def states_alone(model: LanguageModel) -> list[torch.Tensor]:
-    """The oracle: a row at a time through the transformers model, which knows of no layout."""
+    """The oracle: one row at a time through the transformers model."""
     return [model.causal.base_model(input_ids=torch.tensor([row])).last_hidden_state[0] for row in ROWS]
 
 
 def gradient(model: LanguageModel, hidden: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Of a loss to which every token and every unit adds with a weight of its own."""
+    """Gradient of a loss with a random weight for every token and unit."""
     model.zero_grad()
     weights = torch.randn(sum(LENGTHS), 16, generator=torch.Generator().manual_seed(0)) / sum(LENGTHS)
     (torch.cat(hidden) * weights).sum().backward()
@@ -104,6 +104,6 @@ def test_activations_that_are_computed_again_give_the_same_gradient(name):
         torch.testing.assert_close(again[parameter], expected, atol=1e-6, rtol=1e-5)
 
 
-def test_rows_of_like_length_share_a_rectangle():
-    assert list(like_lengths((10, 9, 7, 6, 5, 2))) == [[10, 9, 7], [6, 5], [2]]
-    assert list(like_lengths((4,))) == [[4]]
+def test_rows_of_similar_length_share_a_rectangle():
+    assert list(group_by_length((10, 9, 7, 6, 5, 2))) == [[10, 9, 7], [6, 5], [2]]
+    assert list(group_by_length((4,))) == [[4]]

@@ -1,4 +1,4 @@
-"""A run that does nothing but save itself, to be killed: imported by the process that forks it, too."""
+"""A run that only saves checkpoints, to be killed; also imported by the process that forks it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_WEIGHTS = 100_000
 
 
 def save_update(folder: Path, update: int, *, keep: int = 2, size: int = 12) -> Path:
-    """A checkpoint all of whose contents follow from its update."""
+    """Save a checkpoint whose contents are a function of its update."""
     return save_checkpoint(
         folder,
         update=update,
@@ -39,18 +39,18 @@ def is_consistent(checkpoint: Checkpoint) -> bool:
 
 
 def save_until_killed(folder: Path, saved: Path) -> None:
-    """Continue from the newest checkpoint, update by update; `saved` tells the last that was saved."""
+    """Continue from the newest checkpoint, update by update; `saved` holds the last saved one."""
     newest = newest_valid(folder, on_rejected=refuse)
     update = newest.update if newest else 0
     descriptor = os.open(saved, os.O_CREAT | os.O_WRONLY)
     while True:
         update += 1
         save_update(folder, update, size=NUM_WEIGHTS)
-        os.pwrite(descriptor, b"%08d" % update, 0)  # in one go: it is never found half written
+        os.pwrite(descriptor, b"%08d" % update, 0)  # a single write, so it is never read half-written
 
 
 def refuse(line: str) -> None:
-    """For `on_rejected`, where nothing may be rejected."""
+    """An `on_rejected` that fails."""
     raise AssertionError(line)
 
 

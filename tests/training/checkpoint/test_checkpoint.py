@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were saved; any damage is found and named; the newest stay."""
+"""Checkpoints load as saved; any damage is found and named; the newest are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def saved(folder: Path, **more: object) -> Path:
     return save_checkpoint(folder, **(settings | more))
 
 
-# What is saved comes back.
+# Round trips.
 
 
 def test_a_checkpoint_is_what_was_saved(tmp_path):
@@ -66,12 +66,12 @@ def test_no_checkpoint_is_none(tmp_path):
     assert newest_valid(tmp_path, on_rejected=refuse) is None
 
 
-def test_a_part_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"update-000001: has no critic.safetensors"):
+def test_a_missing_group_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"update-000001: critic.safetensors is missing"):
         open_checkpoint(saved(tmp_path)).tensors("critic")
 
 
-# Which stay, and in which order the others go.
+# Which are kept, and the order of deletions.
 
 
 def test_the_newest_stay(tmp_path):
@@ -180,44 +180,44 @@ def test_a_missing_file_is_named(two, name):
     check_rejected(two, name)
 
 
-def test_a_file_of_somebody_else_is_named(two):
+def test_an_unexpected_file_is_named(two):
     (two / "update-000002" / "pytorch_model.bin").write_bytes(b"")
-    check_rejected(two, "pytorch_model.bin: does not belong there")
+    check_rejected(two, "pytorch_model.bin: is not in the manifest")
 
 
 def test_an_exchanged_file_is_named(two):
     shutil.copy(two / "update-000001" / "policy.safetensors", two / "update-000002")
-    check_rejected(two, "policy.safetensors: its bytes are not those that were written")
+    check_rejected(two, "policy.safetensors: is damaged (its SHA-256 is not the one in the manifest)")
 
 
 def test_a_renamed_checkpoint_is_found(two):
     (two / "update-000002").rename(two / "update-000003")
     lines: list[str] = []
     newest_valid(two, on_rejected=lines.append)
-    assert lines == [f"{two / 'update-000003'}: is the checkpoint of update 2, under another name"]
+    assert lines == [f"{two / 'update-000003'}: contains the checkpoint of update 2; the folder was renamed"]
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "7", '{"sha256": 1}', "[" * 100_000, '{"update": 2}'])
 def test_any_other_manifest_is_refused(two, text):
     (two / "update-000002" / MANIFEST_FILE).write_text(text)
-    check_rejected(two, "manifest.json: is not as it was written")
+    check_rejected(two, "manifest.json: is damaged (its hash does not match)")
 
 
-def test_a_format_of_the_future_is_named(two, monkeypatch):
+def test_an_unsupported_format_is_named(two, monkeypatch):
     monkeypatch.setattr("kedge.training.checkpoint.manifest.FORMAT", 2)
     lines: list[str] = []
     assert newest_valid(two, on_rejected=lines.append) is None
     assert len(lines) == 2
-    assert "manifest.json: is of format 1, by kedge " in lines[0]
+    assert "manifest.json: has format 1 of kedge " in lines[0]
 
 
-def test_a_file_in_the_place_of_a_folder_is_named(two):
+def test_a_file_instead_of_a_folder_is_named(two):
     shutil.rmtree(two / "update-000002")
     (two / "update-000002").write_text("not a folder")
     check_rejected(two, "cannot be read (Not a directory)")
 
 
-def test_all_broken_is_none_and_each_is_told(two):
+def test_without_a_valid_one_each_is_reported(two):
     for path in two.iterdir():
         (path / "state.json").unlink()
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""A run that dies while it saves itself, at each step or at random, or whose disk refuses, has a valid checkpoint."""
+"""A run killed at any step of a save, or with a failing disk, still has a valid checkpoint."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from kedge.errors import OutputError
 from kedge.training.checkpoint.store import newest_valid, open_checkpoint
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_until_killed, save_update
 
-# Death at each step of a save.
+# Death at every step of a save.
 
 
 class PowerCutError(BaseException):
-    """The machine stops: nothing that would come after it is done."""
+    """The machine stops; nothing after this point happens."""
 
 
 def die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Stop at the n-th call that changes the disk, and at all after it; return whether it came to that."""
+    """Fail from the n-th call that changes the disk; return whether that call was reached."""
     count = itertools.count(1)
 
     def guard(function: Callable[..., object]) -> Callable[..., object]:
         def guarded(*arguments: object, **options: object) -> object:
             number = next(count)
-            if number == step and function is rmtree:  # which is many steps: it has deleted one file
+            if number == step and function is rmtree:  # rmtree is many steps: delete one file first
                 min(Path(str(arguments[0])).iterdir()).unlink()
             if number >= step:
                 raise PowerCutError
@@ -72,7 +72,7 @@ def test_death_at_any_step_leaves_the_old_or_the_new_one(tmp_path, keep):
     assert step > 10
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the names of open files")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files from /proc")
 def test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_goes(tmp_path, monkeypatch):
     save_update(tmp_path, 1, keep=1)
     order: list[str] = []
@@ -102,16 +102,16 @@ def test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_go
 
 
 def survive_kills(folder: Path, count: int, *, longest: float) -> int:
-    """Kill a run that saves itself all the time, again and again; return how many kills left a save half done."""
+    """Repeatedly kill a run that saves continuously; return how many kills interrupted a save or deletion."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.checkpoint.saver"])
-    told, rng, halves, before = folder.parent / "saved", random.Random(0), 0, ""
-    told.touch()
+    saved, rng, halves, before = folder.parent / "saved", random.Random(0), 0, ""
+    saved.touch()
     for _ in range(count):
-        run = context.Process(target=save_until_killed, args=(folder, told))
+        run = context.Process(target=save_until_killed, args=(folder, saved))
         run.start()
-        while run.is_alive() and told.read_text() == before:
-            time.sleep(0.002)  # until it is at work
+        while run.is_alive() and saved.read_text() == before:
+            time.sleep(0.002)  # until it has saved once
         time.sleep(rng.uniform(0, longest))
         assert run.is_alive()
         run.kill()
@@ -120,7 +120,7 @@ def survive_kills(folder: Path, count: int, *, longest: float) -> int:
         newest = newest_valid(folder, on_rejected=refuse)
         assert newest is not None
         assert is_consistent(newest)
-        before = told.read_text()
+        before = saved.read_text()
         assert newest.update >= int(before)
     return halves
 
@@ -136,7 +136,7 @@ def test_fifty_kills_at_random_moments(tmp_path):
     assert survive_kills(tmp_path / "checkpoints", 50, longest=0.2) > 10
 
 
-# A disk that refuses.
+# Failing disks.
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_one(tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_one(tmp_path, monkeypatch):
         assert is_consistent(open_checkpoint(folder / "update-000001"))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no limits of that kind")
+@pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")
 def test_a_write_that_stops_half_way_is_one_line(tmp_path):
     import resource
 
@@ -201,7 +201,7 @@ def test_a_small_disk_that_fills_up(small_disk):
     assert names(folder) == ["update-000002", "update-000003"]
 
 
-def test_a_folder_in_the_way_is_one_line(tmp_path):
+def test_a_file_in_the_way_is_one_line(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(OutputError, match=r"checkpoints: the checkpoint of update 1 cannot be saved \(File exists\)"):
         save_update(tmp_path / "checkpoints", 1)

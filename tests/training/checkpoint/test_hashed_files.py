@@ -1,4 +1,4 @@
-"""What is written is what safetensors reads, bit for bit, and what the hash is of."""
+"""Written files are valid safetensors, bit for bit, with correct hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kedge.training.checkpoint.hashed_files import (
 
 
 def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Any bits: NaNs of every kind, denormals, both zeros."""
+    """Random bits: all kinds of NaN, denormals, both zeros."""
     generator = torch.Generator().manual_seed(seed)
     width = torch.empty((), dtype=dtype).element_size()
     size = int(torch.Size(shape).numel())
@@ -69,14 +69,14 @@ def test_the_record_is_of_the_file_whatever_its_pieces(tmp_path):
     assert record_file(tmp_path / "file") == record
 
 
-def test_a_file_is_never_written_over(tmp_path):
+def test_files_are_never_overwritten(tmp_path):
     write_file(tmp_path / "file", [b"first"])
     with pytest.raises(FileExistsError):
         write_file(tmp_path / "file", [b"second"])
     assert (tmp_path / "file").read_bytes() == b"first"
 
 
-def test_what_was_read_outlives_its_file(tmp_path):
+def test_loaded_tensors_outlive_their_file(tmp_path):
     write_file(tmp_path / "file", tensor_pieces({"weight": torch.ones(1000)}))
     read = read_tensors(tmp_path / "file")["weight"]
     (tmp_path / "file").write_bytes(b"")

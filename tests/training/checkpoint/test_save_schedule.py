@@ -12,12 +12,12 @@ class Clock:
         return self.seconds
 
 
-def test_every_so_many_updates():
+def test_every_n_updates():
     schedule = SaveSchedule(every=3, every_minutes=None)
     assert [update for update in range(1, 10) if schedule.is_due(update)] == [3, 6, 9]
 
 
-def test_every_so_many_minutes_since_the_last_save():
+def test_every_m_minutes_since_the_last_save():
     clock = Clock()
     schedule = SaveSchedule(every=None, every_minutes=2, clock=clock)
     clock.seconds += 119
@@ -30,7 +30,7 @@ def test_every_so_many_minutes_since_the_last_save():
     assert schedule.is_due(4)
 
 
-def test_whichever_comes_first_and_never_where_neither_is_asked_for():
+def test_whichever_comes_first_and_never_without_either():
     clock = Clock()
     both = SaveSchedule(every=2, every_minutes=1, clock=clock)
     neither = SaveSchedule(every=None, every_minutes=None, clock=clock)

@@ -1,4 +1,4 @@
-"""A run that is cut in two and put together again has the same bits as one that was not."""
+"""A run resumed from a checkpoint is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from torch.optim import AdamW
 
 from kedge.errors import ModelError
 from kedge.training.checkpoint.state import (
-    generator_tensors,
     module_tensors,
     optimizer_state,
     random_state,
-    restore_generators,
     restore_module,
     restore_optimizer,
     restore_random_state,
@@ -27,7 +25,7 @@ from kedge.training.optimizer import AdamEpsMode, build_optimizer, clip_gradient
 
 
 class Tied(nn.Module):
-    """A language model's shape: an embedding that is the output matrix, too, a norm, a head, a buffer that moves."""
+    """Shaped like a language model: tied embedding and output, a norm, a head, a changing buffer."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Run:
-    """Model, optimizer and random stream, made from nothing in the same way every time."""
+    """Model, optimizer and random stream, created deterministically."""
 
     def __init__(self, seed: int, mode: AdamEpsMode, dtype: torch.dtype = torch.float32, **settings: float) -> None:
         self.model = Tied(seed, dtype)
@@ -63,7 +61,7 @@ class Run:
         )  # fmt: skip
 
     def train(self, first: int, last: int) -> list[float]:
-        """Updates `first` to `last`; some parameters have no gradient, and so no moments, before the fifth."""
+        """Run updates `first` to `last`; some parameters get no gradient, hence no moments, before the fifth."""
         losses = []
         for update in range(first, last + 1):
             set_learning_rate(self.optimizer, 0.02 / update)
@@ -81,7 +79,7 @@ class Run:
         tensors = {
             "model": module_tensors(self.model),
             "optimizer": moments,
-            "random": generator_tensors({"ids": self.generator}),
+            "random": {"ids": self.generator.get_state()},
         }
         save_checkpoint(
             folder, update=update, kind="sft", fingerprint={}, tensors=tensors, state={"optimizer": groups}, keep=1
@@ -92,7 +90,7 @@ class Run:
         assert found is not None
         restore_module(self.model, found.tensors("model"))
         restore_optimizer(self.optimizer, found.tensors("optimizer"), found.state["optimizer"])
-        restore_generators({"ids": self.generator}, found.tensors("random"))
+        self.generator.set_state(found.tensors("random")["ids"])
         return found.update
 
 
@@ -117,13 +115,13 @@ def test_two_parts_are_the_whole(tmp_path, mode, dtype, before, after):
     losses = whole.train(1, before + after)
     begun = first.train(1, before)
     first.save(tmp_path, before)
-    assert second.train(1, 6) != losses[:6]  # all that it has done is forgotten, moments of late parameters, too
+    assert second.train(1, 6) != losses[:6]  # loading must discard all this, including the moments of `late`
     assert second.load(tmp_path) == before
     assert begun + second.train(before + 1, before + after) == losses
     assert_same_bits(whole, second)
 
 
-def test_a_run_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path):
+def test_saving_changes_nothing(tmp_path):
     whole, saved = Run(0, "tf1"), Run(0, "tf1")
     losses = whole.train(1, 6)
     start = saved.train(1, 3)
@@ -153,14 +151,14 @@ def test_what_is_configured_stays_as_configured(tmp_path):
     assert (group["weight_decay"], group["tf1_eps"], group["tf1_step"]) == (0.5, 0.25, 3)
 
 
-def test_weights_that_do_not_fit_are_named_and_nothing_is_overwritten():
+def test_mismatched_weights_are_named_and_nothing_is_overwritten():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     before = [parameter.clone() for parameter in model.parameters()]
     zeros = {name: torch.zeros_like(tensor) for name, tensor in module_tensors(model).items()}
     for tensors, words in (
-        ({**zeros, "2.weight": torch.zeros(2)}, "2.weight is in one of them only"),
-        ({**zeros, "1.bias": torch.zeros(3)}, r"1.bias is \[3\] torch.float32, not \[2\] torch.float32"),
-        ({**zeros, "1.bias": zeros["1.bias"].double()}, r"1.bias is \[2\] torch.float64, not"),
+        ({**zeros, "2.weight": torch.zeros(2)}, "2.weight is only in one of them"),
+        ({**zeros, "1.bias": torch.zeros(3)}, r"1.bias is \[3\] torch.float32, expected \[2\] torch.float32"),
+        ({**zeros, "1.bias": zeros["1.bias"].double()}, r"1.bias is \[2\] torch.float64, expected"),
     ):
         with pytest.raises(ModelError, match=words):
             restore_module(model, tensors)
@@ -176,19 +174,19 @@ def test_an_optimizer_of_other_parameters_is_refused():
         return optimizer
 
     saved = optimizer_state(stepped(2, 3))
-    with pytest.raises(ModelError, match=r"its groups have \[2\] parameters, here they have \[3\]"):
+    with pytest.raises(ModelError, match=r"its groups have \[2\] parameters, expected \[3\]"):
         restore_optimizer(stepped(2, 3, 4), *saved)
-    with pytest.raises(ModelError, match=r"0.exp_avg is \[2\], not \[3\]"):
+    with pytest.raises(ModelError, match=r"0.exp_avg is \[2\], expected \[3\]"):
         restore_optimizer(stepped(3, 2), *saved)
 
 
-def test_the_global_streams_go_on(tmp_path):
+def test_the_global_generators_are_restored(tmp_path):
     def draw() -> list[float]:
         return [random.gauss(0, 1), random.random(), float(np.random.normal()), float(torch.randn(()))]
 
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        draw()  # both Gaussian generators now keep one draw for later
+        draw()  # both Gaussian generators now hold a cached draw
         tensors, state = random_state()
         folder = tmp_path / "checkpoints"
         save_checkpoint(folder, update=1, kind="sft", fingerprint={}, tensors={"random": tensors}, state=state, keep=1)

@@ -1,4 +1,4 @@
-"""What a reward model's verdicts are worth, on scores and lengths counted by hand."""
+"""Agreement of a reward model with ranked data, against hand computations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model() -> ScalarModel:
     return ScalarModel(tiny_reward_model(), tiny_tokenizer())
 
 
-def test_leads_are_the_better_figure_less_the_worse():
+def test_leads_are_better_minus_worse():
     assert pair_leads(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0)).tolist() == [2.0, 3.0, 5.0, 3.0, 2.0]
     assert pair_leads(torch.tensor([1.0, 2.0]), (3.0, 3.0)).tolist() == []
 
@@ -38,7 +38,7 @@ def test_accuracies_are_means_over_prompts(model):
     agreement = measure_agreement(model, [pair, triple])
     right = [float(scores[0] > scores[1]), sum(scores[i] > scores[j] for i, j in ((2, 3), (2, 4), (3, 4))) / 3]
     assert agreement.accuracy.value == pytest.approx(sum(right) / 2)
-    # A tie in length is half right; of the triple's three pairs the longer one is the better in two.
+    # A tie in length counts half; in two of the triple's three pairs the longer response is better.
     assert agreement.length_accuracy.value == pytest.approx((1 / 2 + 2 / 3) / 2)
     assert len(agreement.leads) == 4
     assert agreement.chosen == pytest.approx([scores[0], scores[2], scores[2], scores[3]])

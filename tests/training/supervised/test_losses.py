@@ -1,4 +1,4 @@
-"""What fine-tuning and the reward model minimise, on tiny random models of three families."""
+"""The supervised losses on tiny random models of three families."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_records_become_rows_the_best_first():
 
 
 @pytest.mark.parametrize(("make", "examples"), [(completion_loss, EXAMPLES), (ranking_loss, [*COMPARISONS, RANKING])])
-def test_a_few_examples_are_learnt_by_heart(make, examples):
+def test_a_few_examples_are_memorized(make, examples):
     objective = make()
     before = evaluate(objective, examples, micro_batch_tokens=None)["loss"]
     train_supervised(objective, objective.model.parameters(), examples, learning_rate=0.02, num_epochs=25, batch_size=4)

@@ -1,1 +1,1 @@
-"""Forward passes and decoding over real tokens only: packed rows, attention layouts, key-value cache."""
+"""Forward passes and decoding without padding: packed rows, attention layouts, key–value cache."""

@@ -1,7 +1,7 @@
-"""Attention over rows without padding, as one more implementation that transformers' models can be told to use.
+"""Attention over packed rows (no padding), registered as an attention implementation of transformers.
 
-A model that is run with it computes its embeddings, projections and norms for real tokens alone. Only here, inside of
-the attention, where rows must not see each other, are they laid side by side again.
+Embeddings, projections and norms run on real tokens only. Inside the attention, where rows must not see each other,
+rows are arranged in rectangles again.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from kedge.models.packing.rows import TokenRows
 __all__ = [
     "Gather",
     "Layout",
-    "LayoutRefused",
     "Packed",
+    "UnsupportedAttention",
     "attend",
     "attention_dtype",
+    "group_by_length",
     "layout_attention",
-    "like_lengths",
-    "when_computed_again",
+    "recompute_contexts",
 ]
 
 ATTENTION_NAME = "kedge_layout"
-# Rows share a rectangle in which no row fills less than this; below it, the padding would cost more than a second call.
 MIN_FILL = 0.7
-# What a model may ask of its attention that is not offered here; such a model is run on padded rows.
-NOT_OFFERED = ("softcap", "s_aux", "position_bias")
+"""Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
-class LayoutRefused(Exception):
-    """The model's attention needs what this one does not offer, or never receives the layout."""
+class UnsupportedAttention(Exception):
+    """The model's attention uses an unsupported feature, or never receives the layout."""
 
 
 class Layout(Protocol):
-    """Who sees whom."""
+    """Which tokens attend to which."""
 
     def attend(
         self,
@@ -53,13 +52,13 @@ class Layout(Protocol):
         value: Float[Tensor, "batch kv_heads keys value_dim"],
         scaling: float | None,
     ) -> Float[Tensor, "batch tokens heads value_dim"]:
-        """Softmax attention, the heads behind the tokens as transformers' models expect it."""
+        """Softmax attention; the heads follow the tokens, as transformers expects."""
         ...
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Neighbouring rows of like length as one rectangle; `slots` says where each token stands, None: it is full."""
+    """Adjacent rows of similar length in a rectangle; `slots` maps tokens to places, None if the rectangle is full."""
 
     num_rows: int
     longest: int
@@ -69,18 +68,18 @@ class _Group:
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows end to end in one batch entry, causal, each seeing itself alone.
+    """Rows end to end in one batch entry, with causal attention within each row.
 
-    The longest rows come first; neighbours of like length are computed side by side.
+    Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle.
     """
 
     groups: tuple[_Group, ...]
 
     @classmethod
     def of(cls, rows: TokenRows) -> Packed:
-        """The layout of rows that are sorted by length."""
-        assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "the longest rows come first"
-        return cls(tuple(_group(lengths, rows.ids.device) for lengths in like_lengths(rows.lengths)))
+        """The layout of rows sorted by length."""
+        assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
+        return cls(tuple(_group(lengths, rows.ids.device) for lengths in group_by_length(rows.lengths)))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """See `Layout.attend`."""
@@ -90,8 +89,8 @@ class Packed:
         return torch.cat([_attend_group(*part, scaling=scaling) for part in parts])[None]
 
 
-def like_lengths(lengths: tuple[int, ...]) -> Iterator[list[int]]:
-    """Cut descending lengths where a row would fill less than `MIN_FILL` of its rectangle's width."""
+def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
+    """Split descending lengths where a row would fill less than `MIN_FILL` of its rectangle's width."""
     group: list[int] = []
     for length in lengths:
         if group and length < MIN_FILL * group[0]:
@@ -110,11 +109,11 @@ def _group(lengths: list[int], device: torch.device) -> _Group:
 
 
 def _attend_group(group: _Group, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
-    """Attention of `[tokens, heads, dim]`; what follows a row's end is in nobody's past, so the causal mask is all."""
+    """Attention over `[tokens, heads, dim]`; padding comes after every real token, so the causal mask suffices."""
 
     def rectangle(states: Tensor) -> Tensor:
-        spread = states if group.slots is None else _Spread.apply(states, group.slots, group.num_rows * group.longest)
-        return spread.reshape(group.num_rows, group.longest, *states.shape[1:]).transpose(1, 2)
+        filled = states if group.slots is None else _Scatter.apply(states, group.slots, group.num_rows * group.longest)
+        return filled.reshape(group.num_rows, group.longest, *states.shape[1:]).transpose(1, 2)
 
     outputs = attend(rectangle(query), rectangle(key), rectangle(value), scaling=scaling, is_causal=True)
     outputs = outputs.transpose(1, 2).flatten(0, 1)
@@ -130,7 +129,7 @@ def attend(
     is_causal: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention; few key heads may serve many query heads."""
+    """Scaled dot-product attention, with grouped queries if there are fewer key heads than query heads."""
     device = query.device.type
     dtype = attention_dtype(query)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -147,15 +146,15 @@ def attend(
 
 
 def attention_dtype(states: Tensor) -> torch.dtype:
-    """The format attention runs in: autocast's, but on a processor never bf16, whose kernel is slower there."""
+    """Number format of the attention: autocast's, but never bf16 on a CPU, where that kernel is slower."""
     device = states.device.type
     if device != "cpu" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return torch.promote_types(states.dtype, torch.float32) if device == "cpu" else states.dtype
 
 
-class _Spread(torch.autograd.Function):
-    """Tokens to their slots in an empty rectangle. Each slot has one token: no sum is needed on the way back."""
+class _Scatter(torch.autograd.Function):
+    """Copy tokens to their slots in a zero rectangle. Slots are distinct, so backward needs no sum."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, slots: Tensor, size: int) -> Tensor:
@@ -166,13 +165,13 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Choose the tokens' gradients."""
+        """Select the tokens' gradients."""
         (slots,) = ctx.saved_tensors
         return gradient.index_select(0, slots), None, None
 
 
 class Gather(torch.autograd.Function):
-    """Choose states, none of them twice: the way back from the rectangle, or another order of the tokens."""
+    """Select distinct states: from a rectangle back to tokens, or tokens in another order."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, slots: Tensor) -> Tensor:
@@ -184,7 +183,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Spread the tokens' gradients."""
+        """Scatter the tokens' gradients."""
         (slots,) = ctx.saved_tensors
         return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, slots, gradient), None
 
@@ -200,10 +199,10 @@ def _by_layout(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' attention modules call."""
-    wanted = [name for name in NOT_OFFERED if settings.get(name) is not None]
-    if layout is None or attention_mask is not None or wanted:
-        raise LayoutRefused(f"{type(module).__name__}: {wanted or 'no layout reaches its attention'}")
+    """The function that transformers' attention modules call."""
+    unsupported = [name for name in UNSUPPORTED if settings.get(name) is not None]
+    if layout is None or attention_mask is not None or unsupported:
+        raise UnsupportedAttention(f"{type(module).__name__}: {unsupported or 'its attention receives no layout'}")
     return layout.attend(query, key, value, scaling), None
 
 
@@ -212,7 +211,7 @@ AttentionInterface.register(ATTENTION_NAME, _by_layout)
 
 @contextmanager
 def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
-    """Inside, the model of this configuration attends by the layout that its forward call is given."""
+    """Within this context, the model with this configuration uses the layout passed to its forward call."""
     usual = config._attn_implementation
     config._attn_implementation = ATTENTION_NAME
     try:
@@ -221,7 +220,7 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-def when_computed_again(config: PreTrainedConfig) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: what is computed again in the backward pass attends as it did at first."""
+def recompute_contexts(config: PreTrainedConfig) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts for activation checkpointing: recomputation in backward uses the attention of the forward pass."""
     by_layout = config._attn_implementation == ATTENTION_NAME
     return nullcontext(), layout_attention(config) if by_layout else nullcontext()

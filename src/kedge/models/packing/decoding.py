@@ -1,4 +1,4 @@
-"""Going on from prompts token by token, with what the layers remember of each row."""
+"""Token-by-token decoding with a key–value cache."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ __all__ = ["Decoder", "PackedDecoder", "PaddedDecoder"]
 
 
 class Decoder(Protocol):
-    """Rows in the midst of being sampled.
+    """A batch of rows being sampled.
 
     Attributes:
         hidden: The hidden state at each row's last token.
-        can_drop_rows: Whether `keep` may be called.
+        can_drop_rows: Whether `keep` is supported.
     """
 
     hidden: Float[Tensor, "rows dim"]
     can_drop_rows: bool
 
     def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
-        """Read one more token per row; returns (and keeps) its hidden state."""
+        """Append one token per row; return its hidden state, which is also kept in `hidden`."""
         ...
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
-        """Drop all rows but these."""
+        """Keep only these rows."""
         ...
 
 
 class PackedDecoder:
-    """Reads each distinct prompt once and without padding; rows that continue the same prompt share that work.
+    """Decodes without padding; each distinct prompt is read once, however many rows continue it.
 
     Args:
-        model: A trunk that takes part in layout attention.
+        model: A trunk that supports layout attention.
         prompts: One per row.
-        max_new_tokens: Tokens that may follow.
+        max_new_tokens: Maximum number of steps.
     """
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> None:
@@ -85,16 +85,16 @@ class PackedDecoder:
 
 
 class PaddedDecoder:
-    """The plain way, for every model that transformers can generate with: left-padded rows and its own cache.
+    """Decodes left-padded rows with the cache of transformers, for models that cannot be packed.
 
     Args:
         model: A trunk.
         prompts: One per row.
-        pad_id: What fills the unused slots.
+        pad_id: Token id of the padding.
         takes_positions: Whether the model accepts position ids.
 
     Raises:
-        ModelError: The model remembers a row in a way of its own.
+        ModelError: The model uses a cache of an unsupported kind.
     """
 
     def __init__(
@@ -102,12 +102,14 @@ class PaddedDecoder:
     ) -> None:
         self._model, self._takes_positions = model, takes_positions
         inputs = inspect.signature(model.forward).parameters
-        # Only what is recurrent through and through calls its cache so.
+        # Only purely recurrent models use this name.
         self._recurrent = "cache_params" in inputs
         if not self._recurrent and "past_key_values" not in inputs:
-            raise ModelError(f"{type(model).__name__} takes no cache that kedge knows: it cannot be sampled from")
+            raise ModelError(
+                f"{type(model).__name__} supports no cache that kedge knows, so kedge cannot sample from it"
+            )
         self._cache = DynamicCache(config=model.config)
-        # What a recurrent layer remembers cannot be taken apart by rows.
+        # A recurrent layer's state cannot be selected by rows.
         self.can_drop_rows = all(isinstance(layer, DynamicLayer) for layer in self._cache.layers)
         device = next(model.parameters()).device
         ids, mask = pad_left(prompts, pad_id)
@@ -128,16 +130,16 @@ class PaddedDecoder:
     def _run(self, ids: Tensor) -> Tensor:
         inputs: dict[str, Any] = {"cache_params" if self._recurrent else "past_key_values": self._cache}
         if self._takes_positions:
-            # Positions count real tokens only, so that padding moves nothing (spec §2.3).
+            # Positions count real tokens only, so padding shifts nothing (spec §2.3).
             inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if not self._recurrent or ids.shape == self._mask.shape:
-            # A recurrent state has no columns behind it that a mask could speak of: there it is for the prompt alone.
+            # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
             inputs["attention_mask"] = self._mask.long()
         return self._model(input_ids=ids, use_cache=True, **inputs).last_hidden_state[:, -1]
 
 
 def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
-    """Where each row's tokens stand among all, aligned at the right; −1 in front of a shorter row."""
+    """Index of each row's tokens among all tokens, right-aligned; −1 in the padding of shorter rows."""
     starts, lengths = torch.tensor(rows.starts)[:, None], torch.tensor(rows.lengths)[:, None]
     places = torch.arange(width) - (width - lengths)
     return torch.where(places >= 0, starts + places, -1)

@@ -1,4 +1,4 @@
-"""The key–value cache of rows that are sampled side by side."""
+"""Key–value cache for rows sampled in parallel."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kedge.models.packing.attention import attend, attention_dtype
 
 __all__ = ["KeyValues"]
 
-# Columns that the cache grows by at least: growing copies it, so it happens seldom.
 MIN_GROWTH = 32
+"""Minimum number of columns added at a time, because growing copies the cache."""
 
 
 class KeyValues:
-    """What every layer remembers of each row: prompts that end in the same column, then the response so far.
+    """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
 
-    It takes the place of transformers' cache in a model's forward call, and of the mask as well: it knows which columns
-    a row has. Prompts are read from rows without padding; several rows may continue one prompt.
+    It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
+    rows; several rows may continue one prompt.
 
     Args:
-        columns: For each row, where its prompt's tokens stand among the tokens that were read, `[rows, width]`; −1 in
-            front of a shorter prompt.
-        max_columns: The widest that it will ever be: the longest prompt and its response.
+        columns: For each row, the indices of its prompt's tokens among the tokens read, `[rows, width]`; −1 in the
+            padding of shorter prompts.
+        max_columns: Maximum width: the longest prompt plus its response.
     """
 
     def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int) -> None:
@@ -39,16 +39,16 @@ class KeyValues:
             self._mask = mask
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns in use: part of what a transformers cache offers."""
+        """Columns in use; part of the interface of a transformers cache."""
         return self.length
 
     def advance(self) -> None:
-        """One more column, which each layer's `update` is about to fill."""
+        """Add a column, which each layer's `update` then fills."""
         self._columns = None
         self.length += 1
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
-        """Forget all other rows."""
+        """Keep only these rows."""
         self._layers = {
             layer: (keys.index_select(0, rows), values.index_select(0, rows))
             for layer, (keys, values) in self._layers.items()
@@ -57,7 +57,7 @@ class KeyValues:
             self._mask = self._mask.index_select(0, rows)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Remember new keys and values; return those to attend to: the prompts' own, or all columns so far."""
+        """Store new keys and values; return those to attend to: the prompts' own, or all columns so far."""
         if self._columns is not None:
             self._layers[layer_idx] = (self._read_prompts(key), self._read_prompts(value))
             return key, value
@@ -69,9 +69,9 @@ class KeyValues:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """One new token per row looks back at its row; see `Layout.attend`.
+        """Attention of one new token per row over its row; see `Layout.attend`.
 
-        Query heads that share a key head stand in for query tokens, so that no key is copied.
+        Query heads that share a key head are passed as query tokens, so that no key is copied.
         """
         rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
@@ -79,7 +79,7 @@ class KeyValues:
         return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
 
     def _read_prompts(self, states: Tensor) -> Tensor:
-        """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the response's start."""
+        """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
         assert self._columns is not None
         capacity = min(self.length + MIN_GROWTH, self.max_columns)
         rows, heads, dim = self._columns.shape[0], states.shape[1], states.shape[-1]
@@ -89,7 +89,7 @@ class KeyValues:
 
 
 def _write(buffer: Tensor, states: Tensor, length: int, max_columns: int) -> Tensor:
-    """Put one column's states into the last column, in a wider buffer if this one is full."""
+    """Write the states to the last column, in a wider buffer if this one is full."""
     capacity = buffer.shape[2]
     if length > capacity:
         wider = min(capacity + max(MIN_GROWTH, capacity // 2), max_columns)

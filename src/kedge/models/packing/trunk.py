@@ -1,4 +1,4 @@
-"""A transformer without its head, read at real tokens alone: by packing where its attention allows, else by padding."""
+"""Runs a transformer without its head on real tokens only: packed where its attention allows, else padded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from kedge.models.packing.attention import (
     Gather,
-    LayoutRefused,
     Packed,
+    UnsupportedAttention,
+    group_by_length,
     layout_attention,
-    like_lengths,
-    when_computed_again,
+    recompute_contexts,
 )
 from kedge.models.packing.decoding import Decoder, PackedDecoder, PaddedDecoder
 from kedge.models.packing.rows import TokenRows
@@ -26,15 +26,15 @@ from kedge.models.pretrained import quiet_transformers
 
 __all__ = ["Trunk"]
 
-# Limits beyond which a model's own mask is more than causal: a window that slides, or chunks.
-REACHES = ("sliding_window", "attention_chunk_size")
+WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
+"""Settings that restrict a model's attention beyond causality for rows longer than their value."""
 
 
 class Trunk:
     """The trunk of a policy, reference, critic or reward model.
 
-    Whether rows can be packed is found out once, by comparing a few tokens read both ways: a model whose layers carry
-    state along the sequence, or bring an attention of their own, is run on padded rows of like length instead.
+    The constructor checks once, on a few tokens, that packing gives the same states as padding. A model whose layers
+    carry state along the sequence, or that has its own attention, runs on padded rows of similar length instead.
 
     Args:
         model: A transformers model without its head (`base_model`).
@@ -44,22 +44,24 @@ class Trunk:
         self.model = model
         self.checkpointing = False
         config = model.config.get_text_config()
-        self._reach = min((int(limit) for name in REACHES if (limit := getattr(config, name, None))), default=None)
+        self._reach = min(
+            (int(limit) for name in WINDOW_LIMITS if (limit := getattr(config, name, None))), default=None
+        )
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._packs = self._takes_positions and self._packing_works()
 
     def packs(self, longest: int) -> bool:
-        """Whether rows up to this length are read without padding."""
+        """Whether rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
 
     def checkpoint_activations(self) -> None:
-        """From now on keep no activations inside of the layers: the backward pass computes them again."""
-        again = partial(when_computed_again, self.model.config)
-        self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": again})
+        """Enable activation checkpointing: the backward pass recomputes the activations inside the layers."""
+        contexts = partial(recompute_contexts, self.model.config)
+        self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
         self.checkpointing = True
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
-        """The last hidden state of every token, in the order of `rows`; no row sees another."""
+        """The last hidden state of every token, in the order of `rows`; rows do not see each other."""
         order = rows.order()
         if order == list(range(len(order))):
             return self._hidden_sorted(rows)
@@ -68,7 +70,7 @@ class Trunk:
         return Gather.apply(hidden, taken.argsort())
 
     def decoder(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int) -> Decoder:
-        """Read prompts, at least one token each, and be ready to go on token by token."""
+        """A decoder that has read the prompts (at least one token each)."""
         longest = max(map(len, prompts)) + max_new_tokens
         if self.packs(longest):
             return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens)
@@ -79,7 +81,7 @@ class Trunk:
             with layout_attention(self.model.config):
                 return self._run(rows.ids[None], position_ids=rows.positions[None], layout=Packed.of(rows))[0]
         parts, start = [], 0
-        for lengths in like_lengths(rows.lengths):
+        for lengths in group_by_length(rows.lengths):
             end = start + sum(lengths)
             parts.append(self._hidden_padded(TokenRows(rows.ids[start:end], tuple(lengths))))
             start = end
@@ -92,7 +94,7 @@ class Trunk:
 
     def _run(self, ids: Tensor, **inputs: Any) -> Tensor:
         checkpointing = self.checkpointing and torch.is_grad_enabled()
-        # transformers checkpoints in training mode alone; dropout is 0 either way.
+        # transformers checkpoints in training mode only; dropout is 0 in either mode.
         self.model.train(checkpointing)
         try:
             return self.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
@@ -101,7 +103,7 @@ class Trunk:
 
     @torch.no_grad()
     def _packing_works(self) -> bool:
-        """Read three short rows both ways, one of them with a token more to come."""
+        """Whether packed and padded passes over three short rows agree, and a decoding step with them."""
         device = next(self.model.parameters()).device
         rows = TokenRows.of([[0, 1, 2, 3], [3, 2, 1], [2, 0]], device)
         self._packs = True
@@ -111,7 +113,7 @@ class Trunk:
                 packed = self._hidden_sorted(rows)
                 decoder = PackedDecoder(self.model, [[0, 1, 2], [3, 2]], max_new_tokens=1)
                 decoded = decoder.step(torch.tensor([3, 1], device=device))
-            except (LayoutRefused, TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError):
+            except (UnsupportedAttention, TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError):
                 return False
         ours, theirs = torch.cat([packed, decoded]), torch.cat([expected, expected[[3, 6]]])
         return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))

@@ -20,7 +20,7 @@ from kedge.models import (
     ActorCritic,
     LanguageModel,
     ScalarModel,
-    initialise_head,
+    initialize_head,
     load_language_model,
     load_scalar_model,
     load_tokenizer,
@@ -104,7 +104,7 @@ def load_roles(
         )
         critic = None if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
-            initialise_head(policy.value_head, config.ppo.value_head_init)
+            initialize_head(policy.value_head, config.ppo.value_head_init)
     reference = None
     if config.ppo.needs_reference:
         reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
@@ -175,7 +175,7 @@ def _load_critic(
         init="fresh",
     )
     if critic.head is not None:
-        initialise_head(critic.head, config.ppo.value_head_init)
+        initialize_head(critic.head, config.ppo.value_head_init)
     return critic
 
 

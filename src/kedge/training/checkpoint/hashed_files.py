@@ -1,4 +1,4 @@
-"""Files whose bytes can be vouched for: hashed on their way to the disk, hashed again when they are read."""
+"""Files with recorded hashes, computed while writing and checked before reading; tensors as safetensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_
 
 PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**17
 PIECES_IN_FLIGHT = 32
-"""How far the hash may lag behind the disk. Copies from a GPU wait in memory for it: 256 MiB at most."""
+"""How far hashing may lag behind writing. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -39,11 +39,11 @@ DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file is known by.
+    """Size and hash of a file.
 
     Attributes:
-        size: Its length, bytes.
-        sha256: The hash of its bytes, in hexadecimal digits.
+        size: Bytes.
+        sha256: SHA-256 of the contents, hexadecimal.
     """
 
     size: int
@@ -51,20 +51,20 @@ class FileRecord:
 
 
 def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> dict[str, FileRecord]:
-    """Write new files, piece by piece, and return once the disk has all of them.
+    """Write new files in pieces and sync them to disk.
 
-    A second thread hashes what the first one writes: either takes about as long as the other. The disk is asked for
-    each file when all are written, which it takes together in hardly more time than one.
+    A second thread hashes while this one writes; both take about equally long. All files are written before the first
+    is synced, because syncing them together takes hardly longer than syncing one.
 
     Args:
-        folder: Where they are to lie.
-        contents: Their bytes, by name.
+        folder: The files' folder.
+        contents: The files' bytes, by file name.
 
     Returns:
-        Their records, by name.
+        The files' records, by file name.
 
     Raises:
-        OSError: The system refuses.
+        OSError: A file exists already, or cannot be written.
     """
     files: dict[str, BufferedWriter] = {}
     with ThreadPoolExecutor(1) as thread, ExitStack() as opened:
@@ -86,28 +86,28 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 class _Hashing:
-    """The hash of a file, made by a thread that takes one piece after the other."""
+    """Hashes a file in another thread, one piece after the other."""
 
     def __init__(self, thread: ThreadPoolExecutor) -> None:
         self._thread, self._digest, self._size = thread, hashlib.sha256(), 0
         self._pending = deque[Future[None]]()
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Hash the next piece, sooner or later."""
+        """Queue the next piece."""
         self._size += len(piece)
         self._pending.append(self._thread.submit(self._digest.update, piece))
         if len(self._pending) > PIECES_IN_FLIGHT:
             self._pending.popleft().result()
 
     def record(self) -> FileRecord:
-        """What the file is known by, once all of it is hashed."""
+        """The file's record, after the last piece is hashed."""
         for future in self._pending:
             future.result()
         return FileRecord(self._size, self._digest.hexdigest())
 
 
 def record_file(path: Path) -> FileRecord:
-    """The record of a file as it lies on the disk.
+    """Compute the record of a file on disk.
 
     Raises:
         OSError: It cannot be read.
@@ -121,15 +121,15 @@ def record_file(path: Path) -> FileRecord:
 
 
 def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file of these tensors, in pieces: one tensor at a time leaves its device, and none is copied twice.
+    """A safetensors file of these tensors, in pieces; one tensor at a time is copied from its device.
 
-    The library's own writer gathers everything in memory first and gives nobody the bytes to hash. Tensors that share
-    memory are each written in full.
+    The library's own writer collects everything in memory first and gives no access to the bytes for hashing. Tensors
+    that share memory are each written in full.
 
     Raises:
-        KeyError: A tensor's dtype is not one that training has.
+        KeyError: A tensor's dtype is not in `DTYPE_NAMES`.
     """
-    # Wide numbers first: readers want each tensor to start at a multiple of its numbers' width.
+    # Widest dtypes first, so that every tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, tensor in ordered:
@@ -144,7 +144,7 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Small pieces joined: handing one to another thread takes as long as hashing 100 kB. Large ones as they are."""
+    """Join small pieces, since passing one to another thread takes as long as hashing 100 kB; keep large ones."""
     waiting, size = list[bytes | memoryview](), 0
     for piece in pieces:
         if len(piece) < SMALL_BYTES and size < PIECE_BYTES:
@@ -160,6 +160,6 @@ def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU, in memory of their own: the file may be deleted."""
+    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, it is no mapping
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping

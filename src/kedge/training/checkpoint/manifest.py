@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what it is, and each file's size and hash, in a spelling that shows any damage."""
+"""A checkpoint's manifest: metadata, the size and hash of every file, and a hash of its own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """Metadata of a checkpoint.
 
     Attributes:
-        update: After which update it was saved, ≥ 0.
-        kind: What kind of run it belongs to: `sft`, `reward`, `ppo` …
-        fingerprint: What the run was made from, by name: hashes of its data, its models' names …
-        kedge_version: Which kedge wrote it.
-        files: What every other file is known by.
+        update: The update after which it was saved, ≥ 0.
+        kind: Kind of run: `sft`, `reward`, `ppo` …
+        fingerprint: The run's inputs by name: hashes of its data, names of its models …
+        kedge_version: The version of kedge that wrote it.
+        files: Records of all other files.
     """
 
     update: int
@@ -38,15 +38,15 @@ class Manifest:
     files: Mapping[str, FileRecord]
 
     def to_bytes(self) -> bytes:
-        """The file's contents: JSON with its own hash in it. There is one spelling, so any other byte is damage."""
-        return _spelt({"format": FORMAT, **dataclasses.asdict(self)})
+        """The file's contents: canonical JSON including its own hash, so that any changed byte is detected."""
+        return _canonical_json({"format": FORMAT, **dataclasses.asdict(self)})
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest that is as it was written.
+    """Read and verify a manifest.
 
     Raises:
-        DataError: It is damaged, or of a format that this version does not know.
+        DataError: It is damaged, or has an unsupported format.
         OSError: It cannot be read.
     """
     text = path.read_bytes()
@@ -54,33 +54,35 @@ def read_manifest(path: Path) -> Manifest:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         fields = None
-    if not isinstance(fields, dict) or fields.pop("sha256", None) is None or _spelt(fields) != text:
-        raise DataError(f"{path}: is not as it was written")
+    if not isinstance(fields, dict) or fields.pop("sha256", None) is None or _canonical_json(fields) != text:
+        raise DataError(f"{path}: is damaged (its hash does not match)")
     if (found := fields.pop("format")) != FORMAT:
-        raise DataError(f"{path}: is of format {found}, by kedge {fields['kedge_version']}; this one reads {FORMAT}")
+        raise DataError(
+            f"{path}: has format {found} of kedge {fields['kedge_version']}; this version reads format {FORMAT}"
+        )
     files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
     return Manifest(**fields, files=files)
 
 
 def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Compare a checkpoint's files with what its manifest knows of them: names, then sizes, then hashes.
+    """Check a checkpoint's files against its manifest: names, then sizes, then hashes.
 
     Raises:
-        DataError: Names the first file that is missing, does not belong there, or has other bytes.
-        OSError: One cannot be read.
+        DataError: Names the first file that is missing, unexpected or damaged.
+        OSError: A file cannot be read.
     """
     found = {entry.name for entry in folder.iterdir()} - {MANIFEST_FILE}
     for name in sorted(found ^ files.keys()):
-        raise DataError(f"{folder / name}: {'does not belong there' if name in found else 'is missing'}")
+        raise DataError(f"{folder / name}: {'is not in the manifest' if name in found else 'is missing'}")
     for name, record in files.items():
         size = (folder / name).stat().st_size
         if size != record.size:
-            raise DataError(f"{folder / name}: has {size:,} bytes; {record.size:,} were written")
+            raise DataError(f"{folder / name}: is damaged ({size:,} bytes, expected {record.size:,})")
     for name, record in files.items():
         if record_file(folder / name) != record:
-            raise DataError(f"{folder / name}: its bytes are not those that were written")
+            raise DataError(f"{folder / name}: is damaged (its SHA-256 is not the one in the manifest)")
 
 
-def _spelt(fields: Mapping[str, Any]) -> bytes:
+def _canonical_json(fields: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return json.dumps({**fields, "sha256": digest}, sort_keys=True, indent=1).encode()

@@ -1,11 +1,11 @@
-"""Checkpoints: folders that are whole or not there, checked byte by byte before anything is read from them.
+"""Atomic, hashed checkpoints: a folder is complete or absent, and every byte is checked before it is loaded.
 
     checkpoints/update-000123/
-        policy.safetensors, optimizer.safetensors, …   tensors by name, a file per part
-        state.json                                     numbers, texts, lists
-        manifest.json                                  what this is, and each file's size and hash
+        policy.safetensors, optimizer.safetensors, …   tensors by name, one file per group
+        state.json                                     numbers, strings, lists
+        manifest.json                                  metadata, and the size and hash of every file
 
-A folder is written under another name beside, and renamed once the disk has all of it.
+A folder is written under a temporary name in the same place, synced to disk, and renamed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte has been found as it was written.
+    """A verified checkpoint: every file matches the manifest's hash.
 
     Attributes:
-        folder: Where it lies.
-        manifest: What it is.
-        state: Everything that is no tensor.
+        folder: The checkpoint's folder.
+        manifest: Its manifest.
+        state: Everything but tensors.
     """
 
     folder: Path
@@ -51,18 +51,18 @@ class Checkpoint:
 
     @property
     def update(self) -> int:
-        """After which update it was saved."""
+        """The update after which it was saved."""
         return self.manifest.update
 
-    def tensors(self, part: str) -> dict[str, Tensor]:
-        """The tensors of one part, on the CPU.
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """The tensors of one group, on the CPU.
 
         Raises:
-            DataError: There is no such part.
+            DataError: There is no such group.
         """
-        name = _tensor_file(part)
+        name = _tensor_file(group)
         if name not in self.manifest.files:
-            raise DataError(f"{self.folder}: has no {name}")
+            raise DataError(f"{self.folder}: {name} is missing")
         return read_tensors(self.folder / name)
 
 
@@ -76,22 +76,22 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Save a run after an update, and only then delete what is too old; return the checkpoint's folder.
+    """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
 
-    A valid checkpoint of this very update stays as it is. Those of later updates are deleted: a run that is here again
-    has left them behind.
+    An existing valid checkpoint of the same update is kept as it is. Checkpoints of later updates are deleted: they
+    belong to a continuation that the run has abandoned.
 
     Args:
-        folder: Where the run's checkpoints lie; made if need be. Leftovers of killed saves in it are deleted.
-        update: Number of the update that the run has just finished, ≥ 0.
-        kind: What kind of run it is.
-        fingerprint: What the run was made from, by name; see `Manifest`.
-        tensors: Groups of tensors; each group becomes a file of its name.
-        state: Everything else, in JSON's types; see `check_state`.
-        keep: How many checkpoints stay, ≥ 1.
+        folder: The run's checkpoint folder, created if missing. Leftovers of killed saves in it are deleted.
+        update: Number of the update just finished, ≥ 0.
+        kind: Kind of run; see `Manifest`.
+        fingerprint: The run's inputs; see `Manifest`.
+        tensors: Groups of tensors; each group becomes a file with its name.
+        state: Everything else, as JSON values; see `check_state`.
+        keep: Number of checkpoints to keep, ≥ 1.
 
     Raises:
-        OutputError: The disk is full, or refuses otherwise. The checkpoints are those that there were.
+        OutputError: The system refuses a write (disk full, for example). Existing checkpoints are unchanged.
         NumericsError: A number in the state is not finite; nothing is written.
     """
     check_state(state)
@@ -105,21 +105,21 @@ def save_checkpoint(
         write_file(part / MANIFEST_FILE, [manifest.to_bytes()])
 
     final = folder / f"update-{update:06d}"
-    with _telling(folder, update=update, needed=needed):
+    with _output_errors(folder, update=update, needed=needed):
         folder.mkdir(parents=True, exist_ok=True)
         clean_leftovers(folder)
         if not _is_valid(final):
-            _write_beside(final, write)
+            _write_atomically(final, write)
         _delete_surplus(folder, update=update, keep=keep)
     return final
 
 
 def newest_valid(folder: Path, *, on_rejected: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where none is.
+    """The newest valid checkpoint, or None.
 
     Args:
-        folder: Where the run's checkpoints lie; it need not exist. Nothing in it is changed.
-        on_rejected: Receives a line for each newer one, which names the file and what is wrong with it.
+        folder: The run's checkpoint folder; it need not exist and is not modified.
+        on_rejected: Receives one line for each newer invalid checkpoint: the file and what is wrong with it.
     """
     for path in reversed(_checkpoints(folder)):
         try:
@@ -130,15 +130,15 @@ def newest_valid(folder: Path, *, on_rejected: Callable[[str], None]) -> Checkpo
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint, once all of it has been checked.
+    """Open a checkpoint after checking all of it.
 
     Raises:
-        DataError: It is not whole, or not one: the line names the file.
+        DataError: A file is missing, damaged or unexpected; the message names it.
     """
     try:
         manifest = read_manifest(path / MANIFEST_FILE)
         if path.name != f"update-{manifest.update:06d}":
-            raise DataError(f"{path}: is the checkpoint of update {manifest.update}, under another name")
+            raise DataError(f"{path}: contains the checkpoint of update {manifest.update}; the folder was renamed")
         check_files(path, manifest.files)
         return Checkpoint(path, manifest, json.loads((path / STATE_FILE).read_bytes()))
     except OSError as error:
@@ -146,35 +146,36 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def clean_leftovers(folder: Path) -> None:
-    """Delete what killed saves left half written or half deleted: for the run that owns the folder, nobody else."""
+    """Delete incomplete folders of killed saves and deletions; only for the run that owns the folder."""
     for path in folder.glob(f"{TEMPORARY}*"):
         _remove(path)
 
 
-def _write_beside(final: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a new folder, and give it its name, durably, once it is whole."""
+def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder, then rename it durably."""
     part = final.with_name(f"{TEMPORARY}{final.name}")
     part.mkdir()
     try:
         write(part)
         sync_folder(part)
-        _delete(final)  # a broken one, if it is there at all
+        _delete(final)  # an invalid one, if any
         part.rename(final)
-    except BaseException:  # Ctrl-C, too: whatever ends the save, it is raised again
+    except BaseException:  # includes KeyboardInterrupt; re-raised
         shutil.rmtree(part, ignore_errors=True)
         raise
     sync_folder(final.parent)
 
 
 def _delete_surplus(folder: Path, *, update: int, keep: int) -> None:
-    past = [path for path in _checkpoints(folder) if _update_of(path) <= update]
-    for path in _checkpoints(folder):
+    found = _checkpoints(folder)
+    past = [path for path in found if _update_of(path) <= update]
+    for path in found:
         if path not in past[-keep:]:
             _delete(path)
 
 
 def _delete(path: Path) -> None:
-    """Take a checkpoint's name away first, so that one that is half deleted is never taken for one."""
+    """Rename a checkpoint before deleting it, so that a partly deleted one is never mistaken for a checkpoint."""
     if path.exists():
         _remove(path.rename(path.with_name(f"{TEMPORARY}old-{path.name}")))
 
@@ -195,7 +196,7 @@ def _is_valid(path: Path) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Whatever bears a checkpoint's name, in the order of their updates."""
+    """All entries with a checkpoint's name, ordered by update."""
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in found if NAME.fullmatch(path.name)), key=_update_of)
 
@@ -204,13 +205,13 @@ def _update_of(path: Path) -> int:
     return int(path.name.removeprefix("update-"))
 
 
-def _tensor_file(part: str) -> str:
-    return f"{part}.safetensors"
+def _tensor_file(group: str) -> str:
+    return f"{group}.safetensors"
 
 
 @contextmanager
-def _telling(folder: Path, *, update: int, needed: int) -> Iterator[None]:
-    """Tell what the system refuses, and how much room the checkpoint takes.
+def _output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
+    """Convert an OSError into an OutputError that says how much space the checkpoint needs.
 
     Raises:
         OutputError: The block raised an OSError.
@@ -220,5 +221,5 @@ def _telling(folder: Path, *, update: int, needed: int) -> Iterator[None]:
     except OSError as error:
         raise OutputError(
             f"{folder}: the checkpoint of update {update} cannot be saved ({error.strerror or error}); "
-            f"it needs {needed:,} bytes, and those that are there stay valid"
+            f"it needs {needed:,} bytes; existing checkpoints are unchanged"
         ) from error

@@ -1,4 +1,4 @@
-"""How far a reward model agrees with people: accuracy, beside that of a mere sense of length, and calibration."""
+"""Agreement of a reward model with ranked data: accuracy, a length baseline, and calibration."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, Interval, bootstrap_interval, calibration
-from kedge.models import ScalarModel, score_rows
-from kedge.training.supervised.losses import RankedResponses, RunPrecision
+from kedge.models import Precision, ScalarModel, score_rows
+from kedge.training.supervised.losses import RankedResponses
 
 __all__ = ["Agreement", "measure_agreement", "pair_leads"]
 
 NUM_QUANTILES = 21
-"""Those at 0, 5, …, 100 %."""
+"""Quantiles at 0, 5, …, 100 %."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Figures on prompts that the model was not trained on.
+    """Metrics on held-out prompts.
 
     Attributes:
-        accuracy: Share of a prompt's pairs in the right order, ties half, mean over prompts.
-        length_accuracy: The same for a judge who takes the longer response: what a model is worth that learnt no more.
-        calibration: Whether it is right as often as it believes, over all pairs.
+        accuracy: Share of a prompt's pairs ordered correctly, ties count half; mean over prompts.
+        length_accuracy: The same for a baseline that prefers the longer response.
+        calibration: Predicted against actual accuracy, over all pairs.
         chosen: Score of the better response of each pair.
-        rejected: That of the worse.
+        rejected: Score of the worse response of each pair.
     """
 
     accuracy: Interval
@@ -39,11 +39,11 @@ class Agreement:
 
     @property
     def leads(self) -> list[float]:
-        """By how much the better response leads, one per pair."""
+        """Score difference, better minus worse, of each pair."""
         return [better - worse for better, worse in zip(self.chosen, self.rejected, strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """The figures as JSON holds them."""
+        """The metrics as JSON values."""
         bins = zip(
             self.calibration.confidence.tolist(),
             self.calibration.accuracy.tolist(),
@@ -68,23 +68,23 @@ def measure_agreement(
     model: ScalarModel,
     examples: Sequence[RankedResponses],
     *,
-    precision: RunPrecision = "fp32",
+    precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
 ) -> Agreement:
-    """Let a reward model judge responses whose order is known.
+    """Measure a reward model on responses with a known order.
 
     Args:
-        model: The judge, with the scale of scores that it was fitted with.
+        model: The reward model, before `normalize_scale`, which would change the calibration.
         examples: Prompts with ranked responses, at least one.
         precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward pass; None reads all at once.
+        micro_batch_tokens: Tokens per forward pass; None uses a single pass.
 
     Source: spec §3, §11.
     """
     rows = [row for example in examples for row in example.rows]
     scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens)
     parts = scores.split([len(example.rows) for example in examples])
-    pairs = [pair_figures(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
+    pairs = [split_pairs(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
     by_score = [better - worse for better, worse in pairs]
     by_length = [pair_leads(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
     return Agreement(
@@ -96,26 +96,26 @@ def measure_agreement(
     )
 
 
-def pair_figures(figures: Tensor, ranks: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The better and the worse response's figure, for each pair of one prompt's responses that is not a tie."""
+def split_pairs(values: Tensor, ranks: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The better and the worse response's value, for each pair of a prompt's responses that is not a tie."""
     pairs = [(i, j) for i, better in enumerate(ranks) for j, worse in enumerate(ranks) if better < worse]
     better, worse = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).unbind(dim=1)
-    return figures[better], figures[worse]
+    return values[better], values[worse]
 
 
-def pair_leads(figures: Tensor, ranks: Sequence[float]) -> Tensor:
-    """By how much the better response's figure leads, for each such pair."""
-    better, worse = pair_figures(figures, ranks)
+def pair_leads(values: Tensor, ranks: Sequence[float]) -> Tensor:
+    """Better minus worse value, for each such pair."""
+    better, worse = split_pairs(values, ranks)
     return better - worse
 
 
 def _quantiles(scores: Sequence[float]) -> list[float]:
-    """Evenly spaced, from the smallest to the largest; none of nothing."""
-    figures = torch.tensor(scores, dtype=torch.float64)
-    at = torch.linspace(0, 1, NUM_QUANTILES, dtype=torch.float64)
-    return torch.quantile(figures, at).tolist() if scores else []
+    """Evenly spaced quantiles, from minimum to maximum; empty without scores."""
+    values = torch.tensor(scores, dtype=torch.float64)
+    levels = torch.linspace(0, 1, NUM_QUANTILES, dtype=torch.float64)
+    return torch.quantile(values, levels).tolist() if scores else []
 
 
 def _accuracy(leads: Sequence[Tensor]) -> Interval:
-    # The pairs of one prompt are not independent: the prompts are.
+    # Prompts are independent; the pairs of one prompt are not.
     return bootstrap_interval([float((1 + torch.sign(prompt)).mean() / 2) for prompt in leads])

@@ -1,4 +1,4 @@
-"""The two supervised losses: imitate a completion, and rank responses as people did."""
+"""The supervised losses: cross-entropy of completions, and ranking of responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,33 +14,31 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
 from kedge.data import Comparison, EncodedExample, Ranking, encode_example
-from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast
+from kedge.models import LanguageModel, Precision, ScalarModel, TokenRows, autocast
 
-__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss", "RunPrecision"]
-
-RunPrecision = Literal["fp32", "bf16"]
+__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss"]
 
 
 @dataclass(frozen=True)
 class CompletionLoss:
-    """Cross-entropy of the completion's tokens, EOS included; prompt and padding do not count.
+    """Cross-entropy of the completions' tokens, including EOS; prompts and padding do not count.
 
-    −Σ log π(token | what stands before it) / number of completion tokens
+    loss = −Σ log π(token | tokens before it) / number of completion tokens
 
-    The output layer runs at the positions that count and nowhere else: over a large vocabulary it is most of the cost.
+    The output layer, most of the cost with a large vocabulary, runs only at the counted positions.
 
     Args:
-        model: What learns.
+        model: The model to train.
         precision: Number format of the matrix products.
 
     Source: spec §3.7, §2.1.
     """
 
     model: LanguageModel
-    precision: RunPrecision = "fp32"
+    precision: Precision = "fp32"
 
     def weight(self, example: EncodedExample) -> float:
-        """Tokens that the loss counts: the completion's; the first token of a row has nothing before it."""
+        """Counted tokens: the completion's, except a row's first token, which has no context."""
         return min(len(example.completion), self.length(example) - 1)
 
     def length(self, example: EncodedExample) -> int:
@@ -49,10 +46,10 @@ class CompletionLoss:
         return len(example.prompt) + len(example.completion)
 
     def sums(self, examples: Sequence[EncodedExample]) -> Mapping[str, Tensor]:
-        """`loss` in nats, and `token_accuracy`: tokens that the model thinks most likely; sums over counted tokens."""
+        """Sums over the counted tokens: `loss` in nats, and `token_accuracy`, tokens that are the model's argmax."""
         device = self.model.device
         texts = [[*example.prompt, *example.completion] for example in examples]
-        # A text's last token is a target alone: nobody's loss needs what the model says after it.
+        # A text's last token is only a target: the model need not read it.
         rows = TokenRows.of([text[:-1] or text for text in texts], device)
         spans = [range(max(len(example.prompt), 1), len(text)) for example, text in zip(examples, texts, strict=True)]
         targets = [text[place] for text, span in zip(texts, spans, strict=True) for place in span]
@@ -72,13 +69,13 @@ def _logprobs_and_hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class RankedResponses:
-    """One prompt's responses as token ids, the prompt in front of each.
+    """A prompt's ranked responses as token ids.
 
     Attributes:
-        rows: Prompt and response, EOS included; the best first.
+        rows: Prompt plus response, including EOS; best first.
         ranks: One per row, ascending; a smaller rank is better, equal ranks are ties. Not all are equal.
-        lengths: Characters of each response: what a judge would see who looks at nothing else.
-        margin: By how much the first of two scores should lead.
+        lengths: Length of each response in characters, for the length baseline.
+        margin: Margin of a comparison: how far the chosen score should exceed the rejected one.
     """
 
     rows: tuple[list[int], ...]
@@ -88,7 +85,7 @@ class RankedResponses:
 
     @classmethod
     def encode(cls, tokenizer: PreTrainedTokenizerBase, record: Comparison | Ranking) -> RankedResponses:
-        """The token ids of a comparison's or a ranking's responses."""
+        """Encode the responses of a comparison or a ranking."""
         if isinstance(record, Comparison):
             ranked: list[tuple[float, str]] = [(0.0, record.chosen), (1.0, record.rejected)]
             margin = record.margin or 0.0
@@ -103,44 +100,46 @@ class RankedResponses:
 
 @dataclass(frozen=True)
 class RankingLoss:
-    """Negative log likelihood of the human order: the mean over a prompt's pairs, then over prompts.
+    """Bradley–Terry loss of ranked responses: mean over a prompt's pairs, then over prompts.
 
-    Both responses of a pair, and all K of a ranked list, go through one forward pass.
+    pair loss = −log σ(better − worse − margin)
+
+    All responses to a prompt share one forward pass.
 
     Args:
-        model: What learns to score.
+        model: The reward model to train.
         precision: Number format of the matrix products.
 
     Source: spec §3.9, §3.10.
     """
 
     model: ScalarModel
-    precision: RunPrecision = "fp32"
+    precision: Precision = "fp32"
 
     def weight(self, example: RankedResponses) -> float:
-        """Every prompt counts the same, however many responses it has."""
+        """1: every prompt counts the same, whatever its number of responses."""
         return 1.0
 
     def length(self, example: RankedResponses) -> int:
-        """Tokens of all its rows."""
+        """Tokens of all rows."""
         return sum(len(row) for row in example.rows)
 
     def sums(self, examples: Sequence[RankedResponses]) -> Mapping[str, Tensor]:
-        """`loss` in nats and `accuracy`, the share of a prompt's pairs in the right order; sums over prompts."""
+        """Sums over prompts: `loss` in nats, and `accuracy`, the share of a prompt's pairs ordered correctly."""
         rows = TokenRows.of([row for example in examples for row in example.rows], self.model.device)
         with autocast(self.precision, self.model.device):
-            together = self.model.scores(rows)
-        device, sizes = together.device, [len(example.rows) for example in examples]
-        scores = pad_sequence(list(together.split(sizes)), batch_first=True)
+            flat = self.model.scores(rows)
+        device, sizes = flat.device, [len(example.rows) for example in examples]
+        scores = pad_sequence(list(flat.split(sizes)), batch_first=True)
         ranks = pad_sequence([torch.tensor(example.ranks) for example in examples], True, padding_value=math.nan).to(
             device
         )
-        # A pair with a margin is a pair whose better response starts with a handicap.
-        handicaps = torch.zeros_like(scores)
-        handicaps[:, 0] = torch.tensor([example.margin for example in examples])
+        # Subtracting a comparison's margin from its better score is the loss with a margin.
+        margins = torch.zeros_like(scores)
+        margins[:, 0] = torch.tensor([example.margin for example in examples])
         better = ranks[:, :, None] < ranks[:, None, :]
         right = (1 + torch.sign(scores[:, :, None] - scores[:, None, :])).where(better, 0.0) / 2
         return {
-            "loss": ranking_loss(scores - handicaps, ranks) * len(examples),
+            "loss": ranking_loss(scores - margins, ranks) * len(examples),
             "accuracy": (right.sum((1, 2)) / better.sum((1, 2))).sum(),
         }

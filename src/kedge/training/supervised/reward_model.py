@@ -1,4 +1,4 @@
-"""Training a reward model: rank, measure, normalise."""
+"""Trains a reward model: fit rankings, measure agreement, normalize scores."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing_extensions import Unpack
 
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
-from kedge.models import ScalarModel
-from kedge.training.supervised.agreement import Agreement, measure_agreement, score_rows
+from kedge.models import Precision, ScalarModel, score_rows
+from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
 
 __all__ = ["RewardModelReport", "train_reward_model"]
 
 Reference = Literal["demonstrations", "comparisons", "none"]
+"""The texts on which the mean score is set to 0."""
 
 
 @dataclass(frozen=True)
 class RewardModelReport:
-    """How the training of a reward model went.
+    """Results of training a reward model.
 
     Attributes:
-        outcome: Steps taken, interrupted or not.
-        agreement: Figures on the held-out prompts, measured before the scores were normalised; None without any.
-        mean: Mean score on the texts of the normalisation, before it; 0 where nothing was normalised.
-        std: By what the scores were divided; 1 where they were only shifted.
+        outcome: Steps taken, and the interruption if any.
+        agreement: Metrics on the held-out prompts, before normalization; None without held-out prompts.
+        mean: Mean score on the reference texts before normalization; 0 without normalization.
+        std: Divisor of the scores; 1 if they were only shifted.
     """
 
     outcome: Outcome
@@ -47,26 +48,26 @@ def train_reward_model(
     demonstrations: Sequence[Demonstration] = (),
     normalize: Reference | None = None,
     normalize_scale: bool = False,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     **training: Unpack[TrainingSettings],
 ) -> RewardModelReport:
-    """Train a reward model in place, measure it, and normalise its scores.
+    """Train a reward model in place, measure it, and normalize its scores.
 
     Args:
-        model: What learns.
-        tokenizer: The model's.
-        comparisons: Pairs and ranked lists to learn from.
-        held_out: Pairs and lists of other prompts, which are only measured on.
-        demonstrations: Texts whose mean score is to be 0.
-        normalize: The texts that count for it: the demonstrations, or the preferred answers of the comparisons; None
-            takes demonstrations where there are any.
-        normalize_scale: Divide the scores by their standard deviation on those texts as well. σ(Δ) is then no longer
-            the probability that was fitted.
+        model: The model to train.
+        tokenizer: The model's tokenizer.
+        comparisons: Training pairs and ranked lists.
+        held_out: Pairs and ranked lists of other prompts, for measurement only.
+        demonstrations: Reference texts.
+        normalize: The texts whose mean score is set to 0: the demonstrations, or the preferred responses of the
+            comparisons; None uses the demonstrations if there are any.
+        normalize_scale: Also divide the scores by their standard deviation on those texts. σ(Δ) is then no longer the
+            fitted probability.
         precision: Number format of the matrix products.
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
 
     Raises:
-        ConfigError: Demonstrations are to count, and there are none.
+        ConfigError: `normalize` is "demonstrations", and there are none.
         DataError: A text is longer than the model's context.
     """
     train, evaluation = (
@@ -85,10 +86,10 @@ def train_reward_model(
     )
     mean, std = 0.0, 1.0
     if reference:
-        # In fp32 whatever the run's precision: the shift outlives the run.
+        # fp32 whatever the run's precision, because the shift is saved with the model.
         scores = score_rows(model, reference, micro_batch_tokens=budget)
         mean = float(scores.mean())
-        # One text, or texts that all score the same, have no scale to divide by.
+        # A single text, or equal scores, have a standard deviation of 0.
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0
         model.normalize(mean=mean, std=std)
     return RewardModelReport(outcome, agreement, mean, std)
@@ -97,10 +98,10 @@ def train_reward_model(
 def _reference_rows(
     normalize: Reference | None, demonstrations: list[list[int]], train: Sequence[RankedResponses]
 ) -> list[list[int]]:
-    """The texts on which the mean score is to be 0."""
+    """The texts on which the mean score is set to 0."""
     if normalize == "demonstrations" and not demonstrations:
         raise ConfigError(
-            "normalize is 'demonstrations', and there are none: give some, or choose 'comparisons' or 'none'"
+            "normalize is 'demonstrations', but there are none; give some, or choose 'comparisons' or 'none'"
         )
     if normalize == "none":
         return []

@@ -1,4 +1,4 @@
-"""A tokenizer and a model from nothing, loaded by plain transformers."""
+"""An untrained tokenizer and model, loaded by plain transformers."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kedge.models.from_nothing import save_untrained_llama, train_tokenizer
+from kedge.models.untrained import save_untrained_llama, train_tokenizer
 
 TEXTS = ["My boss hid my kite at the zoo.", "The boss of the zoo: a kite, “really”?\n\nTL;DR:"] * 20
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "context_length": 32, "initializer_range": 0.1}

@@ -1,4 +1,4 @@
-"""A tokenizer and a model out of nothing but texts and a seed, for the demo and for whoever wants to start small."""
+"""Trains a tokenizer on texts and creates a randomly initialized model for it, as in the demo."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAD_TOKEN, END_TOKEN = "<|pad|>", "<|end|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE learnt from the texts, with a pad and an end token of its own.
+    """Train byte-level BPE on the texts, with a pad and an end token.
 
     Args:
-        texts: what is to be written in few tokens.
-        vocab_size: the most tokens, at least 258: 256 bytes and the two special tokens.
+        texts: The training texts.
+        vocab_size: Maximum number of tokens, ≥ 258: 256 bytes and the two special tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,15 +53,15 @@ def save_untrained_llama(
     """Save a Llama with random weights, tied embeddings and a feed-forward width of twice the hidden size.
 
     Args:
-        folder: gets model and tokenizer.
-        tokenizer: decides the vocabulary.
-        hidden_size: width of the residual stream, a multiple of twice the number of heads.
-        num_layers: transformer blocks.
-        num_heads: attention heads.
-        context_length: the longest text, tokens.
-        initializer_range: standard deviation of the weights. Narrow models learn to copy far sooner from weights well
-            above the usual 0.02, which was made for widths of 1,000.
-        seed: of the weights; torch's global generator is left as it was.
+        folder: Receives the model and the tokenizer.
+        tokenizer: Sets the vocabulary size.
+        hidden_size: Width of the residual stream, a multiple of twice the number of heads.
+        num_layers: Transformer blocks.
+        num_heads: Attention heads.
+        context_length: Longest text, tokens.
+        initializer_range: Standard deviation of the weights. Narrow models learn to copy much sooner from weights well
+            above the usual 0.02, which suits widths around 1,000.
+        seed: Seed of the weights; torch's global generator is not affected.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
