@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm import (
-    negative_log_likelihood,
     token_logprobs,
     token_logprobs_and_entropy,
     truncated_importance_weights,
@@ -134,14 +133,6 @@ def test_both_at_once_keep_float32_where_the_logits_are_halved():
     torch.testing.assert_close(entropy, entropy_by_autograd(logits.float(), 1.0))
     (logprobs + entropy).sum().backward()
     assert logits.grad.dtype == torch.bfloat16
-
-
-def test_the_likelihood_leaves_padding_out():
-    logprobs = torch.tensor([[-1.0, -3.0, math.nan], [-2.0, math.nan, math.inf]])
-    mask = logprobs.isfinite()
-    assert negative_log_likelihood(logprobs, mask).item() == 2.0
-    assert negative_log_likelihood(logprobs, mask, aggregation="sequence").item() == 2.0
-    assert negative_log_likelihood(logprobs, mask, normalizer=12).item() == 0.5
 
 
 @given(SEEDS)

@@ -5,49 +5,40 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm import preference_loss, ranking_loss
+from kedge.algorithm import ranking_loss
 from kedge.errors import ShapeError
 
 SEEDS = st.integers(0, 10_000)
 
 
-def pair_loss(winner, loser, margin=0.0):
-    """−log σ(winner − loser − margin) in plain arithmetic."""
-    return math.log(1 + math.exp(loser + margin - winner))
+def pair_loss(winner, loser):
+    """−log σ(winner − loser) in plain arithmetic."""
+    return math.log(1 + math.exp(loser - winner))
 
 
 def draw(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@given(SEEDS, st.booleans())
-def test_the_pairwise_loss_agrees_with_a_loop(seed, with_margin):
-    chosen, rejected, margin = draw(seed, 3, 6)
-    expected = [
-        pair_loss(c, r, m if with_margin else 0.0)
-        for c, r, m in zip(chosen.tolist(), rejected.tolist(), margin.tolist(), strict=True)
-    ]
-    found = preference_loss(chosen, rejected, margin if with_margin else None)
-    assert found.item() == pytest.approx(sum(expected) / 6)
-
-
-def test_known_values():
-    assert preference_loss(torch.zeros(3), torch.zeros(3)).item() == pytest.approx(math.log(2))
-    assert preference_loss(torch.tensor([1.0]), torch.tensor([0.0]), 1.0).item() == pytest.approx(math.log(2))
-    # Far apart the loss is the difference itself, or nothing; never inf.
-    assert preference_loss(torch.tensor([0.0]), torch.tensor([1e4])).item() == 1e4
-    assert preference_loss(torch.tensor([1e4]), torch.tensor([0.0])).item() == 0.0
+def loss_of_pairs(chosen, rejected):
+    return ranking_loss(torch.stack([chosen, rejected], -1), torch.tensor([[1, 2]]).expand(len(chosen), 2)).item()
 
 
 @given(SEEDS)
 def test_two_responses_are_a_comparison(seed):
     scores = draw(seed, 6, 2)
-    assert ranking_loss(scores, torch.tensor([[1, 2]]).expand(6, 2)).item() == pytest.approx(
-        preference_loss(scores[:, 0], scores[:, 1]).item()
-    )
-    assert ranking_loss(scores, torch.tensor([[2.0, 1.0]]).expand(6, 2)).item() == pytest.approx(
-        preference_loss(scores[:, 1], scores[:, 0]).item()
-    )
+    expected = sum(pair_loss(*row) for row in scores.tolist()) / 6
+    assert loss_of_pairs(scores[:, 0], scores[:, 1]) == pytest.approx(expected)
+    # The order of the columns does not matter, the ranks do.
+    swapped = ranking_loss(scores.flip(-1), torch.tensor([[2.0, 1.0]]).expand(6, 2))
+    assert swapped.item() == pytest.approx(expected)
+
+
+def test_known_values():
+    assert loss_of_pairs(torch.zeros(3), torch.zeros(3)) == pytest.approx(math.log(2))
+    # Far apart the loss is the difference itself, or 0; never inf.
+    assert loss_of_pairs(torch.tensor([0.0]), torch.tensor([1e4])) == 1e4
+    assert loss_of_pairs(torch.tensor([1e4]), torch.tensor([0.0])) == 0.0
 
 
 @given(SEEDS, st.floats(-50, 50))
@@ -97,15 +88,9 @@ def test_absent_responses_influence_neither_value_nor_gradient(absent):
 @pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree(self):
-        with pytest.raises(ShapeError, match=r"chosen \(2,\), rejected \(3,\)"):
-            preference_loss(torch.zeros(2), torch.zeros(3))
-        with pytest.raises(ShapeError, match=r"margin \(1,\)"):
-            preference_loss(torch.zeros(2), torch.zeros(2), torch.zeros(1))
         with pytest.raises(ShapeError, match=r"ranks \(2, 3\)"):
             ranking_loss(torch.zeros(2, 2), torch.zeros(2, 3))
 
     def test_there_must_be_a_pair(self):
-        with pytest.raises(ShapeError, match="no pair"):
-            preference_loss(torch.zeros(0), torch.zeros(0))
         with pytest.raises(ShapeError, match="no prompt has two responses of different rank"):
             ranking_loss(torch.zeros(2, 3), torch.ones(2, 3))

@@ -25,7 +25,6 @@ from kedge.algorithm.kl import (
     sequence_kl,
 )
 from kedge.algorithm.logprobs import (
-    negative_log_likelihood,
     token_logprobs,
     token_logprobs_and_entropy,
     truncated_importance_weights,
@@ -37,7 +36,7 @@ from kedge.algorithm.policy_losses import (
     kl_penalty_policy_loss,
     unclipped_policy_loss,
 )
-from kedge.algorithm.preference import preference_loss, ranking_loss
+from kedge.algorithm.preference import ranking_loss
 from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards
 
 __all__ = [
@@ -69,9 +68,7 @@ __all__ = [
     "kl_penalty_policy_loss",
     "masked_mean",
     "masked_whiten",
-    "negative_log_likelihood",
     "penalize_missing_eos",
-    "preference_loss",
     "ranking_loss",
     "sequence_kl",
     "shape_rewards",

@@ -1,4 +1,4 @@
-"""From logits to log probabilities of tokens, their entropy and likelihood, and the sampler's correction."""
+"""From logits to log probabilities of tokens, their entropy, and the sampler's correction."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kedge.algorithm.checks import check_counted, check_positive, check_same_shape
-from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
+from kedge.algorithm.masking import keep_counted
 
 __all__ = [
-    "negative_log_likelihood",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncated_importance_weights",
@@ -103,40 +102,6 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             factor = factor - surprise.mul_(entropy_grad.unsqueeze(-1) / ctx.temperature)
         gradient = distribution.exp().mul_(factor).scatter_add_(-1, tokens.unsqueeze(-1), direct)
         return gradient.to(ctx.dtype), None, None
-
-
-def negative_log_likelihood(
-    logprobs: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    aggregation: Aggregation = "token",
-    constant_length: int | None = None,
-    normalizer: Tensor | float | None = None,
-) -> Float[Tensor, ""]:
-    """Cross-entropy of given tokens, nats: the loss of supervised tuning, and the pretraining term that PPO may mix in.
-
-    loss = −aggregate logprobs
-
-    Args:
-        logprobs: of the tokens to be learnt, from `token_logprobs`.
-        mask: True = learnt from: completion tokens and their EOS, no prompt, no padding.
-        aggregation: as in `aggregate`.
-        constant_length: as in `aggregate`.
-        normalizer: as in `aggregate`.
-
-    Raises:
-        ShapeError: when the shapes differ or nothing counts.
-
-    Source: InstructGPT eq. 2 (ptx); spec §3.7, §6.33.
-    """
-    check_counted(mask, logprobs=logprobs)
-    return aggregate(
-        -keep_counted(logprobs, mask),
-        mask,
-        aggregation=aggregation,
-        constant_length=constant_length,
-        normalizer=normalizer,
-    )
 
 
 def truncated_importance_weights(

@@ -1,4 +1,4 @@
-"""What a reward model learns from: comparisons of two responses, and rankings of several."""
+"""The loss of reward models: rankings of two or more responses."""
 
 from __future__ import annotations
 
@@ -9,32 +9,7 @@ from torch.nn.functional import logsigmoid
 from kedge.algorithm.checks import check_same_shape
 from kedge.errors import ShapeError
 
-__all__ = ["preference_loss", "ranking_loss"]
-
-
-def preference_loss(
-    chosen: Float[Tensor, "*pairs"],
-    rejected: Float[Tensor, "*pairs"],
-    margin: Float[Tensor, "*pairs"] | float | None = None,
-) -> Float[Tensor, ""]:
-    """Bradley–Terry loss of comparisons: the chosen response should score above the rejected one.
-
-    loss = −mean log σ(chosen − rejected − margin)
-
-    Args:
-        chosen: scores of the chosen responses.
-        rejected: scores of the rejected ones, pair by pair.
-        margin: by how much the chosen one should at least win, in units of the score; 0 by default.
-
-    Raises:
-        ShapeError: when the shapes differ or there is no pair.
-
-    Source: Stiennon eq. 1; margin: Llama 2 eq. 2; spec §3.9.
-    """
-    check_same_shape(chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None)
-    if chosen.numel() == 0:
-        raise ShapeError("there is no pair to learn from")
-    return -logsigmoid(chosen - rejected - (0.0 if margin is None else margin)).mean()
+__all__ = ["ranking_loss"]
 
 
 def ranking_loss(
@@ -47,7 +22,8 @@ def ranking_loss(
 
     loss = −mean over prompts of the mean over their pairs (i better than j) of log σ(score_i − score_j)
 
-    A prompt weighs the same however many pairs it has. For two responses it is `preference_loss`.
+    Every prompt has the same weight, whatever its number of pairs. Two responses are one comparison:
+    −log σ(chosen − rejected).
 
     Args:
         scores: one number per response.
@@ -60,7 +36,7 @@ def ranking_loss(
     Raises:
         ShapeError: when the shapes differ or no prompt has a pair.
 
-    Source: InstructGPT eq. 1; spec §3.10.
+    Source: Stiennon eq. 1 (pairs), InstructGPT eq. 1 (rankings); spec §3.9, §3.10.
     """
     check_same_shape(scores=scores, ranks=ranks, mask=mask)
     present = ~ranks.isnan() if mask is None else mask & ~ranks.isnan()
