@@ -112,15 +112,15 @@ def test_an_overrides_mistake_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"ppo:\n  gamma: 1\n  gamma: 0.9\n", ":3: ppo.gamma is given twice"),
-        (b"ppo: [1\n", "is not valid YAML"),
-        (b"- a\n- b\n", "must hold `field: value` lines"),
+        (b"ppo: [1\n", "cannot be read as YAML"),
+        (b"- a\n- b\n", "must consist of `field: value` lines"),
         (b"model: \xff\n", "is not UTF-8"),
-        (b"model: a\x00b\n", "is not valid YAML"),
-        (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
-        (b"a: " + b"[" * 5000, "is not valid YAML"),
-        (b"reward: &r [*r]\n", "nested without end"),
-        (b"preset: best\n", "there are tldr-n+, instructgpt"),
-        (b"? [a, b]\n: 1\n", "is not valid YAML"),
+        (b"model: a\x00b\n", "cannot be read as YAML"),
+        (b"model: !!python/object/apply:os.getcwd []\n", "cannot be read as YAML"),
+        (b"a: " + b"[" * 5000, "it is nested too deeply"),
+        (b"reward: &r [*r]\n", "aliases such as *r are not supported"),
+        (b"preset: best\n", "choose one of tldr-n+, instructgpt"),
+        (b"? [a, b]\n: 1\n", "cannot be read as YAML"),
     ],
 )
 def test_files_that_cannot_be_used(content: bytes, said: str, tmp_path: Path) -> None:

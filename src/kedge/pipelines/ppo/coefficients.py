@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Experience
 from kedge.algorithm.kl import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
-from kedge.config import Config, Ppo
+from kedge.config import Config, PpoConfig
 from kedge.training.objective import Objective, Surrogate
 
 __all__ = ["Coefficients"]
@@ -32,7 +32,7 @@ def _automatic_horizon(config: Config) -> int:
     An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. At 10,000 a run of a few thousand
     responses would end before β has moved; at 1/30 of the run β can change by e^6 in its course, one way or the other.
     """
-    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 30))
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.loop.num_updates * config.responses_per_update // 30))
 
 
 def _spread(returns: Tensor) -> float:
@@ -54,7 +54,7 @@ class Coefficients:
         constant_length: Divisor of the `constant` aggregation, in tokens.
     """
 
-    ppo: Ppo
+    ppo: PpoConfig
     update: int
     horizon: int
     kl_coef: float
@@ -69,10 +69,10 @@ class Coefficients:
         return cls(
             ppo=ppo,
             update=1,
-            horizon=ppo.kl_horizon or _automatic_horizon(config),
-            kl_coef=ppo.kl_coef,
-            entropy_coef=ppo.entropy_coef,
-            surrogate_kl_coef=ppo.surrogate_kl_coef,
+            horizon=ppo.kl.kl_horizon or _automatic_horizon(config),
+            kl_coef=ppo.kl.kl_coef,
+            entropy_coef=ppo.objective.entropy_coef,
+            surrogate_kl_coef=ppo.objective.surrogate_kl_coef,
             constant_length=config.rollout.max_new_tokens,
         )
 
@@ -87,7 +87,7 @@ class Coefficients:
     @property
     def reward_kl_coef(self) -> float:
         """β of the KL in the reward; 0 where it is in the loss."""
-        return self.kl_coef if self.ppo.kl_in == "reward" else 0.0
+        return self.kl_coef if self.ppo.kl.kl_in == "reward" else 0.0
 
     def objective(self, experience: Experience) -> Objective:
         """The total loss of one update with these weights.
@@ -97,20 +97,20 @@ class Coefficients:
         """
         ppo = self.ppo
         return Objective(
-            policy_loss=SURROGATES[ppo.policy_loss],
-            clip_range=ppo.clip_range,
-            clip_range_high=ppo.clip_range_high,
-            dual_clip=ppo.dual_clip,
+            policy_loss=SURROGATES[ppo.objective.policy_loss],
+            clip_range=ppo.objective.clip_range,
+            clip_range_high=ppo.objective.clip_range_high,
+            dual_clip=ppo.objective.dual_clip,
             surrogate_kl_coef=self.surrogate_kl_coef,
-            value_clip_range=ppo.value_clip_range,
-            value_coef=ppo.value_weight,
+            value_clip_range=ppo.value.value_clip_range,
+            value_coef=ppo.value.value_weight,
             entropy_coef=self.entropy_coef,
-            kl_coef=self.kl_coef if ppo.kl_in == "loss" else 0.0,
-            kl_estimator=ppo.resolved_kl_estimator,
-            aggregation=ppo.aggregation,
+            kl_coef=self.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
+            kl_estimator=ppo.kl.resolved_kl_estimator,
+            aggregation=ppo.objective.aggregation,
             constant_length=self.constant_length,
-            value_unit=1.0 if ppo.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
-            value_after_last=ppo.score_at == "after_last",
+            value_unit=1.0 if ppo.value.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
+            value_after_last=ppo.advantages.score_at == "after_last",
         )
 
     def metrics(self) -> dict[str, float]:
@@ -123,23 +123,25 @@ class Coefficients:
         Source: spec §5.21, §6.27, §6.29.
         """
         ppo, adapted = self.ppo, replace(self, update=self.update + 1)
-        awake = self.update > ppo.kl_wait_fraction * ppo.num_updates
+        awake = self.update > ppo.kl.kl_wait_fraction * ppo.loop.num_updates
         # Absent without a reference, whose KL no controller steers then. A sampled KL can come out below 0; the
         # divergence it estimates cannot be.
         kl = max(metrics.get("objective/kl", 0.0), 0.0)
-        if awake and ppo.kl_controller == "ziegler":
+        if awake and ppo.kl.kl_controller == "ziegler":
             beta = adapt_kl_coef_ziegler(
-                self.kl_coef, kl, kl_target=ppo.kl_target, num_episodes=num_responses, horizon=self.horizon
+                self.kl_coef, kl, kl_target=ppo.kl.kl_target, num_episodes=num_responses, horizon=self.horizon
             )
             adapted = replace(adapted, kl_coef=beta)
-        elif awake and ppo.kl_controller == "schulman":
-            adapted = replace(adapted, kl_coef=adapt_kl_coef_schulman(self.kl_coef, kl, kl_target=ppo.kl_target))
-        if ppo.entropy_target is not None:
-            coef = adapt_entropy_coef(self.entropy_coef, metrics["policy/entropy"], entropy_target=ppo.entropy_target)
+        elif awake and ppo.kl.kl_controller == "schulman":
+            adapted = replace(adapted, kl_coef=adapt_kl_coef_schulman(self.kl_coef, kl, kl_target=ppo.kl.kl_target))
+        if ppo.objective.entropy_target is not None:
+            coef = adapt_entropy_coef(
+                self.entropy_coef, metrics["policy/entropy"], entropy_target=ppo.objective.entropy_target
+            )
             adapted = replace(adapted, entropy_coef=coef)
-        if ppo.policy_loss == "kl_penalty_adaptive":
+        if ppo.objective.policy_loss == "kl_penalty_adaptive":
             coef = adapt_kl_coef_schulman(
-                self.surrogate_kl_coef, metrics["policy/distance_moved"], kl_target=ppo.surrogate_kl_target
+                self.surrogate_kl_coef, metrics["policy/distance_moved"], kl_target=ppo.objective.surrogate_kl_target
             )
             adapted = replace(adapted, surrogate_kl_coef=coef)
         return adapted

@@ -57,14 +57,16 @@ def new_guard(config: Config, run: Run, roles: Roles, keeper: Keeper, *, warn: C
 
     return Guard(
         Rules(
-            on_nonfinite=ppo.on_nonfinite,
-            on_spike=ppo.on_spike,
-            max_skips=ppo.max_skips,
+            on_nonfinite=ppo.guard.on_nonfinite,
+            on_spike=ppo.guard.on_spike,
+            max_skips=ppo.guard.max_skips,
             max_ratio=MAX_RATIO[run.precision],
             strict=config.runtime.strict,
-            num_steps=ppo.num_epochs * ppo.num_minibatches,
+            num_steps=ppo.loop.num_epochs * ppo.loop.num_minibatches,
         ),
-        spikes=None if ppo.spike_sigma is None else SpikeWatch(sigma=ppo.spike_sigma, history=ppo.spike_history),
+        spikes=None
+        if ppo.guard.spike_sigma is None
+        else SpikeWatch(sigma=ppo.guard.spike_sigma, history=ppo.guard.spike_history),
         record=record,
         warn=warn,
         roll_back=roll_back,
@@ -79,7 +81,7 @@ def guarded_update(config: Config, update: int, guard: Guard, keeper: Keeper, lo
     Raises:
         NumericsError: The run must not go on.
     """
-    if update == 1 and "rollback" in (config.ppo.on_nonfinite, config.ppo.on_spike):
+    if update == 1 and "rollback" in (config.ppo.guard.on_nonfinite, config.ppo.guard.on_spike):
         keeper.save()  # the start, so that there is something to go back to
     with guard.watching(update):
         yield

@@ -72,7 +72,11 @@ class PpoLog:
             result: What it did.
         """
         ppo, passes = self.config.ppo, result.passes
-        clip = (ppo.clip_range, ppo.clip_range_high or ppo.clip_range) if ppo.policy_loss == "clipped" else None
+        clip = (
+            (ppo.objective.clip_range, ppo.objective.clip_range_high or ppo.objective.clip_range)
+            if ppo.objective.policy_loss == "clipped"
+            else None
+        )
         samples = describe_samples(
             experience,
             prompts,
@@ -92,7 +96,7 @@ class PpoLog:
 def ppo_log(config: Config, run: Run, roles: Roles, keeper: Keeper) -> Iterator[PpoLog]:
     """The log of a run, which says first what is going to happen. No checkpoint knows of rows that the disk lacks."""
     with (
-        Progress("ppo", total=config.ppo.num_updates, done=keeper.done) as progress,
+        Progress("ppo", total=config.ppo.loop.num_updates, done=keeper.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as metrics,
         DetailsLog(run.folder) as details,

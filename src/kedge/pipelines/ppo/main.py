@@ -97,7 +97,7 @@ def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Cal
             coefficients = coefficients.restore(made["coefficients"])
             guard.restore(made["guard"])
 
-        for update in keeper.steps(ppo.num_updates):
+        for update in keeper.steps(ppo.loop.num_updates):
             with guarded_update(config, update, guard, keeper, log.metrics):
                 if update == 1:
                     fixed.ask(0, coefficients)
@@ -132,7 +132,7 @@ def train(config: Config, run: Run, roles: Roles, keeper: Keeper, on_update: Cal
                     **costs.metrics(
                         rollout,
                         evaluated_anew=begun is None and not roles.engine.is_exact,
-                        num_passes=result.num_steps / ppo.num_minibatches,
+                        num_passes=result.num_steps / ppo.loop.num_minibatches,
                         train_policy=steps.trains_policy(update),
                     ),
                     "policy/learning_rate": steps.learning_rate(update),

@@ -74,10 +74,10 @@ class PpoSteps:
         return first_pass(
             self.roles.actor_critic,
             scored.rollout,
-            num_minibatches=self.config.ppo.num_minibatches,
+            num_minibatches=self.config.ppo.loop.num_minibatches,
             train_policy=self.trains_policy(update),
             entropy_gradient=coefficients.entropy_coef != 0,
-            value_after_last=self.config.ppo.score_at == "after_last",
+            value_after_last=self.config.ppo.advantages.score_at == "after_last",
             **self._numerics,
         )
 
@@ -93,15 +93,15 @@ class PpoSteps:
             self.roles.reference,
             first_pass=begun,
             kl_coef=coefficients.reward_kl_coef,
-            kl_estimator=ppo.resolved_kl_estimator,
-            kl_scope=ppo.kl_scope,
-            score_at=ppo.score_at,
-            gamma=ppo.gamma,
-            gae_lambda=ppo.gae_lambda,
-            advantage=ppo.advantage,
-            num_steps=ppo.advantage_steps,
-            whiten_rewards=ppo.whiten_rewards,
-            whiten_advantages=ppo.whiten_advantages,
+            kl_estimator=ppo.kl.resolved_kl_estimator,
+            kl_scope=ppo.kl.kl_scope,
+            score_at=ppo.advantages.score_at,
+            gamma=ppo.advantages.gamma,
+            gae_lambda=ppo.advantages.gae_lambda,
+            advantage=ppo.advantages.advantage,
+            num_steps=ppo.advantages.advantage_steps,
+            whiten_rewards=ppo.advantages.whiten_rewards,
+            whiten_advantages=ppo.advantages.whiten_advantages,
             reuse_sampled=self.roles.engine.is_exact,
             **self._numerics,
         )
@@ -123,10 +123,10 @@ class PpoSteps:
             self.roles.optimizer,
             experience,
             coefficients.objective(experience),
-            num_epochs=ppo.num_epochs,
-            num_minibatches=ppo.num_minibatches,
-            max_grad_norm=ppo.max_grad_norm,
-            early_stop_kl=ppo.early_stop_kl,
+            num_epochs=ppo.loop.num_epochs,
+            num_minibatches=ppo.loop.num_minibatches,
+            max_grad_norm=ppo.optimizer.max_grad_norm,
+            early_stop_kl=ppo.loop.early_stop_kl,
             generator=stream(self.config.runtime.seed, "minibatches", update),
             train_policy=self.trains_policy(update),
             first_pass=begun,
@@ -137,7 +137,7 @@ class PpoSteps:
 
     def distance_moved(self, experience: Experience) -> dict[str, float]:
         """How far the update has led, where a controller asks: one forward pass more."""
-        if self.config.ppo.policy_loss != "kl_penalty_adaptive":
+        if self.config.ppo.objective.policy_loss != "kl_penalty_adaptive":
             return {}
         return {"policy/distance_moved": distance_moved(self.roles.actor_critic, experience, **self._numerics)}
 
@@ -146,15 +146,15 @@ class PpoSteps:
         ppo = self.config.ppo
         return learning_rate_at(
             update - 1,
-            ppo.num_updates,
-            learning_rate=ppo.learning_rate,
-            schedule=ppo.schedule,
-            warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
+            ppo.loop.num_updates,
+            learning_rate=ppo.loop.learning_rate,
+            schedule=ppo.loop.schedule,
+            warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.loop.num_updates),
         )
 
     def trains_policy(self, update: int) -> bool:
         """False while the critic warms up."""
-        return update > self.config.ppo.value_warmup_updates
+        return update > self.config.ppo.value.value_warmup_updates
 
     @property
     def _numerics(self) -> dict[str, Any]:
