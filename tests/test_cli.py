@@ -1,4 +1,4 @@
-"""The command line: what it hands to the pipelines, how it fails, and that help is instant."""
+"""The command line: what it passes to the pipelines, how it fails, and that help is instant."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ STAGES = ("sft", "reward", "ppo", "rlhf", "generate", "evaluate")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Stand-ins for the pipelines that record what they are called with."""
+    """Replace the pipelines by functions that record their calls."""
     recorded: list[Any] = []
     for stage in STAGES:
         module = types.ModuleType(f"kedge.pipelines.{stage}")

@@ -1,4 +1,4 @@
-"""What `explain` and `schedule` say."""
+"""The output of `explain` and `schedule`."""
 
 import pytest
 

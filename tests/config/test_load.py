@@ -1,4 +1,4 @@
-"""Files, overrides, flags and presets: who wins, what is read, and that a resolved configuration reads back."""
+"""Files, overrides, flags and presets: precedence, parsing, and that a resolved configuration reads back."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
     assert config.model == "m"  # a flag that was not given leaves it
 
 
-def test_the_preset_argument_goes_before_the_file(run_yaml: Path) -> None:
+def test_the_preset_argument_overrides_the_file(run_yaml: Path) -> None:
     config = load_config(run_yaml, preset="ziegler")
     assert config.preset == "ziegler"
     assert config.ppo.kl.kl_controller == "ziegler"

@@ -1,4 +1,4 @@
-"""The presets against the published table of recipes, typed here by hand; a dash leaves kedge's default."""
+"""The presets against the published recipes, typed in by hand; a dash means kedge's default."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_recipes(preset: str, field: str, value: object) -> None:
     assert load_config(preset=preset).model_dump()[section][name] == value
 
 
-def test_what_the_table_says_beside_its_numbers() -> None:
+def test_values_that_the_papers_give_outside_the_table() -> None:
     ziegler, instruct = load_config(preset="ziegler").ppo, load_config(preset="instructgpt")
     assert (ziegler.kl.kl_controller, ziegler.kl.kl_target, ziegler.kl.kl_horizon) == ("ziegler", 6, 10_000)
     assert (instruct.ppo.loop.num_minibatches, instruct.responses_per_update // instruct.ppo.loop.num_minibatches) == (
@@ -66,7 +66,7 @@ def test_the_critics_of_the_papers() -> None:
     }
 
 
-def test_the_presets_that_were_promised() -> None:
+def test_the_list_of_presets() -> None:
     assert list(PRESETS) == ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu"]
 
 

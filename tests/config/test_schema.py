@@ -1,4 +1,4 @@
-"""What the schema promises: every field explains itself, names that scripts rely on exist, nonsense is refused."""
+"""The schema: every field is documented, names that scripts rely on exist, invalid values are refused."""
 
 import re
 
@@ -55,8 +55,8 @@ def test_every_field_has_meaning_and_source(name: str, field) -> None:
     assert doc.source, name
 
 
-def test_every_number_that_is_tuned_says_what_too_much_and_too_little_do() -> None:
-    # A seed is not tuned; reward weights and settings have no scale of their own.
+def test_every_tunable_number_documents_too_high_and_too_low() -> None:
+    # A seed is not tuned; reward weights and settings have no natural scale.
     silent = [
         name
         for name, field in all_fields()
