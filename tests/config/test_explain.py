@@ -85,7 +85,7 @@ def test_the_schedule_in_words_by_hand() -> None:
     text = schedule_in_words(config, num_prompts_available=21)
     for part in (
         "2 responses for each of 6 prompts: 12 responses, at most 120 new tokens",
-        "5 times, each time in 3 minibatches of 4 responses",
+        "makes 5 passes over them, each in 3 minibatches of 4 responses",
         "takes one optimizer step per minibatch",
         "15 optimizer steps per update.",
         "7 updates: 84 responses, at most 840 new tokens, 105 optimizer steps",

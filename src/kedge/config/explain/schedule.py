@@ -22,8 +22,8 @@ def _update(config: Config) -> list[str]:
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
         f"{_count(responses, 'response')}, at most {_count(responses * rollout.max_new_tokens, 'new token')},",
-        f"  then passes over them {_count(loop.num_epochs, 'time')}, each time in "
-        f"{_count(loop.num_minibatches, 'minibatch')} of {_count(share, 'response')},",
+        f"  makes {_count(loop.num_epochs, 'pass')} over them, each in {_count(loop.num_minibatches, 'minibatch')} of "
+        f"{_count(share, 'response')},",
         "  and takes one optimizer step per minibatch:",
         f"  {_count(loop.num_epochs * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
