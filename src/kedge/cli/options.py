@@ -30,12 +30,8 @@ Overrides = Annotated[
     typer.Argument(metavar="FIELD=VALUE", help="Fields to set, e.g. ppo.clip_range=0.1. See: kedge config explain."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
-PresetName = Annotated[
-    str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")
-]
-Model = Annotated[
-    str | None, typer.Option(metavar="MODEL", help="Folder or Hugging Face id of the model.")
-]
+PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Folder or Hugging Face id of the model.")]
 Demonstrations = Annotated[
     list[str] | None,
     typer.Option(metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),
