@@ -1,4 +1,4 @@
-"""The page of all configuration fields, from the schema that the program itself reads."""
+"""Writes docs/fields.md, the reference of all configuration fields, from the schema."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pydantic.fields import FieldInfo
 from kedge.config import PRESETS, Config
 from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type, written
-from kedge.config.schema.field import knob_of
-from kedge.config.schema.root import RewardTerm
-from kedge.config.schema.stages import STAGES
+from kedge.config.schema.field import field_doc
+from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.stages import STAGES
 
 __all__ = ["fields_page"]
 
 HEAD = """\
 # Every field
 
-What `kedge config explain` tells, on one page: a field's meaning, what it takes, its default and where that comes
-from, and what too high and too low values do. A preset is named where it sets another value than the default.
-[Configuration](configuration.md) says how values are given, and what to turn when. Short names of papers are spelled
-out [at the end](#works).
+The output of `kedge config explain` on one page: for each field its meaning, the values it accepts, its default and
+the source of the default, the effects of values that are too high or too low, and the presets that change it.
+[Configuration](configuration.md) explains how to set fields, and which one to change for which symptom. The short
+names of papers are listed [at the end](#works).
 
-This page is written by `make docs-pages`, from the source.
+This page is generated from the source by `make docs-pages`.
 """
 
 COMMON = """\
-## At the top
+## Top level
 
-Fields that belong to no section.
+Fields outside any section.
 """
 
 TERM = """\
 #### A term of `reward`
 
-| key | meaning | takes | default |
+| key | meaning | accepts | default |
 |---|---|---|---|
 """
 
@@ -53,25 +53,25 @@ def fields_page() -> str:
 
 
 def _section_head(section: str) -> str:
-    about = knob_of(Config.model_fields[section]).meaning
+    about = field_doc(Config.model_fields[section]).meaning
     stages = [stage.name for stage in STAGES.values() if any(section in group for group in stage.sections)]
     readers = f" Read by {_listed(f'`kedge {name}`' for name in stages)}." if stages else ""
     return f"## {section}\n\n{about}{readers}\n"
 
 
 def _entry(name: str, field: FieldInfo) -> str:
-    knob = knob_of(field)
+    doc = field_doc(field)
     facts = [
-        ("takes", _escaped(accepts(field))),
-        ("default", "none: it has to be given" if field.is_required() else f"`{written(field.default)}`"),
-        ("source", _escaped(knob.source)),
-        ("too high", _escaped(knob.too_high or "")),
-        ("too low", _escaped(knob.too_low or "")),
+        ("accepts", _escaped(accepts(field))),
+        ("default", "none; required" if field.is_required() else f"`{written(field.default)}`"),
+        ("source", _escaped(doc.source)),
+        ("too high", _escaped(doc.too_high or "")),
+        ("too low", _escaped(doc.too_low or "")),
         ("presets", _listed(_preset_values(name, field))),
     ]
-    told = "\n".join(f"- **{head}:** {text}" for head, text in facts if text)
+    facts_list = "\n".join(f"- **{head}:** {text}" for head, text in facts if text)
     terms = _reward_terms() if name == "reward" else ""
-    return f"### `{name}`\n\n{_escaped(knob.meaning)}\n\n{told}\n{terms}"
+    return f"### `{name}`\n\n{_escaped(doc.meaning)}\n\n{facts_list}\n{terms}"
 
 
 def _preset_values(name: str, field: FieldInfo) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _preset_values(name: str, field: FieldInfo) -> Iterator[str]:
 
 def _reward_terms() -> str:
     rows = [
-        f"| `{name}` | {_escaped(knob_of(field).meaning)} | {_term_type(name, field)} | {_term_default(field)} |"
-        for name, field in RewardTerm.model_fields.items()
+        f"| `{name}` | {_escaped(field_doc(field).meaning)} | {_term_type(name, field)} | {_term_default(field)} |"
+        for name, field in RewardTermConfig.model_fields.items()
     ]
     return "\n".join(["", TERM + "\n".join(rows), ""])
 
@@ -98,8 +98,8 @@ def _term_default(field: FieldInfo) -> str:
 
 
 def _works() -> str:
-    told = " ".join(f"{knob_of(field).meaning} {knob_of(field).source}" for _, field in all_fields())
-    cited = cited_works(told)
+    text = " ".join(f"{field_doc(field).meaning} {field_doc(field).source}" for _, field in all_fields())
+    cited = cited_works(text)
     rows = [f"| {name} | {_escaped(work)} |" for name, work in SOURCES.items() if name in cited]
     return "\n".join(["## Works", "", "| short name | work |", "|---|---|", *rows, ""])
 
@@ -109,7 +109,7 @@ def _listed(items: Iterator[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text whose stars, bars and angle brackets are no markup; what stands in backticks is left as it is."""
+    """The text with Markdown's special characters escaped, except inside backticks."""
     parts = text.split("`")
     for index in range(0, len(parts), 2):
         for sign in "*|<>[]":

@@ -78,7 +78,7 @@ def test_ppo_with_a_function(models, tmp_path):
         **{**PPO, "ppo.clip_range": 0.1, "seed": 5},
     )
     assert [row["update"] for row in result.metrics] == [1]
-    assert load_config(result.folder / "config.yaml").ppo.clip_range == 0.1
+    assert load_config(result.folder / "config.yaml").ppo.objective.clip_range == 0.1
     assert load_config(result.folder / "config.yaml").runtime.seed == 5
     AutoModelForCausalLM.from_pretrained(result.model)
 

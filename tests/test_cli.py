@@ -1,4 +1,4 @@
-"""The command line: what it hands to the pipelines, how it fails, and that help is instant."""
+"""The command line: what it passes to the pipelines, how it fails, and that help is instant."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ STAGES = ("sft", "reward", "ppo", "rlhf", "generate", "evaluate")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Stand-ins for the pipelines that record what they are called with."""
+    """Replace the pipelines by functions that record their calls."""
     recorded: list[Any] = []
     for stage in STAGES:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
@@ -56,7 +56,7 @@ def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeyp
     [(called, config)] = calls
     assert called == stage
     assert isinstance(config, Config)
-    assert (config.model, config.runtime.seed, config.out, config.ppo.clip_range) == ("m", 7, "run", 0.1)
+    assert (config.model, config.runtime.seed, config.out, config.ppo.objective.clip_range) == ("m", 7, "run", 0.1)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "rlhf"])
@@ -87,8 +87,8 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     arguments = ["--config", "run.yaml", "--preset", "ziegler", "ppo.gamma=0.8", "--model", "from-flag"]
     assert kedge(monkeypatch, "ppo", *arguments) == 0
     [(_, config)] = calls
-    assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
-    assert config.ppo.kl_controller == "ziegler"
+    assert (config.model, config.ppo.kl.kl_coef, config.ppo.advantages.gamma) == ("from-flag", 0.3, 0.8)
+    assert config.ppo.kl.kl_controller == "ziegler"
 
 
 def test_the_default_folder_is_the_first_free_one(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,13 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ppo"], "kedge ppo needs model: give --model, or set it in the configuration"),
-        (["ppo", "--model", "m"], "kedge ppo needs data.prompts: give --prompts,"),
-        (["ppo", "--model", "m", "--prompts", "p"], "kedge ppo needs reward: give --reward,"),
-        (["reward", "--model", "m"], "kedge reward needs data.comparisons: give --data,"),
-        (["sft", "--model", "m"], "kedge sft needs data.demonstrations: give --data,"),
-        (["evaluate", "--model", "m", "--prompts", "p"], "kedge evaluate needs evaluate.judge: give --judge,"),
-        (["ppo", *COMMANDS["ppo"], "ppo.ptx_coef=27.8"], "ppo.ptx_coef=27.8 mixes in texts"),
+        (["ppo"], "kedge ppo needs model: pass --model, or set it in the configuration"),
+        (["ppo", "--model", "m"], "kedge ppo needs data.prompts: pass --prompts,"),
+        (["ppo", "--model", "m", "--prompts", "p"], "kedge ppo needs reward: pass --reward,"),
+        (["reward", "--model", "m"], "kedge reward needs data.comparisons: pass --data,"),
+        (["sft", "--model", "m"], "kedge sft needs data.demonstrations: pass --data,"),
+        (["evaluate", "--model", "m", "--prompts", "p"], "kedge evaluate needs evaluate.judge: pass --judge,"),
+        (["ppo", *COMMANDS["ppo"], "ppo.ptx_coef=27.8"], "ppo.ptx_coef=27.8 needs texts: set data.pretraining"),
         (["rlhf", *COMMANDS["rlhf"], "rlhf.num_rounds=2"], "rlhf.num_rounds=2 needs rlhf.labeller"),
         (["ppo", "ppo.clip=1"], "ppo.clip is not a field; did you mean ppo.clip_range?"),
         (["ppo", "--config", "none.yaml"], "none.yaml: cannot be read"),

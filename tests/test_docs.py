@@ -264,7 +264,7 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
 
 def test_the_value_loss_is_told_in_its_configured_unit() -> None:
     [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", metric_tables("PPO")[0], re.MULTILINE)
-    assert Config().ppo.value_unit == "returns_std"
+    assert Config().ppo.value.value_unit == "returns_std"
     assert unit == "variance of the update's returns; score² with `ppo.value_unit=score`"
 
 

@@ -1,9 +1,23 @@
 """Texts and values of strangers: shown on one line, and known to be writable before anything is made of them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["printable", "unwritable"]
+__all__ = ["names_function", "printable", "unwritable"]
+
+_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def names_function(text: str) -> bool:
+    """Whether a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
+
+    What follows the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
+    `model:7b` has a Python name after it. A `.py` file is never a model, so `rewards.py` counts as a function whose
+    name is missing: the loader's error then says what to add.
+    """
+    _, colon, attribute = text.rpartition(":")
+    return text.endswith(".py") or bool(colon and _DOTTED_NAME.fullmatch(attribute))
 
 
 def printable(text: str) -> str:

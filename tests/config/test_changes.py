@@ -1,4 +1,4 @@
-"""What a run may not be resumed under, by name and with both values."""
+"""Changed settings are reported by name, with both values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_change_is_a_line(before, now, lines):
     assert changed_settings(settings(*before), settings(*now)) == lines
 
 
-def test_what_is_allowed_is_left_out():
+def test_allowed_changes_are_left_out():
     saved, current = settings("reward=a"), settings("reward=b", "ppo.clip_range=0.1", "ppo.gamma=0.9")
     assert changed_settings(saved, current, allowed=["reward", "ppo"]) == []
     assert changed_settings(saved, current, allowed=["reward", "ppo.clip_range"]) == [
@@ -52,11 +52,11 @@ def test_other_names_are_compared_too():
     assert changed_settings({"data": "ab12"}, {"data": "cd34"}) == ["data: ab12 in the run, cd34 now"]
 
 
-def test_what_is_free_exists():
+def test_free_settings_exist():
     assert all(find_field(name) or section_type(name) for name in FREE)
 
 
-def test_a_saved_file_of_fewer_fields_says_so():
+def test_a_field_missing_from_a_saved_file_is_reported():
     saved = settings()
     del saved["ppo"]["gamma"]
     assert changed_settings(saved, Config().model_dump(mode="json")) == ["ppo.gamma: not set in the run, 1.0 now"]

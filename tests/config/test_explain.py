@@ -1,23 +1,23 @@
-"""What `explain` and `schedule` say."""
+"""The output of `explain` and `schedule`."""
 
 import pytest
 
 from kedge.config import Config, explain, load_config, schedule_in_words
 from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import all_fields, section_type
-from kedge.config.schema.field import knob_of
+from kedge.config.schema.field import field_doc
 from kedge.errors import ConfigError
 
 
 @pytest.mark.parametrize(("name", "field"), list(all_fields()))
 def test_every_field_is_explained(name: str, field) -> None:
-    text, knob = explain(name), knob_of(field)
-    told = (name, knob.meaning, knob.source, knob.too_high or "", knob.too_low or "")
-    for part in (*told, "takes", "default", "source"):
+    text, doc = explain(name), field_doc(field)
+    parts = (name, doc.meaning, doc.source, doc.too_high or "", doc.too_low or "")
+    for part in (*parts, "accepts", "default", "source"):
         assert part in text
 
 
-# S2's table of knobs, in its order; what matters is that both directions are told.
+# S2's table of hyperparameters, in its order: both directions are explained.
 @pytest.mark.parametrize(
     ("name", "default", "too_high", "too_low"),
     [
@@ -31,8 +31,8 @@ def test_every_field_is_explained(name: str, field) -> None:
 def test_the_table_of_the_introduction(name: str, default: float, too_high: str, too_low: str) -> None:
     field = dict(all_fields())[name]
     assert field.default == default
-    assert too_high in (knob_of(field).too_high or "")
-    assert too_low in (knob_of(field).too_low or "")
+    assert too_high in (field_doc(field).too_high or "")
+    assert too_low in (field_doc(field).too_low or "")
 
 
 def test_presets_that_change_a_field_are_listed_with_their_source() -> None:
@@ -54,7 +54,7 @@ def test_a_bare_name_is_enough_where_it_is_the_only_one() -> None:
 @pytest.mark.parametrize("section", ["", *filter(section_type, Config.model_fields)])
 def test_a_section_lists_its_fields(section: str) -> None:
     model = section_type(section) or Config
-    assert all(name in explain(section) for name in model.model_fields)
+    assert all(name in explain(section) for name in model.flat_fields())
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_the_schedule_in_words_by_hand() -> None:
     text = schedule_in_words(config, num_prompts_available=21)
     for part in (
         "2 responses for each of 6 prompts: 12 responses, at most 120 new tokens",
-        "5 times, each time in 3 minibatches of 4 responses",
-        "takes one optimiser step per minibatch",
-        "15 optimiser steps per update.",
-        "7 updates: 84 responses, at most 840 new tokens, 105 optimiser steps",
-        "42 prompts from the 21 that there are: 2 passes over them",
+        "makes 5 passes over them, each in 3 minibatches of 4 responses",
+        "takes one optimizer step per minibatch",
+        "15 optimizer steps per update.",
+        "7 updates: 84 responses, at most 840 new tokens, 105 optimizer steps",
+        "42 prompts from the 21 available: 2 passes over them",
     ):
         assert part in text
 
 
 def test_what_the_schedule_mentions_only_when_it_matters() -> None:
     plain = schedule_in_words(Config())
-    assert "from the" not in plain
+    assert "available" not in plain
     assert "critic" not in plain
     special = schedule_in_words(load_config(overrides=["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01"]))
-    assert "first 1 update train" in special
-    assert "fewer" in special
+    assert "Only the critic is trained in the first 1 update." in special
+    assert "fewer if ppo.early_stop_kl is exceeded" in special

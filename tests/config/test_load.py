@@ -1,4 +1,4 @@
-"""Files, overrides, flags and presets: who wins, what is read, and that a resolved configuration reads back."""
+"""Files, overrides, flags and presets: precedence, parsing, and that a resolved configuration reads back."""
 
 from pathlib import Path
 
@@ -21,29 +21,29 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
     config = load_config(
         run_yaml, ["ppo.clip_range=0.25", "ppo.gamma=0.9", "ppo.clip_range=0.3"], {"ppo.gamma": 0.8, "model": None}
     )
-    assert config.ppo.gamma == 0.8  # flag
-    assert config.ppo.clip_range == 0.3  # the later override
-    assert config.ppo.kl_coef == 0.1  # file
+    assert config.ppo.advantages.gamma == 0.8  # flag
+    assert config.ppo.objective.clip_range == 0.3  # the later override
+    assert config.ppo.kl.kl_coef == 0.1  # file
     assert config.rollout.temperature == 0.9  # file, dotted
-    assert config.ppo.value_coef == 0.1  # preset
-    assert config.ppo.dual_clip is None  # default
+    assert config.ppo.value.value_coef == 0.1  # preset
+    assert config.ppo.objective.dual_clip is None  # default
     assert config.model == "m"  # a flag that was not given leaves it
 
 
-def test_the_preset_argument_goes_before_the_file(run_yaml: Path) -> None:
+def test_the_preset_argument_overrides_the_file(run_yaml: Path) -> None:
     config = load_config(run_yaml, preset="ziegler")
     assert config.preset == "ziegler"
-    assert config.ppo.kl_controller == "ziegler"
-    assert config.ppo.kl_coef == 0.1  # still the file's
+    assert config.ppo.kl.kl_controller == "ziegler"
+    assert config.ppo.kl.kl_coef == 0.1  # still the file's
 
 
 @pytest.mark.parametrize("text", ["3e-6", "3E-6", "3.0e-6", "3.e-6", "0.3e-5", "+3e-6", "0.000003"])
 def test_scientific_notation_is_a_number(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"ppo:\n  learning_rate: {text}\nreward:\n  f.py:g: {text}\n")
-    assert load_config(path).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(path).ppo.loop.learning_rate == pytest.approx(3e-6, rel=1e-12)
     assert load_config(path).reward[0].weight == pytest.approx(3e-6, rel=1e-12)
-    assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.loop.learning_rate == pytest.approx(3e-6, rel=1e-12)
 
 
 @given(
@@ -79,16 +79,40 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     assert load_config(path) == Config()
 
 
-def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
+def test_aliases_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("sft: &opt {learning_rate: 1e-4, num_epochs: 2}\nreward_model:\n  <<: *opt\n  num_epochs: 1\n")
-    config = load_config(path)
-    assert (config.reward_model.learning_rate, config.reward_model.num_epochs) == (1e-4, 1)
+    with pytest.raises(ConfigError, match=r"line 3: aliases such as \*opt are not supported; write the value out"):
+        load_config(path)
+
+
+def test_a_resolved_configuration_has_no_aliases(tmp_path: Path) -> None:
+    shared = {"words": ["a", "b"]}
+    path = tmp_path / "config.yaml"
+    config = config_from_settings(
+        "ppo", {"reward": [{"source": "f.py:g", "settings": {"first": shared, "second": shared}}]}
+    )
+    path.write_text(resolved_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_groups_of_a_section_are_invisible_to_users() -> None:
+    config = load_config(overrides=["ppo.kl_coef=0.3", "sft.adam_eps=1e-6"])
+    assert (config.ppo.kl.kl_coef, config.sft.optimizer.adam_eps) == (0.3, 1e-6)
+    dumped = config.model_dump()
+    assert (dumped["ppo"]["kl_coef"], dumped["sft"]["adam_eps"]) == (0.3, 1e-6)
+    for section in ("ppo", "sft", "reward_model"):
+        groups = type(getattr(config, section)).groups()
+        assert groups
+        assert not set(groups) & set(dumped[section])
+        for group in groups:
+            with pytest.raises(ConfigError, match=rf"^{section}\.{group} is not a field"):
+                load_config(overrides=[f"{section}.{group}={{}}"])
 
 
 def test_with_values_sets_and_checks() -> None:
     config = with_values(load_config(preset="ziegler"), {"reward": ["rm"], "out": "x", "ppo.num_updates": 2})
-    assert (config.out, config.ppo.num_updates, config.ppo.kl_coef) == ("x", 2, 0.15)
+    assert (config.out, config.ppo.loop.num_updates, config.ppo.kl.kl_coef) == ("x", 2, 0.15)
     assert config.reward[0].source == "rm"
     with pytest.raises(ConfigError, match="does not divide"):
         with_values(config, {"ppo.num_minibatches": 7})
@@ -97,8 +121,8 @@ def test_with_values_sets_and_checks() -> None:
 def test_settings_by_bare_dotted_and_section_names() -> None:
     settings = {"num_updates": 3, "max_new_tokens": 7, "seed": 5, "ppo": {"kl_coef": 0.2}, "data.max_length": 9}
     config = config_from_settings("ppo", settings)
-    assert (config.ppo.num_updates, config.rollout.max_new_tokens, config.runtime.seed) == (3, 7, 5)
-    assert (config.ppo.kl_coef, config.data.max_length) == (0.2, 9)
+    assert (config.ppo.loop.num_updates, config.rollout.max_new_tokens, config.runtime.seed) == (3, 7, 5)
+    assert (config.ppo.kl.kl_coef, config.data.max_length) == (0.2, 9)
 
 
 def test_a_bare_name_means_the_section_of_its_stage() -> None:

@@ -1,13 +1,21 @@
-"""What the schema promises: every field explains itself, names that scripts rely on exist, nonsense is refused."""
+"""The schema: every field is documented, names that scripts rely on exist, invalid values are refused."""
 
 import re
 
 import pytest
 from pydantic import ValidationError
 
-from kedge.config import Config, Ppo, RewardTerm, Rollout
+from kedge.config import Config, PpoConfig, RewardTermConfig, RolloutConfig
 from kedge.config.explain.describe import all_fields, section_type
-from kedge.config.schema.field import Section, knob_of
+from kedge.config.schema.field import field_doc
+from kedge.config.schema.section import Section
+from kedge.texts import names_function
+
+
+def ppo_section(**values: object) -> PpoConfig:
+    """The section, from flat fields as users write them."""
+    return PpoConfig.model_validate(values)
+
 
 PROMISED = {
     "ppo": "num_updates learning_rate num_epochs num_minibatches clip_range value_clip_range value_coef entropy_coef "
@@ -21,33 +29,39 @@ PROMISED = {
 def test_names_that_scripts_rely_on(section: str, names: str) -> None:
     model = section_type(section)
     assert model is not None
-    assert set(names.split()) <= set(model.model_fields)
+    assert set(names.split()) <= set(model.flat_fields())
 
 
 def test_promised_choices_and_defaults() -> None:
     ppo = Config().ppo
-    assert ppo.critic == "shared"
-    assert (ppo.clip_range, ppo.gamma, ppo.gae_lambda, ppo.kl_coef, ppo.max_grad_norm) == (0.2, 1.0, 0.95, 0.05, 1.0)
+    assert ppo.value.critic == "shared"
+    assert (
+        ppo.objective.clip_range,
+        ppo.advantages.gamma,
+        ppo.advantages.gae_lambda,
+        ppo.kl.kl_coef,
+        ppo.optimizer.max_grad_norm,
+    ) == (0.2, 1.0, 0.95, 0.05, 1.0)
     for controller in ("fixed", "ziegler", "schulman"):
-        assert Ppo(kl_controller=controller).kl_controller == controller
+        assert ppo_section(kl_controller=controller).kl.kl_controller == controller
     for precision in ("auto", "fp32", "bf16"):
         assert Config.model_validate({"runtime": {"precision": precision}}).runtime.precision == precision
 
 
-@pytest.mark.parametrize(("name", "field"), [*all_fields(), *RewardTerm.model_fields.items()])
+@pytest.mark.parametrize(("name", "field"), [*all_fields(), *RewardTermConfig.model_fields.items()])
 def test_every_field_has_meaning_and_source(name: str, field) -> None:
-    knob = knob_of(field)
-    assert re.fullmatch(r"[^\n]{10,}\.", knob.meaning), f"{name}: one line that ends in a full stop"
-    assert knob.source, name
+    doc = field_doc(field)
+    assert re.fullmatch(r"[^\n]{10,}\.", doc.meaning), f"{name}: one line that ends in a full stop"
+    assert doc.source, name
 
 
-def test_every_number_that_is_tuned_says_what_too_much_and_too_little_do() -> None:
-    # A seed is not tuned; reward weights and settings have no scale of their own.
+def test_every_tunable_number_documents_too_high_and_too_low() -> None:
+    # A seed is not tuned; reward weights and settings have no natural scale.
     silent = [
         name
         for name, field in all_fields()
         if field.annotation in (int, float, int | None, float | None)
-        and not (knob_of(field).too_high and knob_of(field).too_low)
+        and not (field_doc(field).too_high and field_doc(field).too_low)
     ]
     assert set(silent) <= {"runtime.seed", "generate.num_responses"}
 
@@ -55,7 +69,7 @@ def test_every_number_that_is_tuned_says_what_too_much_and_too_little_do() -> No
 def test_sections_are_frozen() -> None:
     config = Config()
     with pytest.raises(ValidationError):
-        config.ppo.clip_range = 0.3  # pyright: ignore[reportAttributeAccessIssue]
+        config.ppo.objective.clip_range = 0.3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +91,24 @@ def test_reward_short_forms(short: object, long: list[tuple[str, float]]) -> Non
     ("source", "is_function"),
     [
         ("path/to/file.py:function", True),
+        ("a:b/file.py:function", True),
+        (r"C:\rewards\file.py:function", True),
         ("package.module:function", True),
+        ("package.module:Class.method", True),
+        ("python:in_memory", True),
+        ("rewards.py", True),  # a function whose name is missing, which the loader reports; never a model
         ("models/reward", False),
         ("org/model", False),
         (r"C:\models\reward", False),
+        ("C:/models/reward", False),
+        ("model:7b", False),
+        ("model:", False),
+        ("", False),
     ],
 )
 def test_a_function_is_told_from_a_reward_model(source: str, is_function: bool) -> None:
-    assert RewardTerm(source=source).is_function is is_function
+    assert names_function(source) is is_function
+    assert RewardTermConfig(source=source).is_function is is_function
 
 
 def test_a_single_source_is_a_list_of_one() -> None:
@@ -95,25 +119,25 @@ def test_a_single_source_is_a_list_of_one() -> None:
     ("score", "with_model", "with_function"), [("auto", -1.0, None), (None, None, None), (-2.5, -2.5, -2.5)]
 )
 def test_missing_eos_score(score, with_model: float | None, with_function: float | None) -> None:
-    rollout = Rollout(missing_eos_score=score)
+    rollout = RolloutConfig(missing_eos_score=score)
     assert rollout.eos_score(reward_model=True) == with_model
     assert rollout.eos_score(reward_model=False) == with_function
 
 
 def test_an_unhalved_value_loss_weighs_twice() -> None:
-    assert Ppo(value_coef=0.5).value_weight == 0.5
-    assert Ppo(value_coef=0.5, value_loss="mse").value_weight == 1.0
+    assert ppo_section(value_coef=0.5).value.value_weight == 0.5
+    assert ppo_section(value_coef=0.5, value_loss="mse").value.value_weight == 1.0
 
 
 def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
-    assert (Ppo().resolved_kl_estimator, Ppo(kl_in="loss").resolved_kl_estimator) == ("k1", "k2")
-    assert Ppo(kl_in="loss", kl_estimator="k3").resolved_kl_estimator == "k3"
-    assert Ppo(kl_estimator="k2").resolved_kl_estimator == "k2"
+    assert (ppo_section().kl.resolved_kl_estimator, ppo_section(kl_in="loss").kl.resolved_kl_estimator) == ("k1", "k2")
+    assert ppo_section(kl_in="loss", kl_estimator="k3").kl.resolved_kl_estimator == "k3"
+    assert ppo_section(kl_estimator="k2").kl.resolved_kl_estimator == "k2"
 
 
 @pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0])
 def test_a_stop_token_is_a_text_or_an_id(token: str | int | None) -> None:
-    stop_token = Rollout(stop_token=token).stop_token
+    stop_token = RolloutConfig(stop_token=token).stop_token
     assert (stop_token, type(stop_token)) == (token, type(token))
 
 

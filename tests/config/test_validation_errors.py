@@ -1,4 +1,4 @@
-"""Every mistake is one line: where, which field, what is there, what would be right. Nothing else ever comes out."""
+"""Every mistake is one line: where, which field, what is expected, what it is; there is never a traceback."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from kedge.config.explain.describe import all_fields, section_type
 from kedge.errors import ConfigError
 
 
-def complaint(*overrides: str) -> str:
+def error_line(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=list(overrides))
     assert "\n" not in str(caught.value)
@@ -38,7 +38,7 @@ def complaint(*overrides: str) -> str:
     ],
 )
 def test_wrong_values(override: str, said: str) -> None:
-    assert complaint(override) == said
+    assert error_line(override) == said
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_wrong_values(override: str, said: str) -> None:
         ("rolout", "rollout"),
     ],
 )
-def test_unknown_names_are_answered_with_the_one_meant(name: str, meant: str) -> None:
-    assert complaint(f"{name}=1") == f"{name} is not a field; did you mean {meant}?"
+def test_unknown_names_suggest_the_one_meant(name: str, meant: str) -> None:
+    assert error_line(f"{name}=1") == f"{name} is not a field; did you mean {meant}?"
 
 
-def test_a_name_like_no_other_is_answered_plainly() -> None:
-    assert complaint("foo.bar=1") == "foo.bar is not a field"
+def test_a_name_like_no_other_gets_no_suggestion() -> None:
+    assert error_line("foo.bar=1") == "foo.bar is not a field"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_name_like_no_other_is_answered_plainly() -> None:
     ],
 )
 def test_impossible_combinations(overrides: list[str], said: list[str]) -> None:
-    line = complaint(*overrides)
+    line = error_line(*overrides)
     assert all(part in line for part in said), line
 
 
@@ -90,7 +90,7 @@ def test_a_filter_that_filters_nothing_is_accepted(neutral: str) -> None:
 
 
 def test_several_mistakes_are_all_named() -> None:
-    assert complaint("ppo.gamma=2", "rollout.num_prompts=0").endswith("(also wrong: ppo.gamma)")
+    assert error_line("ppo.gamma=2", "rollout.num_prompts=0").endswith("(also wrong: ppo.gamma)")
 
 
 def test_a_files_mistake_is_named_with_its_line(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_files_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}:4: ppo.clip_range must be a number > 0 and < 1; it is wide"
 
 
-def test_an_overrides_mistake_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+def test_an_error_in_an_override_does_not_point_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("ppo:\n  clip_range: 0.2\n")
     with pytest.raises(ConfigError, match=r"^ppo\.clip_range must be"):
@@ -112,15 +112,15 @@ def test_an_overrides_mistake_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"ppo:\n  gamma: 1\n  gamma: 0.9\n", ":3: ppo.gamma is given twice"),
-        (b"ppo: [1\n", "is not valid YAML"),
-        (b"- a\n- b\n", "must hold `field: value` lines"),
+        (b"ppo: [1\n", "cannot be read as YAML"),
+        (b"- a\n- b\n", "must consist of `field: value` lines"),
         (b"model: \xff\n", "is not UTF-8"),
-        (b"model: a\x00b\n", "is not valid YAML"),
-        (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
-        (b"a: " + b"[" * 5000, "is not valid YAML"),
-        (b"reward: &r [*r]\n", "nested without end"),
-        (b"preset: best\n", "there are tldr-n+, instructgpt"),
-        (b"? [a, b]\n: 1\n", "is not valid YAML"),
+        (b"model: a\x00b\n", "cannot be read as YAML"),
+        (b"model: !!python/object/apply:os.getcwd []\n", "cannot be read as YAML"),
+        (b"a: " + b"[" * 5000, "it is nested too deeply"),
+        (b"reward: &r [*r]\n", "aliases such as *r are not supported"),
+        (b"preset: best\n", "choose one of tldr-n+, instructgpt"),
+        (b"? [a, b]\n: 1\n", "cannot be read as YAML"),
     ],
 )
 def test_files_that_cannot_be_used(content: bytes, said: str, tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["x", "=3", "ppo.clip_range 0.1"])
 def test_an_override_without_a_field_or_a_value(text: str) -> None:
-    assert "write field=value" in complaint(text)
+    assert "write field=value" in error_line(text)
 
 
-def complaint_or_nothing(**source: Any) -> str:
-    """The one line, or nothing where the configuration is valid; any other exception is a defect."""
+def error_or_nothing(**source: Any) -> str:
+    """The error line, or nothing if the configuration is valid; any other exception is a bug."""
     try:
         load_config(**source)
     except ConfigError as error:
@@ -167,7 +167,7 @@ def test_any_document_is_a_configuration_or_one_line(
 ) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    line = complaint_or_nothing(path=path)
+    line = error_or_nothing(path=path)
     assert len(line.splitlines()) <= 1
     assert len(line) < 2000
 
@@ -175,4 +175,4 @@ def test_any_document_is_a_configuration_or_one_line(
 @settings(max_examples=150, deadline=None)
 @given(name=NAMES, value=st.text(max_size=30))
 def test_any_override_is_a_configuration_or_one_line(name: str, value: str) -> None:
-    assert len(complaint_or_nothing(overrides=[f"{name}={value}"]).splitlines()) <= 1
+    assert len(error_or_nothing(overrides=[f"{name}={value}"]).splitlines()) <= 1

@@ -319,14 +319,14 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
     assert done.returncode == 0, done.stderr
     assert [row["update"] for row in metrics_without_times(tmp_path / "run")] == list(range(1, 41))
     again = kedge("ppo", "--resume", "run", cwd=tmp_path)
-    assert (again.returncode, again.stdout) == (0, "run has come to its end: there is nothing to resume.\n")
+    assert (again.returncode, again.stdout) == (0, "run has finished: there is nothing to resume.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--resume", "nowhere"], "--resume: nowhere is not the folder of a run"),
-        (["--allow-changes", "ppo.clip_range"], "--allow-changes is about a run that is resumed"),
+        (["--allow-changes", "ppo.clip_range"], "--allow-changes needs --resume"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, policy, arguments, said):

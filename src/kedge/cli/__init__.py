@@ -1,4 +1,4 @@
-"""The `kedge` command: parse, call a pipeline, print. Pipelines are imported when they run, so that help is instant."""
+"""The `kedge` command. Pipelines are imported only when they run, so that `--help` is instant."""
 
 import sys
 from typing import Annotated
@@ -21,14 +21,14 @@ app.add_typer(config.app, name="config")
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """PPO for language models: supervised fine-tuning, reward model, PPO."""
+    """PPO for language models: supervised fine-tuning, reward modeling, PPO."""
     if version:
         typer.echo(f"kedge {__version__}")
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line. A user's mistake is one line and exit code 2; Ctrl-C is 130, which typer sees to."""
+    """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
     try:
         app()
     except KedgeError as error:

@@ -1,4 +1,4 @@
-"""`kedge config`: the configuration, shown, checked and explained; nothing is loaded for it."""
+"""`kedge config`: shows, checks and explains the configuration, without loading models or data."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Show, check and explain the config
 
 @app.command()
 def show(overrides: Overrides = None, config: ConfigFile = None, preset: PresetName = None) -> None:
-    """Print the resolved configuration, as YAML that --config reads."""
+    """Print the resolved configuration as YAML, which --config can read."""
     typer.echo(resolved_yaml(load_config(config, overrides or (), preset=preset)), nl=False)
 
 
@@ -23,9 +23,11 @@ def validate(
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,
-    stage: Annotated[str | None, typer.Option(metavar="STAGE", help="Also check what this stage needs.")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Also check the fields that this stage requires.")
+    ] = None,
 ) -> None:
-    """Check a configuration without loading anything."""
+    """Check a configuration, without loading models or data."""
     resolved = load_config(config, overrides or (), preset=preset)
     if stage is not None:
         check_stage(resolved, stage)
@@ -34,9 +36,11 @@ def validate(
 
 @app.command("explain")
 def explain_field(
-    field: Annotated[str, typer.Argument(help="A field or section, e.g. ppo.clip_range; nothing lists all.")] = "",
+    field: Annotated[
+        str, typer.Argument(help="A field or section, e.g. ppo.clip_range. Lists the sections if omitted.")
+    ] = "",
 ) -> None:
-    """Say what a field means, where its default comes from, and what too high and too low values do."""
+    """Show a field's meaning, default and source, and the effects of values that are too high or too low."""
     typer.echo(explain(field))
 
 
@@ -45,15 +49,17 @@ def schedule(
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Prompts in the data, to tell the passes.")] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Number of prompts in the data, to compute the passes over them.")
+    ] = None,
 ) -> None:
-    """Say in plain words what PPO will do: prompts, responses, tokens, minibatches, optimiser steps."""
+    """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps."""
     typer.echo(schedule_in_words(load_config(config, overrides or (), preset=preset), num_prompts))
 
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="A preset; nothing lists all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A preset. Lists all if omitted.")] = None,
 ) -> None:
-    """List the presets, or one preset's values with their sources."""
+    """List the presets, or show the values of one with their sources."""
     typer.echo(describe_presets(name))

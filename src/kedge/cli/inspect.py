@@ -1,4 +1,4 @@
-"""The commands that read runs: none of them touches one."""
+"""The commands that inspect runs, read-only."""
 
 import json
 from pathlib import Path
@@ -10,19 +10,21 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, or one that holds several stages'.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The run's folder, or a folder with the runs of several stages.")
+]
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="The runs' folders, or ones that hold several stages'.")
+    list[Path], typer.Argument(metavar="RUN", help="The runs' folders, or folders with the runs of several stages.")
 ]
 
 
 @app.command()
 def doctor(
     run: RunFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what is wrong with a run, and what to try. Exit code 1 if something serious is."""
+    """Find problems in a run and suggest fixes. Exits with 1 if a finding is serious."""
     from rich.console import Console
 
     from kedge.config import field_advice
@@ -40,11 +42,9 @@ def doctor(
 @app.command()
 def report(
     runs: RunFolders,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the page; RUN/report.html by default.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.")] = None,
 ) -> None:
-    """Write a page that shows what a run did, or several over each other; also while they are at work."""
+    """Write an HTML report of one run, or a comparison of several. Also works while they are running."""
     from kedge.config import field_advice
     from kedge.inspect.report import write_report
 
@@ -54,11 +54,11 @@ def report(
 @app.command()
 def watch(
     run: RunFolder,
-    once: Annotated[bool, typer.Option("--once", help="Show one frame and end.")] = False,
-    web: Annotated[bool, typer.Option("--web", help="Serve the run's page to this machine's browsers.")] = False,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the page; a free one by default.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show the run in a browser on this machine instead.")] = False,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --web; a free one by default.")] = None,
 ) -> None:
-    """Follow a run from another terminal, or in a browser, while it is at work. Ctrl-C ends it."""
+    """Follow a run live, from another terminal or in a browser. Ctrl-C exits."""
     from contextlib import suppress
 
     from rich.console import Console
@@ -68,11 +68,11 @@ def watch(
     from kedge.inspect.watch.watching import serve_run, watch_run
 
     if (port is not None and not web) or (once and web):
-        raise ConfigError("--port goes with --web, and --once without it")
+        raise ConfigError("--port needs --web, and --once cannot be combined with --web")
     with suppress(KeyboardInterrupt):
         if not web:
             watch_run(run, Console(highlight=False), once=once, advice=field_advice)
             return
         with serve_run(run, port=port or 0, advice=field_advice) as server:
-            typer.echo(f"{server.url}\nThis machine alone can open it. Ctrl-C ends it.")
+            typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()

@@ -1,4 +1,4 @@
-"""The options that several commands share."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,44 +26,47 @@ __all__ = [
 ]
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="FIELD=VALUE", help="Fields to set, e.g. ppo.clip_range=0.1")
+    list[str] | None,
+    typer.Argument(metavar="FIELD=VALUE", help="Fields to set, e.g. ppo.clip_range=0.1. See: kedge config explain."),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration, in YAML.")]
-PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"A recipe: {', '.join(PRESETS)}.")]
-Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Folder or hub id of the model to start from.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
+PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Folder or Hugging Face id of the model.")]
 Demonstrations = Annotated[
-    list[str] | None, typer.Option(metavar="DATA", help="Demonstrations: .jsonl file, folder or hub id. Repeatable.")
+    list[str] | None,
+    typer.Option(metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),
 ]
 Comparisons = Annotated[
-    list[str] | None, typer.Option(metavar="DATA", help="Comparisons: .jsonl file, folder or hub id. Repeatable.")
+    list[str] | None, typer.Option(metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable.")
 ]
 DemonstrationData = Annotated[
-    list[str] | None, typer.Option("--data", metavar="DATA", help="Demonstrations: .jsonl, folder or id. Repeatable.")
+    list[str] | None,
+    typer.Option("--data", metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),
 ]
 ComparisonData = Annotated[
-    list[str] | None, typer.Option("--data", metavar="DATA", help="Comparisons: .jsonl, folder or id. Repeatable.")
+    list[str] | None,
+    typer.Option("--data", metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable."),
 ]
 Prompts = Annotated[
-    list[str] | None, typer.Option(metavar="DATA", help="Prompts: .jsonl file, folder or hub id. Repeatable.")
+    list[str] | None, typer.Option(metavar="DATA", help="Prompts: .jsonl file, dataset folder or id. Repeatable.")
 ]
 Reward = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="REWARD", help="Reward model (folder, id) or function (file.py:name, module:name). Repeatable."
+        metavar="REWARD", help="Reward model (folder or id) or function (file.py:name, module:name). Repeatable."
     ),
 ]
-Out = Annotated[str | None, typer.Option(metavar="DIR", help="New folder for the run; runs/STAGE by default.")]
-Seed = Annotated[int | None, typer.Option(help="Seeds every random stream.")]
-Strict = Annotated[
-    bool | None, typer.Option("--strict", help="Stop where the run would only warn that its numbers are in doubt.")
+Out = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="New or empty folder for the run; by default runs/STAGE, runs/STAGE-2, ..."),
 ]
+Seed = Annotated[int | None, typer.Option(help="Random seed; 0 by default.")]
+Strict = Annotated[bool | None, typer.Option("--strict", help="Stop, instead of warning, if the results may be wrong.")]
 ResumeFrom = Annotated[
     str | None,
-    typer.Option(
-        "--resume", metavar="DIR|auto", help="Go on with this run; auto: with the one in --out, or begin it there."
-    ),
+    typer.Option("--resume", metavar="DIR|auto", help="Resume this run; auto: the run in --out, or start it there."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--allow-changes", metavar="FIELD", help="What may differ from the run that is resumed. Repeatable."),
+    typer.Option("--allow-changes", metavar="FIELD", help="Field that may differ from the resumed run. Repeatable."),
 ]

@@ -1,4 +1,4 @@
-"""From what is typed to a configuration that a stage can run under, and whether it goes on with a run."""
+"""Resolves the command line to the configuration of a stage, and `--resume`."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def resolve(
     preset: str | None,
     resume: str | None = None,
 ) -> Config:
-    """The stage's configuration, complete and with a folder to write to: a free one, or the run's that is resumed."""
+    """The configuration of a stage, checked, with its output folder: a free one, or that of the run to resume."""
     if resume not in (None, "auto"):
         folder = Path(resume)
         if not is_run(folder):
@@ -36,14 +36,14 @@ def resolve(
 
 
 def resume_from(config: Config, resume: str | None, allow_changes: list[str] | None) -> Any:
-    """What a pipeline is told about going on; exits where the run has come to its end."""
+    """How the pipeline resumes; None for a new run. Exits if the run has finished."""
     if resume is None:
         if allow_changes:
-            raise ConfigError("--allow-changes is about a run that is resumed: give --resume, too")
+            raise ConfigError("--allow-changes needs --resume")
         return None
     from kedge.runs.run import Resume, finished_run
 
     if folder := finished_run(config):
-        typer.echo(f"{folder} has come to its end: there is nothing to resume.")
+        typer.echo(f"{folder} has finished: there is nothing to resume.")
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))

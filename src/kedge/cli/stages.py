@@ -1,4 +1,4 @@
-"""The commands that train, sample and judge."""
+"""The commands that train, sample and evaluate."""
 
 from typing import Annotated
 
@@ -64,7 +64,7 @@ def reward(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
-    """Train a reward model on comparisons; its scores average 0 on the demonstrations, if there are any."""
+    """Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0."""
     flags = {
         "model": model,
         "data.comparisons": data,
@@ -93,7 +93,7 @@ def ppo(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
-    """Train a policy with PPO against a reward model, a function, or several."""
+    """Train a policy with PPO on one or more rewards: reward models and functions."""
     flags = {
         "model": model,
         "data.prompts": prompts,
@@ -124,7 +124,7 @@ def rlhf(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
 ) -> None:
-    """Run SFT, reward model and PPO in a chain, once or in rounds; rewards are added to the reward model's."""
+    """Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score."""
     flags = {
         "model": model,
         "data.demonstrations": demonstrations,
@@ -152,7 +152,7 @@ def generate(
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Write a model's responses to prompts, with their scores where a reward is given."""
+    """Write a model's responses to prompts, with their scores if a reward is given."""
     flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
     resolved = resolve("generate", config, overrides, flags, preset)
     from kedge.pipelines.generate import run_generate
@@ -168,15 +168,16 @@ def evaluate(
     model: Model = None,
     prompts: Prompts = None,
     against: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The other policy; the data's references by default.")
+        str | None, typer.Option(metavar="MODEL", help="Policy to compare with; the references in the data by default.")
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="JUDGE", help="Reward model (folder or id) or function that judges.")
+        str | None,
+        typer.Option(metavar="JUDGE", help="Judge: a reward model (folder or id) or a function (file.py:name)."),
     ] = None,
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Measure a policy's win rate against another policy or the references."""
+    """Measure the win rate of a policy against another policy or the references."""
     flags = {
         "model": model,
         "data.prompts": prompts,
@@ -192,8 +193,8 @@ def evaluate(
 
 
 @app.command()
-def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Seeds every random stream.")] = 0) -> None:
-    """Train a small summariser from nothing, by SFT, reward model and PPO, and judge it: five minutes on two cores."""
+def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
+    """Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: 5 minutes on two cores."""
     folder = choose_output(out, "demo")
     from kedge.pipelines.demo import run_demo
 

@@ -1,4 +1,4 @@
-"""The typed configuration: what a run reads, where each default comes from, and what a wrong value does."""
+"""The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
@@ -7,35 +7,38 @@ from kedge.config.loading.changes import changed_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.presets import PRESETS, Preset
-from kedge.config.schema.checkpoint import Checkpointing
-from kedge.config.schema.data import Data
-from kedge.config.schema.inference import Evaluate, Generate
-from kedge.config.schema.ppo.section import Ppo
-from kedge.config.schema.reward_functions import RewardFunctions
-from kedge.config.schema.rlhf import Rlhf
-from kedge.config.schema.rollout import Rollout
-from kedge.config.schema.root import Config, RewardTerm
-from kedge.config.schema.runtime import Runtime
-from kedge.config.schema.stages import STAGES, check_stage, choose_output
-from kedge.config.schema.supervised import RewardModel, Sft
+from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.data import DataConfig
+from kedge.config.schema.evaluate import EvaluateConfig
+from kedge.config.schema.generate import GenerateConfig
+from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.reward_functions import RewardFunctionsConfig
+from kedge.config.schema.reward_model import RewardModelConfig
+from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.rlhf import RlhfConfig
+from kedge.config.schema.rollout import RolloutConfig
+from kedge.config.schema.root import Config
+from kedge.config.schema.runtime import RuntimeConfig
+from kedge.config.schema.sft import SftConfig
+from kedge.config.stages import STAGES, check_stage, choose_output
 
 __all__ = [
     "PRESETS",
     "STAGES",
-    "Checkpointing",
+    "CheckpointConfig",
     "Config",
-    "Data",
-    "Evaluate",
-    "Generate",
-    "Ppo",
+    "DataConfig",
+    "EvaluateConfig",
+    "GenerateConfig",
+    "PpoConfig",
     "Preset",
-    "RewardFunctions",
-    "RewardModel",
-    "RewardTerm",
-    "Rlhf",
-    "Rollout",
-    "Runtime",
-    "Sft",
+    "RewardFunctionsConfig",
+    "RewardModelConfig",
+    "RewardTermConfig",
+    "RlhfConfig",
+    "RolloutConfig",
+    "RuntimeConfig",
+    "SftConfig",
     "changed_settings",
     "check_stage",
     "choose_output",

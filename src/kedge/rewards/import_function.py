@@ -17,21 +17,13 @@ from typing import Any
 
 from kedge.errors import RewardError
 from kedge.rewards.function import FunctionReward, words_of
+from kedge.texts import names_function
 
 __all__ = ["find_function", "load_function", "names_function"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "path/to/file.py:function or package.module:function"
 _FRESH_NUMBERS = itertools.count(1)
-
-
-def names_function(text: str) -> bool:
-    """Whether a reward's text names a function: what follows its last colon is a Python name, or it is a .py file.
-
-    Hub ids hold no colon, and neither `C:` paths nor other folders have a Python name after their last one.
-    """
-    _, colon, attribute = text.rpartition(":")
-    return text.endswith(".py") or bool(colon and _DOTTED_NAME.fullmatch(attribute))
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -153,7 +153,7 @@ def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, capsys, options):
 @pytest.mark.parametrize("options", [["--port", "8080"], ["--once", "--web"]])
 def test_options_that_do_not_go_together(tmp_path, monkeypatch, capsys, options):
     assert kedge(monkeypatch, "watch", str(tmp_path), *options) == 2
-    assert capsys.readouterr().err == "error: --port goes with --web, and --once without it\n"
+    assert capsys.readouterr().err == "error: --port needs --web, and --once cannot be combined with --web\n"
 
 
 def get(url: str, known: str = "") -> tuple[int, bytes]:
@@ -202,7 +202,7 @@ def watched(tmp_path) -> Iterator[subprocess.Popen[str]]:
 def test_ctrl_c_ends_it_quietly(watched):
     assert watched.stdout is not None
     url = watched.stdout.readline().strip()
-    assert watched.stdout.readline() == "This machine alone can open it. Ctrl-C ends it.\n"
+    assert watched.stdout.readline() == "Only this machine can open it. Ctrl-C exits.\n"
     assert get(url)[0] == 200
     watched.send_signal(signal.SIGINT)
     out, err = watched.communicate(timeout=20)

@@ -346,7 +346,7 @@ def test_the_command_trains_and_its_mistakes_are_one_line(tmp_path, policy):
     done = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(metrics_without_times(tmp_path / "run")) == 2
-    assert "4 optimiser steps per update" in done.stderr
+    assert "4 optimizer steps per update" in done.stderr
     again = kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")

@@ -1,1 +1,1 @@
-"""Descriptions of fields, presets and schedules for people."""
+"""Readable descriptions of fields, presets and schedules."""

@@ -1,4 +1,4 @@
-"""The works that defaults come from, by the short names that the fields cite."""
+"""The works that defaults come from, by the short names that fields cite."""
 
 import re
 
@@ -7,9 +7,9 @@ __all__ = ["SOURCES", "cited_works"]
 SOURCES = {
     "S0": "Roy, The Full PPO Training Step",
     "S1": "Post-Training (4/8): PPO",
-    "S2": "an introduction to PPO and its knobs",
+    "S2": "an introduction to PPO and its hyperparameters",
     "S3": "Wolfe, PPO for LLMs (2025)",
-    "S4": "PPO, an introduction with RLHF's data flow",
+    "S4": "an introduction to PPO and the data flow of RLHF",
     "PPO": "Schulman et al. 2017, arXiv 1707.06347",
     "GAE": "Schulman et al. 2015, arXiv 1506.02438",
     "A3C": "Mnih et al. 2016, arXiv 1602.01783",
@@ -28,7 +28,7 @@ SOURCES = {
 
 
 def cited_works(text: str) -> dict[str, str]:
-    """The works whose short names stand in a text, in the order of `SOURCES`."""
+    """The works whose short names appear in a text, in the order of `SOURCES`."""
     return {
         name: work
         for name, work in SOURCES.items()

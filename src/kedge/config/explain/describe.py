@@ -1,4 +1,4 @@
-"""Fields in words: what a field accepts, how a value is written, which name was probably meant."""
+"""Descriptions of fields and values: what a field accepts, how a value is written, which name was probably meant."""
 
 import difflib
 import json
@@ -10,17 +10,18 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from kedge.config.schema.field import Section, knob_of
+from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
+from kedge.config.schema.section import Section
 from kedge.texts import printable
 
 __all__ = ["accepts", "all_fields", "field_advice", "find_field", "section_type", "suggestion", "written"]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
-_LONGEST_VALUE = 60
+_MAX_LENGTH = 60
 
-# What the same things are called in other libraries and in introductions to PPO.
-_ELSEWHERE = {
+# Names of the same fields in other libraries and in introductions to PPO.
+_SYNONYMS = {
     "batch_size": "rollout.num_prompts",
     "beta": "ppo.kl_coef",
     "clip_ratio": "ppo.clip_range",
@@ -49,37 +50,37 @@ _ELSEWHERE = {
 
 
 def section_type(name: str) -> type[Section] | None:
-    """The model of the section of that name, or None for a name that is no section."""
+    """The section with this name, or None."""
     field = Config.model_fields.get(name)
     annotation = field.annotation if field else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def all_fields() -> Iterator[tuple[str, FieldInfo]]:
-    """Every field that can be set, by its dotted name, in the schema's order."""
+    """Every field with its dotted name, in the order of the schema."""
     for name, field in Config.model_fields.items():
         section = section_type(name)
         if section is None:
             yield name, field
         else:
-            yield from ((f"{name}.{inner}", inner_field) for inner, inner_field in section.model_fields.items())
+            yield from ((f"{name}.{inner}", inner_field) for inner, inner_field in section.flat_fields().items())
 
 
 def find_field(dotted: str) -> FieldInfo | None:
-    """The field of that dotted name, or None."""
+    """The field with this dotted name, or None."""
     return dict(all_fields()).get(dotted)
 
 
 def field_advice(dotted: str, direction: str) -> str:
-    """What a field's documentation says about a value that is `too_high` or `too_low`; empty for any other case."""
+    """The effect of a value that is `too_high` or `too_low`, from the field's documentation; otherwise empty."""
     field = find_field(dotted)
     if field is None or direction not in ("too_high", "too_low"):
         return ""
-    return getattr(knob_of(field), direction) or ""
+    return getattr(field_doc(field), direction) or ""
 
 
 def accepts(field: FieldInfo) -> str:
-    """What may stand in a field: `a whole number ≥ 1, or null`."""
+    """What a field accepts: `a whole number ≥ 1, or null`."""
     signs = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
     limits = [
         f"{signs[type(item)]} {written(getattr(item, type(item).__name__.lower()))}"
@@ -109,21 +110,21 @@ def _kinds(annotation: Any) -> Iterator[str]:
 
 
 def written(value: object) -> str:
-    """A value as a configuration file has it, cut where it is long."""
+    """A value as in a configuration file, truncated if long."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int) and abs(value) >= 2**63:
-        value = hex(value)  # Python writes no more than 4,300 decimal digits
+        value = hex(value)  # Python refuses to print more than 4,300 decimal digits
     text = value if isinstance(value, str) and value else _as_json(value)
     text = printable(text)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
 def _as_json(value: object) -> str:
     try:
         return json.dumps(value, default=_jsonable, ensure_ascii=False)
-    except (ValueError, RecursionError):  # YAML's anchors can make a value that holds itself
-        return "a value nested without end"
+    except (ValueError, RecursionError):  # a value from Python can contain itself
+        return "a value nested too deeply"
 
 
 def _jsonable(value: object) -> object:
@@ -131,16 +132,16 @@ def _jsonable(value: object) -> object:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` for a mistyped dotted name, or nothing when no known name is near.
+    """`; did you mean …?` for a mistyped dotted name, or nothing if no known name is close.
 
-    A field's own name counts more than its section's: `rollout.clip_range` is ppo.clip_range, misplaced.
+    The last part counts more than the section: `rollout.clip_range` suggests ppo.clip_range.
     """
     names = list(known)
     last = name.rpartition(".")[2]
     owners = {candidate.rpartition(".")[2]: candidate for candidate in reversed(names)}
     guesses = [
         *(candidate for candidate in names if candidate.rpartition(".")[2] == last),
-        *([_ELSEWHERE[last]] if last in _ELSEWHERE else []),
+        *([_SYNONYMS[last]] if last in _SYNONYMS else []),
         *(candidate for candidate in names if len(last) > 2 and candidate.rpartition(".")[2].startswith(last)),
         *difflib.get_close_matches(name, names, n=1, cutoff=0.7),
         *(owners[match] for match in difflib.get_close_matches(last, owners, n=1, cutoff=0.6)),

@@ -1,4 +1,4 @@
-"""What `kedge config explain` prints: everything that is known about a field, or the fields of a section."""
+"""The output of `kedge config explain`: the documentation of a field, or the fields of a section."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,36 +7,37 @@ from pydantic.fields import FieldInfo
 from kedge.config.explain.citations import cited_works
 from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
 from kedge.config.presets import PRESETS, find_preset
-from kedge.config.schema.field import Section, knob_of
+from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
+from kedge.config.schema.section import Section
 from kedge.errors import ConfigError
 
 __all__ = ["describe_presets", "explain"]
 
 
 def explain(name: str = "") -> str:
-    """Explain a field, list a section, or list the sections when no name is given.
+    """Explain a field, list the fields of a section, or list all sections.
 
     Args:
-        name: `ppo.clip_range`, `ppo`, or a field's own name where only one section has it (`clip_range`).
+        name: `ppo.clip_range`, `ppo`, or a bare name that only one section has (`clip_range`); empty for all.
 
     Raises:
-        ConfigError: no field is called so, or several are.
+        ConfigError: There is no such field, or there are several.
     """
     if not name:
         return "\n".join(_listing(Config.model_fields))
     section = section_type(name)
     if section is not None:
-        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.model_fields)])
+        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
     dotted = _full_name(name)
     return "\n".join(_page(dotted, dict(all_fields())[dotted]))
 
 
 def describe_presets(name: str | None = None) -> str:
-    """List the presets, or one preset's values with their sources.
+    """List the presets, or the values of one with their sources.
 
     Raises:
-        ConfigError: no preset is called so.
+        ConfigError: There is no such preset.
     """
     if name is None:
         return "\n".join(f"{preset.name:12}  {preset.about}" for preset in PRESETS.values())
@@ -65,27 +66,27 @@ def _listing(fields: Mapping[str, FieldInfo]) -> list[str]:
         for name, field in fields.items()
     }
     width = max(map(len, heads.values()))
-    return [f"{heads[name]:{width}}  {knob_of(field).meaning}" for name, field in fields.items()]
+    return [f"{heads[name]:{width}}  {field_doc(field).meaning}" for name, field in fields.items()]
 
 
 def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
-    knob = knob_of(field)
+    doc = field_doc(field)
     recipes = {
         preset.name: preset.values[dotted]
         for preset in PRESETS.values()
         if dotted in preset.values and preset.values[dotted].value != field.default
     }
     yield dotted
-    yield f"  {knob.meaning}"
-    yield f"  takes     {accepts(field)}"
+    yield f"  {doc.meaning}"
+    yield f"  accepts   {accepts(field)}"
     yield f"  default   {written(field.default)}"
-    yield f"  source    {knob.source}"
-    if knob.too_high:
-        yield f"  too high  {knob.too_high}"
-    if knob.too_low:
-        yield f"  too low   {knob.too_low}"
+    yield f"  source    {doc.source}"
+    if doc.too_high:
+        yield f"  too high  {doc.too_high}"
+    if doc.too_low:
+        yield f"  too low   {doc.too_low}"
     for name, cited in recipes.items():
         yield f"  preset    {name}: {written(cited.value)} ({cited.source})"
-    told = " ".join([knob.meaning, knob.source, *(cited.source for cited in recipes.values())])
-    for name, work in cited_works(told).items():
-        yield f"  {name + ':':9} {work}"
+    text = " ".join([doc.meaning, doc.source, *(cited.source for cited in recipes.values())])
+    for name, work in cited_works(text).items():
+        yield f"  work      {name}: {work}"

@@ -1,1 +1,1 @@
-"""From presets, files, overrides and flags to one validated configuration."""
+"""Resolves presets, files, overrides and flags to one validated configuration."""

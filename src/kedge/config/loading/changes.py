@@ -1,4 +1,4 @@
-"""What differs between the configuration of a run and the one that it is to be continued under."""
+"""Differences between the configuration of a run and the one it is resumed with."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, cast
@@ -18,36 +18,35 @@ FREE = (
     "runtime.strict",
     "checkpoint",
 )
-"""What moves no bit of a result: where it lies, what a recipe is called, what is drawn and kept and who is told, what
-is only warned of, when it is saved.
+"""Settings that cannot change a result: folder, preset name, plots, logs, warnings, checkpoints.
 
-`runtime.num_threads`, `runtime.device` and the micro-batch sizes are not among them. They change no mathematics, but
-they change the order of sums, and with it the last bits; a run that is resumed exactly must not notice.
+`runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of sums,
+and with it the last bits of a result.
 """
 
 
 def changed_settings(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, allowed: Collection[str] = ()
 ) -> list[str]:
-    """What differs, a line per setting: `ppo.clip_range: 0.2 in the run, 0.1 now`.
+    """The differences, one line per setting: `ppo.clip_range: 0.2 in the run, 0.1 now`.
 
     Args:
-        saved: The run's settings: sections as mappings, at any depth. Names of anything else do as well, such as
-            those of a checkpoint's fingerprint.
-        current: The settings that it is to go on under.
-        allowed: Dotted names, of settings or whole sections, that may differ.
+        saved: The run's settings, as nested mappings; not necessarily configuration fields, e.g. the parts of a
+            checkpoint's fingerprint.
+        current: The settings to resume with.
+        allowed: Dotted names of settings or whole sections that may differ.
     """
     before, now = _flat(saved), _flat(current)
     names = [name for name in {**before, **now} if not any(_is_part(name, free) for free in (*FREE, *allowed))]
     return [
-        f"{name}: {_told(before, name)} in the run, {_told(now, name)} now"
+        f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} now"
         for name in names
         if name not in before or name not in now or before[name] != now[name]
     ]
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Values by dotted name; an empty mapping or list is a value."""
+    """Values by dotted name; an empty mapping or list counts as a value."""
     if isinstance(value, Mapping) and value:
         settings = cast("Mapping[str, Any]", value)
         inner = {f"{name}.{key}" if name else key: entry for key, entry in settings.items()}
@@ -62,9 +61,9 @@ def _is_part(name: str, whole: str) -> bool:
     return name == whole or name.startswith((f"{whole}.", f"{whole}["))
 
 
-def _told(settings: Mapping[str, Any], name: str) -> str:
+def _shown(settings: Mapping[str, Any], name: str) -> str:
     if name not in settings:
         return "not set"
     value = settings[name]
-    # Every digit: two numbers that differ must not look alike.
+    # All digits, so that two different numbers never look the same.
     return repr(value) if isinstance(value, float) else written(value)

@@ -1,4 +1,4 @@
-"""From a preset, a file, overrides and flags to one resolved configuration, and back to YAML."""
+"""Resolves presets, files, overrides and flags to one configuration, and writes it as YAML."""
 
 import importlib.metadata
 import platform
@@ -24,16 +24,16 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> Config:
-    """Resolve a run's configuration: flags before overrides before file before preset before defaults.
+    """Resolve a run's configuration: flags override overrides, then file, preset and defaults.
 
     Args:
-        path: a YAML file of sections; `ppo.clip_range: 0.1` at its top level is understood as well.
-        overrides: `ppo.clip_range=0.1`, in order; the last one counts.
-        flags: dotted name → value; None stands for a flag that was not given.
-        preset: a preset's name; goes before one that the file or an override names.
+        path: A YAML file of sections or of dotted names (`ppo.clip_range: 0.1`).
+        overrides: `ppo.clip_range=0.1`, in order; the last one of a name counts.
+        flags: Dotted name → value; None for a flag that was not given.
+        preset: A preset's name; overrides one in the file or in an override.
 
     Raises:
-        ConfigError: one line for whoever wrote it.
+        ConfigError: One line with the first mistake.
     """
     document = read_document(path) if path is not None else Document({}, {})
     given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -44,34 +44,34 @@ def load_config(
 
 
 def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | None = None) -> Config:
-    """Lay settings over each other, later ones first in line, on top of the preset that they name.
+    """Merge settings, later layers over earlier ones, on top of the preset that they name.
 
     Args:
-        layers: mappings of fields, sections (as mappings) and dotted names.
-        places: where each dotted name stands, for error messages; a later layer's names have none.
+        layers: Mappings of fields, sections (as mappings) and dotted names.
+        places: The place of each dotted name of the first layer, for error messages.
 
     Raises:
-        ConfigError: as in `load_config`.
+        ConfigError: As in `load_config`.
     """
     nested = [_nest(layer) for layer in layers]
     names = [layer["preset"] for layer in nested if layer.get("preset") is not None]
     recipe = find_preset(names[-1]).settings if names else {}
     values: dict[str, Any] = {}
     for layer in [_nest(recipe), *nested]:
-        _lay_over(values, layer)
+        _merge(values, layer)
     later = {name for layer in nested[1:] for name in _names(layer)}
     return validated(values, {name: place for name, place in (places or {}).items() if name not in later})
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """The same configuration with some dotted names set anew, checked again as a whole."""
+    """A copy of the configuration with new values for some dotted names, validated again as a whole."""
     base = config.model_dump()
-    _lay_over(base, _nest(values))
+    _merge(base, _nest(values))
     return validated(base, {})
 
 
 def resolved_yaml(config: Config) -> str:
-    """The whole configuration as YAML that `--config` reads back, under a line with the versions that ran."""
+    """The whole configuration as YAML that `--config` reads, below a comment with the versions."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("kedge", "torch", "transformers"))
     body = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return f"# {packages}, Python {platform.python_version()}\n{body}"
@@ -85,20 +85,20 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 
 def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into section dicts; the value of a dotted name goes before its section's."""
+    """Turn dotted names into section dicts; a dotted name overrides its section's value."""
     nested: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
         section, dot, field = str(name).partition(".")
-        _lay_over(nested, {section: {field: value} if dot else value})
+        _merge(nested, {section: {field: value} if dot else value})
     return nested
 
 
-def _lay_over(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Set the layer's fields in `values`; sections are merged, everything else is replaced."""
+def _merge(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Merge a layer into `values`: sections are merged, everything else is replaced."""
     for name, value in layer.items():
         below = values.get(name)
         if section_type(name) and value is None:
-            continue  # a section whose lines are all commented out
+            continue  # a section with all its lines commented out
         if isinstance(below, dict) and isinstance(value, Mapping) and name != "reward":
             values[name] = {**cast("dict[str, Any]", below), **cast("Mapping[str, Any]", value)}
         else:

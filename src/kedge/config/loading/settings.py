@@ -1,4 +1,4 @@
-"""Settings as the Python API takes them: `num_updates=3`, `"ppo.clip_range": 0.1` or `ppo={...}`."""
+"""Settings of the Python API: `num_updates=3`, `"ppo.clip_range": 0.1` or `ppo={...}`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 from kedge.config.explain.describe import all_fields, find_field, section_type, suggestion
 from kedge.config.loading.load import resolve
 from kedge.config.schema.root import Config
-from kedge.config.schema.stages import Stage, find_stage
+from kedge.config.stages import Stage, find_stage
 from kedge.errors import ConfigError
 
 __all__ = ["config_from_settings"]
 
 
 def config_from_settings(stage: str, settings: Mapping[str, Any]) -> Config:
-    """Resolve the configuration of one stage from keyword settings.
+    """Resolve the configuration of a stage from keyword settings.
 
     Args:
         stage: sft, reward, ppo, rlhf, generate or evaluate.
-        settings: dotted names, sections as dicts, top-level fields (`preset` among them), and bare names of fields
-            that one section alone of those that the stage reads has.
+        settings: Dotted names, sections as dicts, top-level fields (`preset` included), and bare names of fields, if
+            only one of the sections that the stage reads has a field of that name.
 
     Raises:
-        ConfigError: a name is unknown, or stands in several of those sections.
+        ConfigError: A name is unknown or ambiguous.
     """
     chosen = find_stage(stage)
     return resolve([{name if _is_full(name) else _full_name(name, chosen): value for name, value in settings.items()}])
@@ -32,11 +32,13 @@ def _is_full(name: str) -> bool:
 
 
 def _full_name(name: str, stage: Stage) -> str:
-    """The dotted name of a bare one: the foremost group of sections that has it decides."""
+    """The dotted name of a bare one, from the first group of sections that has it."""
     for group in stage.sections:
         owners = [f"{section}.{name}" for section in group if find_field(f"{section}.{name}")]
         if len(owners) > 1:
-            raise ConfigError(f"{name} could be {' or '.join(owners)}; write one of them, e.g. **{{'{owners[0]}': …}}")
+            raise ConfigError(
+                f"{name} is ambiguous: {' or '.join(owners)}; write one of them, e.g. **{{'{owners[0]}': …}}"
+            )
         if owners:
             return owners[0]
     sections = {section for group in stage.sections for section in group}

@@ -1,4 +1,4 @@
-"""pydantic's findings as one line: where, which field, what would be right, what is there."""
+"""pydantic's errors as one line: where, which field, what is expected, what it is."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -7,23 +7,24 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
-from kedge.config.schema.root import Config, RewardTerm
+from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 
 __all__ = ["validated"]
 
-MOST_NAMED = 10
+MAX_NAMES = 10
 
 
 def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
-    """The configuration that nested values make.
+    """Validate nested values.
 
     Args:
-        values: top-level fields and section dicts.
-        places: where each dotted name was set, for the message (`run.yaml:12`).
+        values: Top-level fields and section dicts.
+        places: The place of each dotted name, for the message (`run.yaml:12`).
 
     Raises:
-        ConfigError: one line with the first thing wrong, and the names of the others.
+        ConfigError: One line with the first mistake, and the names of the other fields with one.
     """
     try:
         return Config.model_validate(values)
@@ -31,48 +32,51 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
         raise ConfigError(_one_line(error.errors(include_url=False), places)) from None
 
 
-def _one_line(findings: list[ErrorDetails], places: Mapping[str, str]) -> str:
-    first = findings[0]
+def _one_line(errors: list[ErrorDetails], places: Mapping[str, str]) -> str:
+    first = errors[0]
     name = _dotted(first)
-    others = list(dict.fromkeys(written(_dotted(finding)) for finding in findings))[1:]
-    unnamed = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-    more = f" (also wrong: {', '.join(others[:MOST_NAMED])}{unnamed})" if others else ""
+    others = list(dict.fromkeys(written(_dotted(error)) for error in errors))[1:]
+    unnamed = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
+    more = f" (also wrong: {', '.join(others[:MAX_NAMES])}{unnamed})" if others else ""
     combination = first["type"] == "value_error" and find_field(name) is None
     place = f"{places[name]}: " if name in places and not combination else ""
-    return f"{place}{_complaint(first, name)}{more}"
+    return f"{place}{_message(first, name)}{more}"
 
 
-def _dotted(finding: ErrorDetails) -> str:
-    """The field's dotted name, without the list index or the union's branch that pydantic appends."""
-    parts = [str(part) for part in finding["loc"]]
-    depth = 2 if parts and section_type(parts[0]) else 1
-    if finding["type"] == "extra_forbidden" and depth == 1 and isinstance(finding["input"], dict):
-        inside = cast("dict[object, object]", finding["input"])
-        return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # tells better what was meant
+def _dotted(error: ErrorDetails) -> str:
+    """The field's dotted name: pydantic's location without the group, list index or union branch."""
+    parts = [str(part) for part in error["loc"]]
+    section = section_type(parts[0]) if parts else None
+    if section and parts[1:2] and parts[1] in section.groups():
+        del parts[1]
+    depth = 2 if section else 1
+    if error["type"] == "extra_forbidden" and depth == 1 and isinstance(error["input"], dict):
+        inside = cast("dict[object, object]", error["input"])
+        return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # a better hint at what was meant
     return ".".join(parts[:depth])
 
 
-def _complaint(finding: ErrorDetails, name: str) -> str:
-    if finding["type"] == "value_error":
-        reason = str(finding.get("ctx", {}).get("error"))
-        return f"{name}={written(finding['input'])}: {reason}" if find_field(name) else reason
+def _message(error: ErrorDetails, name: str) -> str:
+    if error["type"] == "value_error":
+        reason = str(error.get("ctx", {}).get("error"))
+        return f"{name}={written(error['input'])}: {reason}" if find_field(name) else reason
     if name == "reward":
-        return _reward_complaint(finding)
+        return _reward_message(error)
     if find_field(name) is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
         known = [*dict(all_fields()), *sections]
         return f"{written(name)} is not a field{suggestion(name, known)}"
     field = find_field(name)
     expected = accepts(field) if field else "a section of fields"
-    return f"{name} must be {expected}; it is {written(finding['input'])}"
+    return f"{name} must be {expected}; it is {written(error['input'])}"
 
 
-def _reward_complaint(finding: ErrorDetails) -> str:
-    part = str(finding["loc"][-1])
-    field = RewardTerm.model_fields.get(part)
-    if field and finding["type"] != "missing":
-        return f"reward: the {part} must be {accepts(field)}; it is {written(finding['input'])}"
+def _reward_message(error: ErrorDetails) -> str:
+    part = str(error["loc"][-1])
+    field = RewardTermConfig.model_fields.get(part)
+    if field and error["type"] != "missing":
+        return f"reward: the {part} must be {accepts(field)}; it is {written(error['input'])}"
     return (
         "reward must be a source, a list of sources, a mapping source: weight, or a list of {source, weight}; "
-        f"it has {written(finding['input'])}"
+        f"it has {written(error['input'])}"
     )

@@ -1,6 +1,5 @@
-"""YAML read safely: numbers as people write them, no key twice, nothing without end, and the line of every field."""
+"""Safe YAML: `3e-6` is a number, no key is given twice, no aliases; keeps the line of every field."""
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,23 +8,28 @@ from typing import Any, cast
 
 import yaml
 
-from kedge.config.schema.field import DEEPEST
 from kedge.errors import ConfigError
 
 __all__ = ["Document", "parse_value", "read_document"]
 
 MAX_BYTES = 2**20
-MAX_VALUES = 100_000
 
-# SafeLoader's own slips on `!!timestamp x`, `!!bool x`, `!!int ''` and numbers beyond a float's range.
-_UNFIT_VALUES = (AttributeError, LookupError, OverflowError, TypeError)
+# What SafeLoader raises for `!!timestamp x`, `!!bool x`, `!!int ''` and numbers beyond a float's range.
+_BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loading, to which the resolver below belongs alone."""
+    """SafeLoader without aliases, a few of which can expand to billions of values or to a value that holds itself."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # pyright: ignore[reportUnknownMemberType]
+            alias = cast(Any, self.peek_event())  # pyright: ignore[reportUnknownMemberType]
+            problem = f"aliases such as *{alias.anchor} are not supported; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
 
 
-# YAML 1.1 reads `3e-6` as text, for want of a dot; everybody who writes it means a number.
+# YAML 1.1 reads `3e-6`, which has no dot, as text.
 _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -33,7 +37,7 @@ _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
 
 @dataclass(frozen=True)
 class Document:
-    """A file's settings and, for each dotted name in it, the place it stands at (`run.yaml:12`)."""
+    """A file's settings, and the place of each dotted name in it (`run.yaml:12`)."""
 
     settings: dict[str, Any]
     places: dict[str, str]
@@ -43,13 +47,13 @@ def read_document(path: str | Path) -> Document:
     """Read a YAML file whose top level is a mapping; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, or holds a key twice.
+        ConfigError: The file cannot be read, is not YAML, or has a key twice.
     """
     settings, places = _load(_text_of(Path(path)), str(path))
     if settings is None:
         return Document({}, {})
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must hold `field: value` lines, e.g. `model: path/to/model`")
+        raise ConfigError(f"{path}: must consist of `field: value` lines, e.g. `model: path/to/model`")
     return Document(cast("dict[str, Any]", settings), places)
 
 
@@ -57,7 +61,7 @@ def parse_value(text: str, where: str) -> Any:
     """The value of one override: `0.1`, `3e-6`, `null`, `[a, b]` or plain text.
 
     Raises:
-        ConfigError: the text is no YAML.
+        ConfigError: The text is not YAML.
     """
     return _load(text, where)[0]
 
@@ -65,18 +69,20 @@ def parse_value(text: str, where: str) -> Any:
 def _text_of(path: Path) -> str:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path}: is no file that can be read to its end")
+            raise ConfigError(f"{path}: is not a regular file")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, which no configuration is")
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit for a configuration")
         return content.decode("utf-8-sig")
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: cannot be the name of a file ({error})") from None
+        raise ConfigError(f"{path}: is not a valid file name ({error})") from None
 
 
 def _load(text: str, where: str) -> tuple[Any, dict[str, str]]:
@@ -85,53 +91,26 @@ def _load(text: str, where: str) -> tuple[Any, dict[str, str]]:
         node = loader.get_single_node()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if node is None:
             return None, {}
-        _check_size(node)
         places = dict(_places(node, where, ""))  # before construction, which resolves merge keys in place
         return loader.construct_document(node), places  # pyright: ignore[reportUnknownMemberType]
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark and "\n" in text else ""
-        raise ConfigError(f"{where}: is not valid YAML ({line}{error.problem})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: cannot be read as YAML ({line}{error.problem})") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: cannot be read as YAML (it is nested too deeply)") from None
+    except (yaml.YAMLError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{where}: is not valid YAML ({reason})") from None
-    except _UNFIT_VALUES:
-        raise ConfigError(f"{where}: is not valid YAML (a value is not of the kind that its tag says)") from None
-
-
-def _check_size(node: yaml.Node) -> None:
-    """Refuse what a few aliases can blow up to billions of values, before any of them is made."""
-    values, depth = _measured(node, {})
-    if depth > DEEPEST:
-        ending = "without end" if math.isinf(depth) else f"deeper than {DEEPEST} levels"
-        raise ValueError(f"a value is nested {ending}")
-    if values > MAX_VALUES:
-        raise ValueError(f"with its aliases written out it has over {MAX_VALUES:,} values")
-
-
-def _measured(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
-    """How many values a node stands for, aliases written out, and how deep; infinite for one that holds itself."""
-    if id(node) not in known:
-        known[id(node)] = (math.inf, math.inf)  # what a node finds that holds itself
-        parts = [_measured(part, known) for part in _inside(node)]
-        known[id(node)] = (
-            1 + sum(values for values, _ in parts),
-            1 + max((depth for _, depth in parts), default=0),
-        )
-    return known[id(node)]
-
-
-def _inside(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in cast("list[tuple[yaml.Node, yaml.Node]]", node.value) for part in pair]
-    return cast("list[yaml.Node]", node.value) if isinstance(node, yaml.SequenceNode) else []
+        raise ConfigError(f"{where}: cannot be read as YAML ({reason})") from None
+    except _BAD_TAGS:
+        raise ConfigError(f"{where}: cannot be read as YAML (a value does not fit its tag)") from None
 
 
 def _places(node: yaml.Node, path: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Each dotted name with its `file:line`; no mapping at any depth has a key twice."""
+    """Each dotted name with its `file:line`; a key given twice is refused at any depth."""
     if isinstance(node, yaml.SequenceNode):
-        for entry in _inside(node):
+        for entry in cast("list[yaml.Node]", node.value):
             yield from _places(entry, path, prefix)
     if not isinstance(node, yaml.MappingNode):
         return

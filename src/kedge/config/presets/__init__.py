@@ -1,4 +1,4 @@
-"""Published recipes, each value with its source. What a recipe does not tell keeps kedge's default."""
+"""Presets: published recipes. A value that a recipe does not give keeps its default."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ PRESETS = {preset.name: preset for preset in (TLDR_N_PLUS, INSTRUCTGPT, STIENNON
 
 
 def find_preset(name: Any) -> Preset:
-    """The preset of that name.
+    """The preset with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"preset {name!r} does not exist; there are {', '.join(PRESETS)}")
+        raise ConfigError(f"preset {name!r} does not exist; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]

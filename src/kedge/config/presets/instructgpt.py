@@ -1,4 +1,4 @@
-"""Following instructions: the recipe behind the three-stage chain as it is known today."""
+"""InstructGPT: instruction following, the recipe that made the three stages standard."""
 
 from kedge.config.presets.recipe import Cited, Preset
 
@@ -10,8 +10,8 @@ _PPO = "InstructGPT, appendix C.4"
 
 INSTRUCTGPT = Preset(
     name="instructgpt",
-    about="Instruction following (Ouyang et al. 2022), its plain PPO models. For PPO-ptx add ppo.ptx_coef=27.8 and "
-    "data.pretraining.",
+    about="Instruction following (Ouyang et al. 2022), the models without ptx. For PPO-ptx add ppo.ptx_coef=27.8 "
+    "and data.pretraining.",
     values={
         "sft.num_epochs": Cited(16, _SFT),
         "sft.batch_size": Cited(32, _SFT),
@@ -22,16 +22,16 @@ INSTRUCTGPT = Preset(
         "rollout.num_prompts": Cited(512, f"{_PPO}: batch of 512"),
         "rollout.num_responses": Cited(1, _PPO),
         "rollout.temperature": Cited(1.0, _PPO),
-        "ppo.num_updates": Cited(500, f"{_PPO}: 256,000 episodes of 512 a batch"),
+        "ppo.num_updates": Cited(500, f"{_PPO}: 256,000 episodes, 512 per batch"),
         "ppo.schedule": Cited("constant", _PPO),
         "ppo.warmup_fraction": Cited(0.02, f"{_PPO}: the first 10 iterations"),
         "ppo.num_epochs": Cited(1, _PPO),
-        "ppo.num_minibatches": Cited(8, f"{_PPO}: of 64"),
+        "ppo.num_minibatches": Cited(8, f"{_PPO}: minibatches of 64"),
         "ppo.clip_range": Cited(0.2, _PPO),
         "ppo.kl_coef": Cited(0.02, _PPO),
         "ppo.kl_controller": Cited("fixed", _PPO),
         "ppo.gamma": Cited(1.0, f"{_PPO}: no discount"),
-        "ppo.critic": Cited("separate", "InstructGPT §3.5: value function of its own"),
+        "ppo.critic": Cited("separate", "InstructGPT §3.5: a separate value function"),
         "ppo.critic_init": Cited("reward", "InstructGPT §3.5: the critic starts as the reward model"),
         "ppo.value_unit": Cited("score", _PPO),
     },

@@ -1,4 +1,4 @@
-"""What a preset is: values that somebody published, each with where."""
+"""Presets: named sets of values, each with its source."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ __all__ = ["Cited", "Preset"]
 
 @dataclass(frozen=True)
 class Cited:
-    """A value and the place it was published at."""
+    """A value and where it was published."""
 
     value: Any
     source: str
@@ -16,7 +16,7 @@ class Cited:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named recipe: what it is for, and its values by dotted name."""
+    """A named recipe: its purpose, and its values by dotted name."""
 
     name: str
     about: str
@@ -24,5 +24,5 @@ class Preset:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values alone."""
+        """The values without their sources."""
         return {name: cited.value for name, cited in self.values.items()}

@@ -1,4 +1,4 @@
-"""The first summariser that beat its human references."""
+"""Stiennon et al.: the first summarizer that beat the human references."""
 
 from kedge.config.presets.recipe import Cited, Preset
 
@@ -8,7 +8,7 @@ _PPO = "Stiennon, third stage"
 
 STIENNON = Preset(
     name="stiennon",
-    about="TL;DR summarisation with a model of 1.3B parameters (Stiennon et al. 2020).",
+    about="TL;DR summarization with a model of 1.3B parameters (Stiennon et al. 2020).",
     values={
         "reward_model.num_epochs": Cited(1, "Stiennon, reward model"),
         "reward_model.batch_size": Cited(64, "Stiennon, reward model"),
@@ -16,7 +16,7 @@ STIENNON = Preset(
         "reward_model.normalize": Cited("demonstrations", "Stiennon: reference summaries score 0 on average"),
         "rollout.num_prompts": Cited(512, f"{_PPO}: batch of 512"),
         "rollout.num_responses": Cited(1, _PPO),
-        "ppo.num_updates": Cited(1953, f"{_PPO}: 1,000,000 episodes of 512 a batch"),
+        "ppo.num_updates": Cited(1953, f"{_PPO}: 1,000,000 episodes, 512 per batch"),
         "ppo.learning_rate": Cited(1.5e-5, f"{_PPO}, 1.3B"),
         "ppo.schedule": Cited("linear", _PPO),
         "ppo.num_epochs": Cited(4, _PPO),

@@ -1,4 +1,4 @@
-"""Summarising Reddit posts, as reproduced in the open on Pythia 1B to 6.9B."""
+"""N+: the open reproduction of TL;DR summarization with Pythia 1B to 6.9B."""
 
 from kedge.config.presets.recipe import Cited, Preset
 
@@ -10,7 +10,7 @@ _PPO = "N+, third stage"
 
 TLDR_N_PLUS = Preset(
     name="tldr-n+",
-    about="TL;DR summarisation with models of 1B to 6.9B parameters (Huang et al. 2024).",
+    about="TL;DR summarization with models of 1B to 6.9B parameters (Huang et al. 2024).",
     values={
         "data.max_prompt_tokens": Cited(512, "N+, data: queries of at most 512 tokens"),
         "sft.learning_rate": Cited(3e-6, _SFT),
@@ -21,14 +21,14 @@ TLDR_N_PLUS = Preset(
         "reward_model.schedule": Cited("cosine", _REWARD),
         "reward_model.num_epochs": Cited(1, _REWARD),
         "reward_model.batch_size": Cited(64, _REWARD),
-        "reward_model.normalize": Cited("demonstrations", "N+: mean score of the reference summaries made 0"),
+        "reward_model.normalize": Cited("demonstrations", "N+: the reference summaries score 0 on average"),
         "rollout.num_prompts": Cited(512, f"{_PPO}: batch of 512"),
         "rollout.num_responses": Cited(1, _PPO),
         "rollout.max_new_tokens": Cited(53, _PPO),
         "rollout.temperature": Cited(0.7, _PPO),
         "rollout.missing_eos_score": Cited(-1.0, "N+, the EOS trick"),
         "rollout.missing_eos_mode": Cited("replace", "N+, the EOS trick"),
-        "ppo.num_updates": Cited(1953, f"{_PPO}: 1,000,000 episodes of 512 a batch"),
+        "ppo.num_updates": Cited(1953, f"{_PPO}: 1,000,000 episodes, 512 per batch"),
         "ppo.learning_rate": Cited(3e-6, _PPO),
         "ppo.schedule": Cited("linear", _PPO),
         "ppo.num_epochs": Cited(4, _PPO),
@@ -44,7 +44,7 @@ TLDR_N_PLUS = Preset(
         "ppo.gae_lambda": Cited(0.95, _PPO),
         "ppo.whiten_advantages": Cited(True, _PPO),
         "ppo.whiten_rewards": Cited(False, _PPO),
-        "ppo.critic": Cited("separate", "N+: the critic is a model of its own"),
+        "ppo.critic": Cited("separate", "N+: the critic is a separate model"),
         "ppo.critic_init": Cited("reward", "N+: the critic starts as the reward model"),
         "ppo.score_at": Cited("after_last", "N+'s code (ee77a9a): one position after the last token"),
         "ppo.value_unit": Cited("score", _PPO),

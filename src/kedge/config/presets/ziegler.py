@@ -1,21 +1,21 @@
-"""The first RLHF on language models, with its adaptive KL."""
+"""Ziegler et al.: the first RLHF on language models, with an adaptive KL coefficient."""
 
 from kedge.config.presets.recipe import Cited, Preset
 
 __all__ = ["ZIEGLER"]
 
-_PPO = "Ziegler (lm-human-preferences)"
+_PPO = "Ziegler, lm-human-preferences"
 
 ZIEGLER = Preset(
     name="ziegler",
     about="Stylistic continuation with GPT-2 774M and an adaptive KL coefficient (Ziegler et al. 2019).",
     values={
-        "reward_model.normalize_scale": Cited(True, f"{_PPO}: gain and bias, for mean 0 and variance 1"),
+        "reward_model.normalize_scale": Cited(True, f"{_PPO}: gain and bias give mean 0 and variance 1"),
         "rollout.num_prompts": Cited(512, f"{_PPO}: batch of 512"),
         "rollout.num_responses": Cited(1, _PPO),
         "rollout.temperature": Cited(0.7, _PPO),
         "rollout.missing_eos_score": Cited(-1.0, f"{_PPO}: fixed score without the stop token"),
-        "ppo.num_updates": Cited(3906, "Ziegler (arXiv 1909.08593): 2,000,000 episodes of 512 a batch"),
+        "ppo.num_updates": Cited(3906, "Ziegler (arXiv 1909.08593): 2,000,000 episodes, 512 per batch"),
         "ppo.learning_rate": Cited(1e-5, _PPO),
         "ppo.schedule": Cited("linear", _PPO),
         "ppo.num_epochs": Cited(4, _PPO),
@@ -36,6 +36,6 @@ ZIEGLER = Preset(
         "ppo.whiten_rewards": Cited(True, _PPO),
         "ppo.critic": Cited("shared", f"{_PPO}: a value head on the policy"),
         "ppo.value_unit": Cited("score", _PPO),
-        "ppo.value_head_rate": Cited(1.0, "Ziegler: one learning rate for all"),
+        "ppo.value_head_rate": Cited(1.0, "Ziegler: one learning rate for all weights"),
     },
 )

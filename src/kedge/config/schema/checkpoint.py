@@ -1,34 +1,35 @@
-"""`checkpoint`: how often a run saves itself, so that `--resume` can continue it."""
+"""`checkpoint`: how often a run is saved for `--resume`."""
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section
 
-__all__ = ["Checkpointing"]
+__all__ = ["CheckpointConfig"]
 
 
-class Checkpointing(Section):
-    """A run that was killed loses what came after its last checkpoint. When one is saved changes no result."""
+class CheckpointConfig(Section):
+    """Checkpoints for `--resume`. A killed run loses the work since its last one. They never change a result."""
 
-    every: int | None = knob(
+    every: int | None = field(
         None,
         ge=1,
-        meaning="Updates (optimiser steps of the supervised stages) from one checkpoint to the next; null: only time.",
-        source="kedge: an update takes between milliseconds and minutes, so a number would suit few",
+        meaning="Updates (optimizer steps in sft and reward) between checkpoints; null: by time only.",
+        source="kedge: an update takes milliseconds to minutes, so no one number suits all runs",
         too_high="a killed run loses many updates",
-        too_low="the run spends its time on writing",
+        too_low="much of the run's time goes into saving",
     )
-    every_minutes: float | None = knob(
+    every_minutes: float | None = field(
         10.0,
         gt=0,
-        meaning="Minutes from one checkpoint to the next, beside `every`; null: only updates count.",
-        source="kedge: a save of seconds then costs about one per cent, and a killed run loses ten minutes at most",
-        too_high="a killed run loses hours",
-        too_low="the run spends its time on writing",
+        meaning="Minutes between checkpoints, in addition to `every`; null: by updates only.",
+        source="kedge: saving takes seconds, about 1% of the time, and a killed run loses at most ten minutes",
+        too_high="a killed run loses hours of work",
+        too_low="much of the run's time goes into saving",
     )
-    keep: int = knob(
+    keep: int = field(
         2,
         ge=1,
-        meaning="Newest checkpoints that stay; each is about three times as large as the weights that are trained.",
-        source="kedge: where the disk damages one, the one before is left",
+        meaning="Number of newest checkpoints to keep; each is about three times the size of the trained weights.",
+        source="kedge: if the newest is damaged, the one before it can be used",
         too_high="the disk fills up",
-        too_low="1 leaves nothing to go back to where the disk damages it",
+        too_low="with 1, a damaged checkpoint cannot be recovered from",
     )

@@ -1,76 +1,81 @@
-"""`data`: what is read, and what happens to rows that do not fit."""
+"""`data`: what is read, and how rows that do not fit are handled."""
 
 from typing import Literal
 
-from kedge.config.schema.field import Section, StringList, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section, StringList
 
-__all__ = ["Data"]
+__all__ = ["DataConfig"]
 
 
-class Data(Section):
-    """Where the records come from. A source is a `.jsonl` file, a data set's folder, or a hub id."""
+class DataConfig(Section):
+    """The training data. A source is a `.jsonl` file, a dataset folder, or a Hugging Face id."""
 
-    demonstrations: StringList = knob(
+    demonstrations: StringList = field(
         [],
-        meaning="Sources of demonstrations (`prompt` + `completion`, or `messages`) for SFT.",
-        source="kedge: there is no data to assume",
+        meaning="Sources of demonstrations for SFT (rows with `prompt` and `completion`, or `messages`).",
+        source="kedge: no data is assumed",
     )
-    comparisons: StringList = knob(
+    comparisons: StringList = field(
         [],
-        meaning="Sources of comparisons (`prompt`, `chosen`, `rejected`, or ranked `responses`) for the reward model.",
-        source="kedge: there is no data to assume",
+        meaning="Sources of comparisons for the reward model (rows with `prompt`, `chosen`, `rejected`, or ranked "
+        "`responses`).",
+        source="kedge: no data is assumed",
     )
-    prompts: StringList = knob(
+    prompts: StringList = field(
         [],
-        meaning="Sources of prompts (`prompt`, other columns go to the reward functions) for PPO and generation.",
-        source="kedge: there is no data to assume",
+        meaning="Sources of prompts for PPO and generation (rows with `prompt`; other columns are passed to the reward "
+        "functions).",
+        source="kedge: no data is assumed",
     )
-    pretraining: StringList = knob(
+    pretraining: StringList = field(
         [],
-        meaning="Sources of plain pretraining texts (`text`) for `ppo.ptx_coef`.",
-        source="InstructGPT §3.5 mixes them in; kedge assumes none",
+        meaning="Sources of pretraining texts (rows with `text`) for `ppo.ptx_coef`.",
+        source="kedge: no data is assumed; InstructGPT §3.5 mixes such texts in",
     )
-    max_prompt_tokens: int = knob(
+    max_prompt_tokens: int = field(
         512,
         gt=0,
-        meaning="Longest prompt, in tokens.",
+        meaning="Maximum prompt length, in tokens.",
         source="N+ (TL;DR queries)",
-        too_high="memory and time go into few very long prompts, since a batch is padded to its longest",
-        too_low="prompts are refused or lose the text that the response needs",
+        too_high="a few very long prompts take most of the memory and time, since batches are padded to the longest",
+        too_low="prompts are rejected, or lose text that the response needs",
     )
-    max_length: int = knob(
+    max_length: int = field(
         1024,
         gt=0,
-        meaning="Longest row in SFT and reward modelling, prompt and completion together, in tokens.",
-        source="kedge: fits 512 tokens of prompt and as many of completion",
-        too_high="one long row sets the memory of its whole batch",
-        too_low="good rows are refused as too long",
+        meaning="Maximum length of prompt plus completion in SFT and reward modeling, in tokens.",
+        source="kedge: a prompt of 512 tokens and a completion of 512",
+        too_high="a single long row sets the memory of its whole batch",
+        too_low="good rows are rejected as too long",
     )
-    truncate: Literal["never", "keep_start", "keep_end"] = knob(
+    truncate: Literal["never", "keep_start", "keep_end"] = field(
         "never",
-        meaning="What becomes of a prompt over max_prompt_tokens: refused as a bad row, or cut to its start or end.",
-        source="kedge: a cut prompt is a changed task, so it is asked for; template=tldr always cuts at a paragraph",
+        meaning="What to do with a prompt longer than max_prompt_tokens: reject the row, keep its start, or keep its "
+        "end.",
+        source="kedge: a truncated prompt is a different task, so truncation is opt-in; template=tldr always truncates "
+        "at a paragraph",
     )
-    template: Literal["none", "tldr"] = knob(
+    template: Literal["none", "tldr"] = field(
         "none",
-        meaning="How a row becomes a prompt: its text as it is, or Reddit fields in the TL;DR format.",
-        source="Stiennon and N+ for tldr; none leaves the text alone",
+        meaning="How a row becomes a prompt: its text unchanged, or the TL;DR format of Reddit fields.",
+        source="kedge: the text is left unchanged; tldr is the format of Stiennon and N+",
     )
-    max_rejected_fraction: float = knob(
+    max_rejected_fraction: float = field(
         0.05,
         ge=0,
         le=1,
-        meaning="Share of bad rows above which a run stops before any training.",
-        source="kedge: more than one bad row in twenty is a mistake in the file, not in the rows",
-        too_high="training goes on with what is left of a broken file",
-        too_low="one odd row stops the run",
+        meaning="Fraction of rejected rows above which the run stops before training.",
+        source="kedge: more than 1 bad row in 20 points to a mistake in the file, not in single rows",
+        too_high="training starts on the remains of a broken file",
+        too_low="a single bad row stops the run",
     )
-    eval_fraction: float = knob(
+    eval_fraction: float = field(
         0.05,
         ge=0,
         lt=1,
-        meaning="Share of the rows held out to measure SFT loss and reward-model accuracy.",
-        source="kedge: enough to measure, small enough not to be missed",
+        meaning="Fraction of rows held out to measure SFT loss and reward-model accuracy.",
+        source="kedge: enough rows to measure with, at little cost to training",
         too_high="less data to train on",
-        too_low="the evaluation figure is mostly noise",
+        too_low="the held-out figures are mostly noise",
     )

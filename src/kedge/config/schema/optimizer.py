@@ -1,50 +1,51 @@
-"""The fields that every trained stage has, whatever it trains."""
+"""The fields of the optimizer, which every trained stage has."""
 
 from typing import Literal
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
 
-__all__ = ["Optimiser"]
+__all__ = ["OptimizerConfig"]
 
 
-class Optimiser(Section):
-    """Adam and its step. The stages declare learning rate and schedule themselves, since their defaults differ."""
+class OptimizerConfig(Group):
+    """Adam. The stages declare learning rate and schedule themselves, because their defaults differ."""
 
-    warmup_fraction: float = knob(
+    warmup_fraction: float = field(
         0.0,
         ge=0,
         lt=1,
-        meaning="Share of all optimiser steps in which the learning rate rises from 0.",
-        source="N+ trains without warm-up; InstructGPT warms up",
-        too_high="much of the run learns at a fraction of the rate",
-        too_low="the first steps, on Adam's untrained averages, can be too large",
+        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
+        source="N+ trains without warmup; InstructGPT uses one",
+        too_high="much of the run trains at a fraction of the learning rate",
+        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
     )
-    max_grad_norm: float | None = knob(
+    max_grad_norm: float | None = field(
         1.0,
         gt=0,
-        meaning="L2 norm to which the gradient is clipped before a step; null never clips.",
+        meaning="L2 norm to which the gradient is clipped before each step; null disables clipping.",
         source="S0",
-        too_high="one odd batch can throw the weights off",
-        too_low="every step is clipped, so that the learning rate is in effect smaller",
+        too_high="a single bad batch can ruin the weights",
+        too_low="every step is clipped, which in effect lowers the learning rate",
     )
-    weight_decay: float = knob(
+    weight_decay: float = field(
         0.0,
         ge=0,
-        meaning="Decoupled weight decay, per step and unit of learning rate.",
-        source="none in the papers; PyTorch's AdamW would silently decay by 0.01",
-        too_high="weights are pulled to 0, away from the pretrained model",
-        too_low="none is the usual choice for fine-tuning",
+        meaning="Decoupled weight decay (AdamW), multiplied by the learning rate at each step.",
+        source="no decay in the papers; PyTorch's AdamW would default to 0.01",
+        too_high="the weights shrink toward 0, away from the pretrained model",
+        too_low="no harm: 0 is the usual choice for fine-tuning",
     )
-    adam_eps: float = knob(
+    adam_eps: float = field(
         1e-5,
         gt=0,
-        meaning="Adam's ε, in the denominator of the step.",
+        meaning="Adam's ε, added to the denominator of the step.",
         source="N+ and Ziegler",
-        too_high="steps shrink for weights with small gradients",
+        too_high="weights with small gradients hardly move",
         too_low="weights with tiny gradients take full-size, noisy steps",
     )
-    adam_eps_mode: Literal["torch", "tf1"] = knob(
+    adam_eps_mode: Literal["torch", "tf1"] = field(
         "torch",
-        meaning="Where ε enters: after the bias correction (torch) or before it (tf1, as OpenAI's code ran).",
-        source="PyTorch; the two differ by √(1 − β₂ᵗ), 31.6× at step 1",
+        meaning="Where ε is added: after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
+        source="PyTorch; the two differ by √(1 − β₂ᵗ), a factor of 31.6 at step 1",
     )

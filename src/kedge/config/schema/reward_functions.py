@@ -1,57 +1,61 @@
-"""`reward_functions`: what Python functions that score are allowed, and what becomes of their failures."""
+"""`reward_functions`: limits for Python reward functions, and how their failures are handled."""
 
 from typing import Literal
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section
 
-__all__ = ["RewardFunctions"]
+__all__ = ["RewardFunctionsConfig"]
 
 
-class RewardFunctions(Section):
-    """A named function runs in a process of its own; one that Python handed over cannot be stopped at a deadline."""
+class RewardFunctionsConfig(Section):
+    """Limits and failures of Python reward functions.
 
-    timeout: float = knob(
+    A function given by name runs in its own process. One passed in from Python cannot be stopped at the timeout.
+    """
+
+    timeout: float = field(
         300.0,
         gt=0,
-        meaning="Longest call of a function, in seconds: all responses of an update, or of a batch. Then it is killed.",
-        source="kedge: a judge over the network needs minutes for a large batch; a hang costs as much, not the night",
-        too_high="a function that hangs holds the run up for so long, at each attempt",
-        too_low="a call that is only slow counts as failed",
+        meaning="Seconds that one call may take, for all responses of an update or batch, before it is killed.",
+        source="kedge: a judge over the network takes minutes for a large batch; a hang costs minutes, not hours",
+        too_high="each attempt of a function that hangs blocks the run for this long",
+        too_low="a call that is merely slow counts as failed",
     )
-    startup_timeout: float = knob(
+    startup_timeout: float = field(
         600.0,
         gt=0,
-        meaning="Longest import of a function's module, in seconds.",
-        source="kedge: it may load a model of its own, or fetch it",
-        too_high="a module that hangs holds the start up for so long",
-        too_low="a module that is only slow to load ends the run",
+        meaning="Seconds that importing a function's module may take.",
+        source="kedge: the module may load or download a model",
+        too_high="a module that hangs delays the start for this long",
+        too_low="a module that is merely slow to load ends the run",
     )
-    retries: int = knob(
+    retries: int = field(
         1,
         ge=0,
-        meaning="Further attempts after a call that failed: after 1 s, then 2 s, 4 s and so on.",
-        source="kedge: a service that stumbles once costs nothing",
-        too_high="a function that fails each time takes long to be given up",
-        too_low="a service that stumbles once ends the run, or costs scores",
+        meaning="Further attempts after a failed call, after 1 s, 2 s, 4 s and so on.",
+        source="kedge: a service that fails once costs nothing",
+        too_high="a function that always fails delays the run",
+        too_low="a service that fails once ends the run or costs scores",
     )
-    on_error: Literal["stop", "drop", "value"] = knob(
+    on_error: Literal["stop", "drop", "value"] = field(
         "stop",
-        meaning="When the attempts are used up: end the run, give the responses concerned no score, so that they take "
-        "no part in the update, or give them error_score. Halves of the batch are asked to find which those are.",
-        source="kedge: what is wrong should be seen",
+        meaning="After the last attempt: stop the run, drop the failed responses from the update, or give them "
+        "error_score. The batch is halved repeatedly to find which responses fail.",
+        source="kedge: a failure should be seen",
     )
-    error_score: float = knob(
+    error_score: float = field(
         0.0,
-        meaning="The score, before its weight, of a response on which the function failed, with on_error=value.",
-        source="kedge",
-        too_high="the policy learns to break the function",
-        too_low="a fault of the function is held against the policy",
+        meaning="Score, before its weight, of a response on which the function fails, with on_error=value.",
+        source="kedge: neutral",
+        too_high="the policy learns to make the function fail",
+        too_low="the policy is punished for the function's faults",
     )
-    memory_growth: float = knob(
+    memory_growth: float = field(
         2.0,
         gt=0,
-        meaning="A function's process is replaced when it holds so many GiB more than after its first call.",
-        source="kedge: room for caches, and a leak does not take the machine down",
+        meaning="GiB that a function's process may grow after its first call before it is replaced.",
+        source="kedge: leaves room for caches, and a leak does not exhaust the machine",
         too_high="memory may run out",
-        too_low="the module is imported anew time and again",
+        too_low="the module is imported over and over",
     )

@@ -1,49 +1,53 @@
-"""`rlhf`: the three stages in a chain, and InstructGPT's loop around the last two."""
+"""`rlhf`: the three stages in a row, and InstructGPT's repetition of the last two."""
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section
 
-__all__ = ["Rlhf"]
+__all__ = ["RlhfConfig"]
 
 
-class Rlhf(Section):
-    """Round 1 is SFT, reward model, PPO. Each further round labels the policy's own responses and repeats two."""
+class RlhfConfig(Section):
+    """The three stages in a row. Round 1 is SFT, reward model and PPO.
 
-    num_rounds: int = knob(
+    Each further round labels responses of the current policy, then trains the reward model and the policy again.
+    """
+
+    num_rounds: int = field(
         1,
         ge=1,
-        meaning="Times that a reward model is trained and PPO is run.",
-        source="S4's chain is one round; InstructGPT repeats",
-        too_high="the labeller's mistakes are learnt ever more exactly",
-        too_low="the reward model judges text unlike what it was trained on",
+        meaning="Number of times a reward model is trained and PPO is run.",
+        source="S4 runs one round; InstructGPT repeats",
+        too_high="the labeler's errors are learned more and more exactly",
+        too_low="the reward model scores text unlike its training data",
     )
-    labeller: str | None = knob(
+    labeller: str | None = field(
         None,
-        meaning="Who compares the policy's responses from round 2 on: a function or a reward model.",
-        source="kedge: there is no labeller to assume",
+        meaning="Compares the policy's responses from round 2 on: a function or a reward model.",
+        source="kedge: no labeler is assumed",
     )
-    num_prompts: int = knob(
+    num_prompts: int = field(
         256,
         ge=1,
-        meaning="Prompts labelled per further round.",
-        source="kedge",
-        too_high="labels are dear",
-        too_low="the reward model hardly notices the new comparisons",
+        meaning="Prompts labeled in each further round.",
+        source="kedge: a few hundred fresh comparisons at a moderate cost",
+        too_high="labeling gets expensive",
+        too_low="the new comparisons hardly change the reward model",
     )
-    num_responses: int = knob(
+    num_responses: int = field(
         4,
         ge=2,
-        meaning="Responses per labelled prompt, ranked together.",
+        meaning="Responses per labeled prompt, ranked together.",
         source="InstructGPT: 4 to 9",
-        too_high="many pairs of one prompt, which tell less than other prompts would",
-        too_low="2 give one pair per prompt",
+        too_high="many pairs of the same prompt, which add less than further prompts would",
+        too_low="2 responses give only one pair per prompt",
     )
-    keep_comparisons: bool = knob(
+    keep_comparisons: bool = field(
         True,
-        meaning="Whether a further round trains on the earlier comparisons too, or on the new ones alone.",
-        source="InstructGPT trains on all",
+        meaning="Whether a further round also trains on the comparisons of earlier rounds.",
+        source="InstructGPT trains on all of them",
     )
-    restart_policy: bool = knob(
+    restart_policy: bool = field(
         False,
-        meaning="Whether PPO of a further round starts from the SFT policy again, or from the newest policy.",
+        meaning="Whether PPO starts each further round from the SFT policy instead of the newest policy.",
         source="kedge: the round's comparisons are of the newest policy's responses",
     )

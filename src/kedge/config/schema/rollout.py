@@ -1,101 +1,103 @@
-"""`rollout`: how responses are sampled, and what becomes of those that do not stop."""
+"""`rollout`: how responses are sampled, and how those without a stop token are scored."""
 
 from typing import Literal
 
 from pydantic import field_validator
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section
 
-__all__ = ["Rollout"]
+__all__ = ["RolloutConfig"]
 
 
-class Rollout(Section):
-    """One PPO update samples num_prompts × num_responses responses."""
+class RolloutConfig(Section):
+    """Sampling during PPO. Each update samples num_prompts × num_responses responses."""
 
-    num_prompts: int = knob(
+    num_prompts: int = field(
         64,
         ge=1,
         meaning="Prompts per update.",
-        source="kedge: fits a laptop; the papers' 512 is in the presets",
-        too_high="an update takes long, and few updates are made from the same number of responses",
-        too_low="the advantages, and with them the steps, are noisy",
+        source="kedge: fits a laptop; the presets have the papers' 512",
+        too_high="updates are slow, and the same number of responses gives fewer of them",
+        too_low="the advantages, and so the steps, are noisy",
     )
-    num_responses: int = knob(
+    num_responses: int = field(
         1,
         ge=1,
-        meaning="Responses per prompt, in one update.",
-        source="Ziegler, Stiennon, N+: one",
-        too_high="fewer different prompts for the same work",
-        too_low="one is enough for PPO, whose critic is the baseline",
+        meaning="Responses per prompt in each update.",
+        source="Ziegler, Stiennon, N+",
+        too_high="fewer different prompts for the same cost",
+        too_low="no harm: one is enough for PPO, where the critic is the baseline",
     )
-    max_new_tokens: int = knob(
+    max_new_tokens: int = field(
         64,
         ge=1,
-        meaning="Longest response, in tokens, the stop token included.",
-        source="kedge: near the 48 to 53 of the TL;DR papers",
+        meaning="Maximum response length in tokens, including the stop token.",
+        source="kedge: close to the 48 to 53 of the TL;DR papers",
         too_high="time and memory go into rambling responses, and credit is spread over more tokens",
-        too_low="responses are cut before they stop",
+        too_low="responses are cut off before they end",
     )
-    temperature: float = knob(
+    temperature: float = field(
         1.0,
         gt=0,
-        meaning="Divides the logits, when sampling and in every logprob of the policy and the reference.",
-        source="InstructGPT; at 1 the policy that is trained is the one that is served. The TL;DR papers take 0.7",
-        too_high="responses are incoherent, and the policy learns from text it would never serve",
-        too_low="all responses of a prompt are alike, so that there is nothing to learn from",
+        meaning="Divides the logits, both in sampling and in every logprob of the policy and the reference.",
+        source="InstructGPT; at 1 the trained policy is the one that is served. The TL;DR papers use 0.7",
+        too_high="responses become incoherent, and the policy learns from text it would never serve",
+        too_low="all responses to a prompt are alike, so there is nothing to learn from",
     )
-    top_k: None = knob(
+    top_k: None = field(
         None,
-        meaning="Always null. A filter that is not mirrored when responses are re-scored makes the KL negative.",
-        source="Ziegler, Stiennon, InstructGPT, N+: pure sampling",
+        meaning="Always null: a filter that the re-scored logprobs do not apply makes the KL negative.",
+        source="Ziegler, Stiennon, InstructGPT, N+: no filter",
     )
-    top_p: None = knob(
+    top_p: None = field(
         None,
-        meaning="Always null. A filter that is not mirrored when responses are re-scored makes the KL negative.",
-        source="Ziegler, Stiennon, InstructGPT, N+: pure sampling",
+        meaning="Always null: a filter that the re-scored logprobs do not apply makes the KL negative.",
+        source="Ziegler, Stiennon, InstructGPT, N+: no filter",
     )
-    stop_token: str | int | None = knob(
+    stop_token: str | int | None = field(
         None,
-        meaning="Token that ends a response, as text or as its id; null is the tokenizer's EOS.",
+        meaning="Token that ends a response, as text or as an id; null is the tokenizer's EOS.",
         source="N+; Ziegler stopped at a newline",
     )
-    missing_eos_score: float | Literal["auto"] | None = knob(
+    missing_eos_score: float | Literal["auto"] | None = field(
         "auto",
-        meaning="Score of a response without the stop token; null switches this off; auto is −1 where a reward model "
-        "scores and null where only Python functions do.",
-        source="−1 in Stiennon and N+. A reward model has never seen cut-off text; a function's author decides for it",
-        too_high="cut-off responses pay, and the policy learns to ramble",
-        too_low="the policy learns little beyond stopping, and stops too early",
+        meaning="Score of a response that has no stop token; null disables it; auto is −1 if any reward is a reward "
+        "model and null if all are functions.",
+        source="−1 in Stiennon and N+. Reward models are not trained on cut-off text; functions can check for "
+        "themselves",
+        too_high="cut-off responses pay off, and the policy learns to ramble",
+        too_low="the policy learns little but to stop, and stops too early",
     )
-    missing_eos_mode: Literal["replace", "subtract"] = knob(
+    missing_eos_mode: Literal["replace", "subtract"] = field(
         "replace",
-        meaning="Whether missing_eos_score takes the place of the score, or its size is subtracted from it.",
-        source="N+ replaces",
+        meaning="Whether missing_eos_score replaces the score, or its absolute value is subtracted from it.",
+        source="N+ replaces the score",
     )
-    micro_batch_size: int | None = knob(
+    micro_batch_size: int | None = field(
         None,
         ge=1,
-        meaning="Responses sampled at a time; null takes all at once. Never changes the result.",
-        source="kedge: as fast as memory allows",
+        meaning="Responses sampled at once; null samples the whole update at once. Does not change the result.",
+        source="kedge: the fastest, if memory suffices",
         too_high="out of memory",
-        too_low="the device is not kept busy",
+        too_low="the device is underused",
     )
 
     @field_validator("top_k", "top_p", mode="before")
     @classmethod
     def _refuse_filters(cls, value: object) -> None:
-        """Refuse every filter but the neutral 0 and 1, which filter nothing."""
+        """Refuse every filter except 0 and 1, which are neutral."""
         if value not in (None, 0, 1):
             raise ValueError(
-                "sampling is not filtered: the re-scored logprobs would not mirror the filter, which makes the KL "
-                "negative; leave it out, and use rollout.temperature for less random responses"
+                "kedge samples without filters, because the re-scored logprobs do not apply them, which makes the KL "
+                "negative; remove it, and lower rollout.temperature for less random responses"
             )
 
     def eos_score(self, *, reward_model: bool) -> float | None:
-        """The score of a response without the stop token, or None to leave its score alone.
+        """The score of a response without a stop token; None keeps its own.
 
         Args:
-            reward_model: whether any reward is a reward model, which is what `auto` depends on.
+            reward_model: Whether any reward is a reward model, which decides `auto`.
         """
         if self.missing_eos_score == "auto":
             return -1.0 if reward_model else None

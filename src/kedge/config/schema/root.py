@@ -1,60 +1,33 @@
 """The whole configuration of a run."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, model_validator
 
-from kedge.config.schema.checkpoint import Checkpointing
-from kedge.config.schema.data import Data
-from kedge.config.schema.field import Section, knob
-from kedge.config.schema.inference import Evaluate, Generate
-from kedge.config.schema.ppo.section import Ppo
-from kedge.config.schema.reward_functions import RewardFunctions
-from kedge.config.schema.rlhf import Rlhf
-from kedge.config.schema.rollout import Rollout
-from kedge.config.schema.runtime import Runtime
-from kedge.config.schema.supervised import RewardModel, Sft
+from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.data import DataConfig
+from kedge.config.schema.evaluate import EvaluateConfig
+from kedge.config.schema.field import field
+from kedge.config.schema.generate import GenerateConfig
+from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.reward_functions import RewardFunctionsConfig
+from kedge.config.schema.reward_model import RewardModelConfig
+from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.rlhf import RlhfConfig
+from kedge.config.schema.rollout import RolloutConfig
+from kedge.config.schema.runtime import RuntimeConfig
+from kedge.config.schema.section import Section
+from kedge.config.schema.sft import SftConfig
 
-__all__ = ["Config", "RewardTerm"]
+__all__ = ["Config"]
 
-MOST_TRIED = 10**6
-
-
-class RewardTerm(Section):
-    """One reward and its weight in the sum."""
-
-    source: str = knob(
-        ...,
-        meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`).",
-        source="kedge: there is no reward to assume",
-    )
-    weight: float = knob(
-        1.0,
-        meaning="What the score is multiplied by before the terms are added; 0 makes it a judge, which is only told.",
-        source="kedge: as it comes",
-        too_high="the other terms are drowned",
-        too_low="the term is drowned by the others",
-    )
-    settings: dict[str, Any] = knob(
-        {}, meaning="Keyword arguments for a function.", source="kedge: the function's own defaults"
-    )
-    name: str | None = knob(
-        None,
-        meaning="What metrics and messages call the term; null is its function's or folder's name.",
-        source="kedge",
-    )
-
-    @property
-    def is_function(self) -> bool:
-        """Whether the source is a Python function rather than a reward model."""
-        return re.fullmatch(r".+:[^\W\d][\w.]*", self.source) is not None
+MAX_DIVISORS_TRIED = 10**6
 
 
 def _as_terms(value: object) -> object:
-    """Bring the short forms (a string, a list of strings, a mapping source → weight) to a list of terms."""
+    """Expand the short forms (a string, a list of strings, a mapping source → weight) to a list of terms."""
     if isinstance(value, str):
         return [{"source": value}]
     if isinstance(value, Mapping):
@@ -69,75 +42,73 @@ def _as_terms(value: object) -> object:
 
 
 class Config(Section):
-    """Everything that a run reads. Each stage reads its own section and those that it shares with others."""
+    """Everything that a run reads. Each stage reads its own section and the shared ones."""
 
-    model: str | None = knob(
-        None,
-        meaning="Folder or id of the language model to start from.",
-        source="kedge: there is no model to assume",
+    model: str | None = field(
+        None, meaning="Folder or id of the language model to start from.", source="kedge: no model is assumed"
     )
-    reward: Annotated[list[RewardTerm], BeforeValidator(_as_terms)] = knob(
+    reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field(
         [],
-        meaning="What scores a response: a source, a list of sources, a mapping source → weight, or a list of "
-        "{source, weight}.",
-        source="kedge: there is no reward to assume",
+        meaning="The rewards that score a response: a source, a list of sources, a mapping source → weight, or a list "
+        "of {source, weight}.",
+        source="kedge: no reward is assumed",
     )
-    reward_functions: RewardFunctions = knob(
-        RewardFunctions(), meaning="Deadlines and failures of Python functions that score.", source="kedge"
+    reward_functions: RewardFunctionsConfig = field(
+        RewardFunctionsConfig(), meaning="Limits and failures of Python reward functions.", source="kedge"
     )
-    out: str | None = knob(
+    out: str | None = field(
         None,
-        meaning="The run's folder, which must not hold anything; null is runs/STAGE, then runs/STAGE-2 and so on.",
+        meaning="The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 "
+        "and so on.",
         source="kedge",
     )
-    preset: str | None = knob(None, meaning="The recipe that the defaults were taken from.", source="kedge: none")
-    data: Data = knob(Data(), meaning="What is read.", source="kedge")
-    sft: Sft = knob(Sft(), meaning="Supervised fine-tuning.", source="N+")
-    reward_model: RewardModel = knob(RewardModel(), meaning="Reward-model training.", source="N+")
-    rollout: Rollout = knob(Rollout(), meaning="Sampling of responses.", source="kedge")
-    ppo: Ppo = knob(Ppo(), meaning="The PPO update.", source="PPO")
-    rlhf: Rlhf = knob(Rlhf(), meaning="The three stages in a chain.", source="InstructGPT")
-    generate: Generate = knob(Generate(), meaning="Sampling from a finished policy.", source="kedge")
-    evaluate: Evaluate = knob(Evaluate(), meaning="Comparing policies.", source="kedge")
-    checkpoint: Checkpointing = knob(
-        Checkpointing(), meaning="How often a run saves itself, to be resumed.", source="kedge"
+    preset: str | None = field(
+        None, meaning="Preset whose values replace the defaults; see `kedge config presets`.", source="kedge: none"
     )
-    runtime: Runtime = knob(Runtime(), meaning="Machine, seed, what is written down.", source="kedge")
+    data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
+    sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")
+    reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
+    rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
+    ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
+    rlhf: RlhfConfig = field(RlhfConfig(), meaning="The three stages in a row.", source="InstructGPT")
+    generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")
+    evaluate: EvaluateConfig = field(EvaluateConfig(), meaning="Comparison of policies.", source="kedge")
+    checkpoint: CheckpointConfig = field(CheckpointConfig(), meaning="Checkpoints for `--resume`.", source="kedge")
+    runtime: RuntimeConfig = field(
+        RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
+    )
 
     @property
     def responses_per_update(self) -> int:
         """Responses sampled per PPO update."""
         return self.rollout.num_prompts * self.rollout.num_responses
 
-    def _reward_models(self) -> list[RewardTerm]:
-        return [term for term in self.reward if not term.is_function]
-
     @model_validator(mode="after")
     def _check_minibatches(self) -> "Config":
         prompts, responses = self.rollout.num_prompts, self.rollout.num_responses
-        total, parts = self.responses_per_update, self.ppo.num_minibatches
+        total, parts = self.responses_per_update, self.ppo.loop.num_minibatches
         if total % parts:
             raise ValueError(
                 f"ppo.num_minibatches={parts} does not divide an update's {total} responses "
                 f"(rollout.num_prompts={prompts} × rollout.num_responses={responses}); "
-                f"next to it are {_nearest_divisors(total, parts)}"
+                f"the nearest divisors are {_nearest_divisors(total, parts)}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_critic_init(self) -> "Config":
-        count = len(self._reward_models())
-        if self.ppo.critic_init == "reward" and self.reward and count != 1:
+        count = sum(not term.is_function for term in self.reward)
+        if self.ppo.value.critic_init == "reward" and self.reward and count != 1:
             raise ValueError(
-                f"ppo.critic_init=reward needs exactly one reward model among `reward`, which has {count}; "
+                f"ppo.critic_init=reward needs exactly one reward model in `reward`, which has {count}; "
                 "use ppo.critic_init=policy"
             )
         return self
 
 
 def _nearest_divisors(total: int, wanted: int) -> str:
-    """The divisors of `total` on both sides of `wanted`, in words."""
-    small = [divisor for divisor in range(1, min(math.isqrt(total), MOST_TRIED) + 1) if total % divisor == 0]
+    """The divisors of `total` below and above `wanted`, as text."""
+    small = [divisor for divisor in range(1, min(math.isqrt(total), MAX_DIVISORS_TRIED) + 1) if total % divisor == 0]
     divisors = [*small, *(total // divisor for divisor in small)]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)
     above = min((divisor for divisor in divisors if divisor > wanted), default=total)

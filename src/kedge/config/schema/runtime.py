@@ -1,101 +1,103 @@
-"""`runtime`: the machine, the seed, and what a run writes down."""
+"""`runtime`: device, numerics, seed, and what a run writes."""
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from kedge.config.schema.field import Section, as_list, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section, as_list
 
-__all__ = ["Runtime"]
+__all__ = ["RuntimeConfig"]
 
 
-class Runtime(Section):
-    """What holds for every stage alike."""
+class RuntimeConfig(Section):
+    """Device, numerics, seed, and what a run writes. The same for all stages."""
 
-    seed: int = knob(
+    seed: int = field(
         0,
         ge=0,
         lt=2**63,
-        meaning="Seeds every random stream; the same seed gives the same metrics on one machine.",
+        meaning="Seed of every random stream; on the same machine, the same seed gives the same metrics.",
         source="kedge",
     )
-    device: str = knob(
+    device: str = field(
         "auto",
-        meaning="auto (CUDA, then CPU), or a torch device such as cpu, cuda, cuda:1 or mps.",
+        meaning="auto (CUDA if available, else CPU), or a torch device such as cpu, cuda, cuda:1 or mps.",
         source="kedge",
     )
-    precision: Literal["auto", "fp32", "bf16"] = knob(
+    precision: Literal["auto", "fp32", "bf16"] = field(
         "auto",
-        meaning="Number format of the matrix products: auto is bf16 where the hardware multiplies it natively (on a "
-        "CPU, if the hidden size is at least 256), else fp32. Weights are fp32, and all that follows the logits.",
-        source="kedge: in bf16 the sampler's and the trainer's logprobs differ (ratios of 0.89 to 1.09 are published)",
+        meaning="Number format of the matrix products; auto is bf16 if the hardware supports it natively (and, on a "
+        "CPU, the hidden size is at least 256), else fp32. Weights, and everything after the logits, stay fp32.",
+        source="kedge: bf16 is faster; its cost is that sampler and trainer logprobs differ (published ratios: 0.89 to "
+        "1.09)",
     )
-    num_threads: int | None = knob(
+    num_threads: int | None = field(
         None,
         ge=1,
-        meaning="CPU threads; null leaves it to torch.",
-        source="torch",
-        too_high="threads wait for each other, above all when several processes share the cores",
-        too_low="cores stand idle",
+        meaning="CPU threads; null leaves the choice to PyTorch.",
+        source="PyTorch",
+        too_high="threads wait for each other, above all if several processes share the cores",
+        too_low="cores are idle",
     )
-    micro_batch_tokens: int | None = knob(
+    micro_batch_tokens: int | None = field(
         8192,
         ge=1,
-        meaning="Tokens per forward and backward pass, prompts and responses without padding; null takes a whole batch "
-        "at once. Never changes a gradient.",
-        source="kedge: as fast as any larger one on a processor, and memory stays bounded",
+        meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
+        "batch at once. Does not change the gradient.",
+        source="kedge: on a CPU no larger value is faster, and memory stays bounded",
         too_high="out of memory",
-        too_low="the device is not kept busy",
+        too_low="the device is underused",
     )
-    deterministic: bool = knob(
+    deterministic: bool = field(
         False,
-        meaning="Whether CUDA is held to kernels that give the same bits each time. On a CPU they do so anyway.",
-        source="kedge: without it a GPU repeats and resumes a run to rounding, with it to the bit, more slowly",
+        meaning="Whether to use only deterministic CUDA kernels. On a CPU results are deterministic anyway.",
+        source="kedge: off, a GPU repeats and resumes a run up to rounding; on, to the bit but slower",
     )
-    activation_checkpointing: bool = knob(
+    activation_checkpointing: bool = field(
         False,
-        meaning="Whether PPO keeps no activations inside of the layers and computes them again for the gradient.",
-        source="kedge: a third more time for the training passes, for a fraction of their memory",
+        meaning="Whether PPO recomputes the activations inside the layers in the backward pass instead of storing "
+        "them.",
+        source="kedge: saves most of the activation memory, for a third more time in training passes",
     )
-    trust_remote_code: bool = knob(
+    trust_remote_code: bool = field(
         False,
-        meaning="Whether Python code that lies beside a model may run.",
-        source="kedge: code from data runs only when asked for",
+        meaning="Whether to run Python code that comes with a model.",
+        source="kedge: running downloaded code must be opt-in",
     )
-    strict: bool = knob(
+    strict: bool = field(
         False,
-        meaning="Whether a run stops where it would only warn: when sampler and trainer disagree about a token.",
-        source="kedge: a long run should not end over a doubt; a test of a new set-up should",
+        meaning="Whether the run stops, instead of warning, if sampler and trainer disagree about a token's "
+        "probability.",
+        source="kedge: a warning should not end a long run; turn it on to test a new setup",
     )
-    plots: bool = knob(True, meaning="Whether the run draws its PNG plots.", source="kedge")
-    report: bool = knob(
+    plots: bool = field(True, meaning="Whether to draw PNG plots.", source="kedge")
+    report: bool = field(
         True,
-        meaning="Whether the run leaves report.html, one page that shows what it did.",
-        source="kedge: a second's work at the end of a run",
+        meaning="Whether to write report.html, a page that shows the whole run.",
+        source="kedge: takes a second at the end of the run",
     )
-    loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = knob(
+    loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = field(
         [],
-        meaning="Who is told the metrics and samples beside the run's own files; each is an extra, such as "
+        meaning="Third-party loggers that also get the metrics and samples; each needs its extra, such as "
         "kedge[tensorboard]. W&B stays offline unless WANDB_MODE says otherwise.",
-        source="kedge: the files hold all of it",
+        source="kedge: the run's own files are complete",
     )
-    project: str = knob(
-        "kedge", min_length=1, meaning="The project that W&B and Trackio file the run under.", source="kedge"
-    )
-    num_samples: int = knob(
+    project: str = field("kedge", min_length=1, meaning="Project name in W&B and Trackio.", source="kedge")
+    num_samples: int = field(
         4,
         ge=0,
-        meaning="Responses per update that samples.jsonl keeps.",
+        meaning="Responses per update to write to samples.jsonl.",
         source="kedge: enough to read, small on disk",
         too_high="samples.jsonl grows large",
-        too_low="nothing to read when a run goes wrong",
+        too_low="no text to look at if a run goes wrong",
     )
-    num_fixed_prompts: int = knob(
+    num_fixed_prompts: int = field(
         2,
         ge=0,
-        meaning="Prompts that PPO asks again and again, at its start, at its end and up to ten times on its way, to "
-        "show how the answers change; nothing is learnt from them.",
-        source="kedge: the same question side by side tells more than a curve",
-        too_high="sampling and scoring them takes a noticeable share of a short run",
+        meaning="Prompts that PPO answers at the start, at the end and up to ten times in between, to show how the "
+        "responses change; they are not trained on.",
+        source="kedge: the same prompt side by side shows more than a curve",
+        too_high="sampling and scoring them takes a noticeable part of a short run",
         too_low="no prompt can be followed through the run",
     )

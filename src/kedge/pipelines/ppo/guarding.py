@@ -32,7 +32,8 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         loop: Rolls the weights back.
         warn: Prints a line to the user.
     """
-    ppo = config.ppo
+    options, num_steps = config.ppo.guard, config.ppo.loop.num_epochs * config.ppo.loop.num_minibatches
+    sigma = options.spike_sigma
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,
@@ -41,14 +42,14 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
     loaded = {name: module for name, module in modules.items() if module is not None}
     return Guard(
         GuardOptions(
-            on_nonfinite=ppo.on_nonfinite,
-            on_spike=ppo.on_spike,
-            max_skips=ppo.max_skips,
+            on_nonfinite=options.on_nonfinite,
+            on_spike=options.on_spike,
+            max_skips=options.max_skips,
             max_ratio=MAX_RATIO[run.precision],
             strict=config.runtime.strict,
-            num_steps=ppo.num_epochs * ppo.num_minibatches,
+            num_steps=num_steps,
         ),
-        spikes=None if ppo.spike_sigma is None else SpikeDetector(sigma=ppo.spike_sigma, history=ppo.spike_history),
+        spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=options.spike_history),
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
         roll_back=partial(loop.roll_back, on_rejected=warn),
@@ -65,7 +66,7 @@ def guarded_update(
     Raises:
         NumericsError: The run must stop.
     """
-    if update == 1 and "rollback" in (config.ppo.on_nonfinite, config.ppo.on_spike):
+    if update == 1 and "rollback" in (config.ppo.guard.on_nonfinite, config.ppo.guard.on_spike):
         loop.save()  # the initial state, so that there is a checkpoint to roll back to
     with guard.watching(update):
         yield

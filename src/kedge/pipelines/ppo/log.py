@@ -76,8 +76,9 @@ class PpoLog:
             prompts: One per response.
             result: What the PPO epochs did.
         """
-        ppo, passes = self.config.ppo, result.passes
-        clip = (ppo.clip_range, ppo.clip_range_high or ppo.clip_range) if ppo.policy_loss == "clipped" else None
+        passes, loss = result.passes, self.config.ppo.objective
+        clipped = loss.policy_loss == "clipped"
+        clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
         samples = describe_samples(
             experience,
             prompts,
@@ -97,7 +98,7 @@ class PpoLog:
 def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """The logs of a run, opened; the schedule is printed first. No checkpoint refers to rows that the disk lacks."""
     with (
-        Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
+        Progress("ppo", total=config.ppo.loop.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as metrics,
         DetailsLog(run.folder) as details,

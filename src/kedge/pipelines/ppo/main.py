@@ -89,7 +89,7 @@ def train(
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
-        for update in loop.steps(config.ppo.num_updates):
+        for update in loop.steps(config.ppo.loop.num_updates):
             with guarded_update(config, update, guard, loop, log.metrics):
                 if update == 1:
                     fixed.sample(0, coefficients)

@@ -50,7 +50,7 @@ def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
         from kedge.logs.plots.training import plot_training
 
         plot_training(metrics, run.folder)
-    leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.num_updates)
+    leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.loop.num_updates)
     return metrics
 
 

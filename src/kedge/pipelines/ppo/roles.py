@@ -96,7 +96,7 @@ def load_roles(
     )
 
     models = [source for source in rewards.sources if isinstance(source, ModelReward)]
-    shared = config.ppo.critic == "shared"
+    shared = config.ppo.value.critic == "shared"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
@@ -104,9 +104,9 @@ def load_roles(
         )
         critic = None if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
-            initialize_head(policy.value_head, config.ppo.value_head_init)
+            initialize_head(policy.value_head, config.ppo.value.value_head_init)
     reference = None
-    if config.ppo.needs_reference:
+    if config.ppo.kl.needs_reference:
         reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
         reference.requires_grad_(False)
     records = load_prompts(
@@ -140,11 +140,11 @@ def load_roles(
         optimizer=build_optimizer(
             actor_critic.parameters(),
             head_parameters=actor_critic.critic_parameters() if shared else (),
-            head_rate=config.ppo.value_head_rate,
-            learning_rate=config.ppo.learning_rate,
-            adam_eps=config.ppo.adam_eps,
-            adam_eps_mode=config.ppo.adam_eps_mode,
-            weight_decay=config.ppo.weight_decay,
+            head_rate=config.ppo.value.value_head_rate,
+            learning_rate=config.ppo.loop.learning_rate,
+            adam_eps=config.ppo.optimizer.adam_eps,
+            adam_eps_mode=config.ppo.optimizer.adam_eps_mode,
+            weight_decay=config.ppo.optimizer.weight_decay,
         ),
         pretraining=_load_pretraining(config, run, tokenizer, policy),
     )
@@ -157,7 +157,7 @@ def _load_critic(
 
     `auto` copies the reward model where there is exactly one and it reads the policy's tokens.
     """
-    wanted = config.ppo.critic_init
+    wanted = config.ppo.value.critic_init
     fits = len(models) == 1 and models[0].reads_policy_ids
     if wanted == "reward" and not fits:
         raise ConfigError(
@@ -175,7 +175,7 @@ def _load_critic(
         init="fresh",
     )
     if critic.head is not None:
-        initialize_head(critic.head, config.ppo.value_head_init)
+        initialize_head(critic.head, config.ppo.value.value_head_init)
     return critic
 
 
@@ -191,7 +191,7 @@ def _longest_prompt(
 def _load_pretraining(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
 ) -> PretrainingMix | None:
-    if not config.ppo.ptx_coef:
+    if not config.ppo.objective.ptx_coef:
         return None
     table = read_demonstrations(
         Sources(tuple(config.data.pretraining)),
@@ -203,8 +203,9 @@ def _load_pretraining(
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],
-        coef=config.ppo.ptx_coef,
-        batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
+        coef=config.ppo.objective.ptx_coef,
+        batch_size=config.ppo.objective.ptx_batch_size
+        or config.responses_per_update // config.ppo.loop.num_minibatches,
         micro_batch_tokens=config.runtime.micro_batch_tokens,
         seed=config.runtime.seed,
     )

@@ -28,34 +28,34 @@ def advantage_of(config: Config) -> Advantage:
     """The estimate that `ppo.advantage` names."""
     ppo = config.ppo
     estimates: dict[str, Advantage] = {
-        "gae": GeneralizedAdvantage(ppo.gamma, ppo.gae_lambda),
-        "monte_carlo": GeneralizedAdvantage(ppo.gamma, gae_lambda=1.0),
-        "td": GeneralizedAdvantage(ppo.gamma, gae_lambda=0.0),
-        "n_step": NStepAdvantage(ppo.gamma, ppo.advantage_steps),
-        "to_go": RewardToGo(ppo.gamma),
-        "total": TotalReward(ppo.gamma),
+        "gae": GeneralizedAdvantage(ppo.advantages.gamma, ppo.advantages.gae_lambda),
+        "monte_carlo": GeneralizedAdvantage(ppo.advantages.gamma, gae_lambda=1.0),
+        "td": GeneralizedAdvantage(ppo.advantages.gamma, gae_lambda=0.0),
+        "n_step": NStepAdvantage(ppo.advantages.gamma, ppo.advantages.advantage_steps),
+        "to_go": RewardToGo(ppo.advantages.gamma),
+        "total": TotalReward(ppo.advantages.gamma),
     }
-    return estimates[ppo.advantage]
+    return estimates[ppo.advantages.advantage]
 
 
 def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients, and what adapts them."""
     ppo = config.ppo
-    adaptive = ppo.policy_loss == "kl_penalty_adaptive"
+    adaptive = ppo.objective.policy_loss == "kl_penalty_adaptive"
     controllers = Controllers(
-        kl=ppo.kl_controller,
-        kl_target=ppo.kl_target,
-        kl_horizon=ppo.kl_horizon or _automatic_horizon(config),
-        kl_wait_updates=ppo.kl_wait_fraction * ppo.num_updates,
-        entropy_target=ppo.entropy_target,
-        surrogate_kl_target=ppo.surrogate_kl_target if adaptive else None,
+        kl=ppo.kl.kl_controller,
+        kl_target=ppo.kl.kl_target,
+        kl_horizon=ppo.kl.kl_horizon or _automatic_horizon(config),
+        kl_wait_updates=ppo.kl.kl_wait_fraction * ppo.loop.num_updates,
+        entropy_target=ppo.objective.entropy_target,
+        surrogate_kl_target=ppo.objective.surrogate_kl_target if adaptive else None,
     )
-    return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
+    return Coefficients(controllers, ppo.kl.kl_coef, ppo.objective.entropy_coef, ppo.objective.surrogate_kl_coef)
 
 
 def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:
     """β of the KL in the reward; 0 where the KL is in the loss."""
-    return coefficients.kl_coef if config.ppo.kl_in == "reward" else 0.0
+    return coefficients.kl_coef if config.ppo.kl.kl_in == "reward" else 0.0
 
 
 def objective_of(
@@ -71,18 +71,18 @@ def objective_of(
     """
     ppo = config.ppo
     return Objective(
-        policy_loss=SURROGATES[ppo.policy_loss],
-        clip_range=ppo.clip_range,
-        clip_range_high=ppo.clip_range_high,
-        dual_clip=ppo.dual_clip,
+        policy_loss=SURROGATES[ppo.objective.policy_loss],
+        clip_range=ppo.objective.clip_range,
+        clip_range_high=ppo.objective.clip_range_high,
+        dual_clip=ppo.objective.dual_clip,
         surrogate_kl_coef=coefficients.surrogate_kl_coef,
-        value_clip_range=ppo.value_clip_range,
-        value_coef=ppo.value_weight,
-        value_unit=1.0 if ppo.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
+        value_clip_range=ppo.value.value_clip_range,
+        value_coef=ppo.value.value_weight,
+        value_unit=1.0 if ppo.value.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
         entropy_coef=coefficients.entropy_coef,
-        kl_coef=coefficients.kl_coef if ppo.kl_in == "loss" else 0.0,
-        kl_estimator=ppo.resolved_kl_estimator,
-        aggregation=ppo.aggregation,
+        kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
+        kl_estimator=ppo.kl.resolved_kl_estimator,
+        aggregation=ppo.objective.aggregation,
         constant_length=config.rollout.max_new_tokens,
         train_policy=train_policy,
     )
@@ -94,7 +94,7 @@ def _automatic_horizon(config: Config) -> int:
     An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. At 10,000 a run of a few thousand
     responses would end before β has moved; at 1/30 of the run β can change by e^6 in total, either way.
     """
-    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_updates * config.responses_per_update // 30))
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.loop.num_updates * config.responses_per_update // 30))
 
 
 def _spread(returns: Tensor) -> float:

@@ -93,13 +93,13 @@ class PpoSteps:
         return LanguageLearner(
             self.roles.actor_critic,
             entropy_gradient=coefficients.entropy_coef != 0,
-            value_after_last=self.config.ppo.score_at == "after_last",
+            value_after_last=self.config.ppo.advantages.score_at == "after_last",
             **self._numerics,
         )
 
     def first_pass(self, learner: LanguageLearner, rollout: Rollout, update: int) -> PolicyOutputs | None:
         """The first epoch's forward pass, if one pass holds a whole epoch; see `LanguageLearner`."""
-        if self.config.ppo.num_minibatches > 1 or not self.trains_policy(update):
+        if self.config.ppo.loop.num_minibatches > 1 or not self.trains_policy(update):
             return None
         return learner.first_pass(rollout)
 
@@ -116,11 +116,11 @@ class PpoSteps:
             advantage=advantage_of(self.config),
             first_pass=first_pass,
             kl_coef=reward_kl_coef(self.config, coefficients),
-            kl_estimator=ppo.resolved_kl_estimator,
-            kl_scope=ppo.kl_scope,
-            score_at=ppo.score_at,
-            whiten_rewards=ppo.whiten_rewards,
-            whiten_advantages=ppo.whiten_advantages,
+            kl_estimator=ppo.kl.resolved_kl_estimator,
+            kl_scope=ppo.kl.kl_scope,
+            score_at=ppo.advantages.score_at,
+            whiten_rewards=ppo.advantages.whiten_rewards,
+            whiten_advantages=ppo.advantages.whiten_advantages,
             reuse_sampled=self.roles.engine.is_exact,
             **self._numerics,
         )
@@ -143,10 +143,10 @@ class PpoSteps:
                 self.roles.optimizer,
                 experience,
                 objective_of(self.config, experience, coefficients, train_policy=trains_policy),
-                num_epochs=ppo.num_epochs,
-                num_minibatches=ppo.num_minibatches,
-                max_grad_norm=ppo.max_grad_norm,
-                early_stop_kl=ppo.early_stop_kl,
+                num_epochs=ppo.loop.num_epochs,
+                num_minibatches=ppo.loop.num_minibatches,
+                max_grad_norm=ppo.optimizer.max_grad_norm,
+                early_stop_kl=ppo.loop.early_stop_kl,
                 generator=stream(self.config.runtime.seed, "minibatches", update),
                 extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining and trains_policy else None,
                 check_step=check_step,
@@ -154,7 +154,7 @@ class PpoSteps:
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
         """How far the update moved the policy, if a controller needs it: one more forward pass."""
-        if self.config.ppo.policy_loss != "kl_penalty_adaptive":
+        if self.config.ppo.objective.policy_loss != "kl_penalty_adaptive":
             return {}
         return {"policy/distance_moved": distance_moved(learner, experience)}
 
@@ -163,22 +163,22 @@ class PpoSteps:
         ppo = self.config.ppo
         return learning_rate_at(
             update - 1,
-            ppo.num_updates,
-            learning_rate=ppo.learning_rate,
-            schedule=ppo.schedule,
-            warmup_steps=round(ppo.warmup_fraction * ppo.num_updates),
+            ppo.loop.num_updates,
+            learning_rate=ppo.loop.learning_rate,
+            schedule=ppo.loop.schedule,
+            warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.loop.num_updates),
         )
 
     def trains_policy(self, update: int) -> bool:
         """False while the critic warms up."""
-        return update > self.config.ppo.value_warmup_updates
+        return update > self.config.ppo.value.value_warmup_updates
 
     def costs(self, rollout: Rollout, result: UpdateResult, update: int, *, reused: bool) -> dict[str, float]:
         """FLOPs of the update's phases; `reused`: the first pass gave the old log probabilities and values as well."""
         return self._costs.metrics(
             rollout,
             reevaluated=not reused and not self.roles.engine.is_exact,
-            num_passes=result.num_steps / self.config.ppo.num_minibatches,
+            num_passes=result.num_steps / self.config.ppo.loop.num_minibatches,
             train_policy=self.trains_policy(update),
         )
 

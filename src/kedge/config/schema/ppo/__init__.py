@@ -1,1 +1,1 @@
-"""The `ppo` section, one file per subject."""
+"""The `ppo` section and the groups it is composed of."""

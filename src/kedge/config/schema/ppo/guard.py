@@ -1,50 +1,51 @@
-"""What becomes of figures that must not be learnt from: NaN, infinity, and what is far out of the ordinary."""
+"""How PPO handles non-finite values and spikes."""
 
 from typing import Literal
 
-from kedge.config.schema.field import Section, knob
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
 
-__all__ = ["PpoGuard"]
+__all__ = ["GuardConfig"]
 
-Policy = Literal["stop", "skip", "rollback"]
+Reaction = Literal["stop", "skip", "rollback"]
 
 
-class PpoGuard(Section):
-    """A step with such figures is never taken. `incidents.jsonl` says what they were, and of which response."""
+class GuardConfig(Group):
+    """A step with such values is never taken. `incidents.jsonl` records them, and the response they came from."""
 
-    on_nonfinite: Policy = knob(
+    on_nonfinite: Reaction = field(
         "stop",
-        meaning="When a score, log probability, value, loss or gradient is NaN or infinite: stop; skip, which leaves "
-        "the rest of the update out; or rollback, which also goes back to the newest checkpoint's weights.",
-        source="kedge: what is wrong should be seen",
+        meaning="On a NaN or infinite score, logprob, value, loss or gradient: stop the run; skip the rest of the "
+        "update; or rollback, which also restores the weights of the newest checkpoint.",
+        source="kedge: a fault should be seen",
     )
-    on_spike: Policy = knob(
+    on_spike: Reaction = field(
         "skip",
         meaning="The same for a spike of the gradient norm or the loss; see spike_sigma.",
-        source="kedge: one odd batch is no reason to stop. Rollback is what PaLM did, by hand",
+        source="kedge: one bad batch should not end a run. PaLM rolled back, by hand",
     )
-    spike_sigma: float | None = knob(
+    spike_sigma: float | None = field(
         None,
         gt=0,
-        meaning="How many standard deviations above the run's own recent median make a spike; null watches for none. "
-        "The gradient norm is compared by its logarithm, the loss as it is.",
-        source="kedge: off in the papers, which clip the gradient; 8 is what no healthy run reaches",
+        meaning="Standard deviations above the run's recent median that count as a spike; null disables it. The "
+        "gradient norm is compared on a log scale, the loss on a linear one.",
+        source="kedge: off, as in the papers, which clip the gradient. No healthy run reaches 8",
         too_high="only a collapse counts as a spike",
-        too_low="steps that are merely large are left out",
+        too_low="steps that are merely large are skipped",
     )
-    spike_history: int = knob(
+    spike_history: int = field(
         40,
         ge=2,
-        meaning="Optimiser steps that are the recent past; before there are as many, nothing counts as a spike.",
+        meaning="Optimizer steps that the recent median covers; until there are as many, nothing counts as a spike.",
         source="kedge: ten updates of four steps",
-        too_high="the run is compared with what it was long ago, and the start is watched late",
-        too_low="chance decides what is ordinary",
+        too_high="the run is compared with its distant past, and spikes early in the run go unnoticed",
+        too_low="the median and its spread are mostly noise",
     )
-    max_skips: int = knob(
+    max_skips: int = field(
         3,
         ge=0,
-        meaning="Updates in a row of which something may be left out, by skip or rollback; one more ends the run.",
-        source="kedge: what happens four times in a row is no accident",
-        too_high="a broken run burns hours without learning",
-        too_low="two accidents in a row end the run",
+        meaning="Updates in a row that may be skipped or rolled back; one more ends the run.",
+        source="kedge: four in a row are not an accident",
+        too_high="a broken run goes on for hours without learning",
+        too_low="two bad batches in a row end the run",
     )

@@ -1,56 +1,59 @@
-"""The loop of PPO: updates, epochs, minibatches, and the learning rate over them."""
+"""The PPO loop: updates, epochs, minibatches, and the learning rate."""
 
 from typing import Literal
 
-from kedge.config.schema.field import knob
-from kedge.config.schema.optimizer import Optimiser
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
 
-__all__ = ["PpoLoop"]
+__all__ = ["LoopConfig"]
 
 
-class PpoLoop(Optimiser):
-    """An update samples once, then passes num_epochs times over the responses in num_minibatches steps each."""
+class LoopConfig(Group):
+    """Each update samples once, then takes num_epochs × num_minibatches optimizer steps on the responses."""
 
-    num_updates: int = knob(
+    num_updates: int = field(
         200,
         ge=0,
-        meaning="Updates in the run; each samples anew.",
-        source="kedge: S3's over-optimisation sets in within a few hundred",
-        too_high="the reward model is over-optimised: its score rises while the text gets worse",
+        meaning="Updates in the run; each one samples new responses.",
+        source="kedge: S3 reports over-optimization within a few hundred",
+        too_high="the reward model is over-optimized: the score rises while the text gets worse",
         too_low="the score is still rising at the end",
     )
-    learning_rate: float = knob(
+    learning_rate: float = field(
         1e-5,
         ge=0,
-        meaning="Peak step size of Adam.",
-        source="S2 and Ziegler; N+ takes 3e-6 for 1B and up, models of a few million parameters take 1e-3",
-        too_high="training is unstable: KL and clip fraction shoot up, the text collapses",
-        too_low="slow convergence: clip fraction and KL stay near 0, the score is flat",
+        meaning="Peak learning rate of Adam.",
+        source="S2 and Ziegler; N+ uses 3e-6 from 1B up, models of a few million parameters use 1e-3",
+        too_high="training is unstable: KL and clip fraction shoot up and the text collapses",
+        too_low="slow convergence: clip fraction and KL stay near 0 and the score is flat",
     )
-    schedule: Literal["linear", "cosine", "constant"] = knob(
-        "linear", meaning="How the learning rate falls to 0 over all updates, or stays.", source="Ziegler and N+"
+    schedule: Literal["linear", "cosine", "constant"] = field(
+        "linear",
+        meaning="How the learning rate decays to 0 over the updates; constant: not at all.",
+        source="Ziegler and N+",
     )
-    num_epochs: int = knob(
+    num_epochs: int = field(
         4,
         ge=1,
-        meaning="Passes over the responses of one update.",
+        meaning="Passes over the responses of each update.",
         source="S2, Ziegler, Stiennon, N+",
-        too_high="the batch is overfitted: later epochs are mostly clipped",
-        too_low="responses, the dear part, are used little; more of them are needed",
+        too_high="the batch is overfitted: in later epochs most tokens are clipped",
+        too_low="expensive samples are under-used, so more of them are needed",
     )
-    num_minibatches: int = knob(
+    num_minibatches: int = field(
         1,
         ge=1,
-        meaning="Optimiser steps per epoch; each takes an equal share of the update's responses.",
-        source="Ziegler and N+; InstructGPT takes 8. The fewer and larger the steps, the less noise adds to the KL",
-        too_high="small, noisy steps, and many of them away from the policy that sampled",
+        meaning="Optimizer steps per epoch, each on an equal share of the update's responses.",
+        source="Ziegler and N+; InstructGPT uses 8. Fewer, larger steps add less noise to the KL",
+        too_high="many small, noisy steps away from the policy that sampled",
         too_low="few steps per update",
     )
-    early_stop_kl: float | None = knob(
+    early_stop_kl: float | None = field(
         None,
         gt=0,
-        meaning="KL to the sampling policy, nats per token, at 1.5 times which an update's epochs end.",
-        source="off in the papers of language; 0.01 is the custom elsewhere",
-        too_high="never stops an update that goes too far",
+        meaning="KL to the sampling policy, in nats per token; an update's epochs end at 1.5 times this value. Null "
+        "disables it.",
+        source="off in the papers on language models; 0.01 is common elsewhere",
+        too_high="updates that go too far are not stopped",
         too_low="every update stops in its first epoch",
     )

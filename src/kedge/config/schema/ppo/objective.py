@@ -2,95 +2,110 @@
 
 from typing import Literal
 
-from kedge.config.schema.field import Section, knob
+from pydantic import model_validator
 
-__all__ = ["PpoObjective"]
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
+
+__all__ = ["ObjectiveConfig"]
 
 
-class PpoObjective(Section):
-    """Clipped surrogate and its siblings, entropy bonus, pretraining mix."""
+class ObjectiveConfig(Group):
+    """Surrogate loss, entropy bonus, and pretraining mix."""
 
-    policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive"] = knob(
+    policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive"] = field(
         "clipped",
-        meaning="The surrogate: clipped ratios, plain ratios, or those with a KL penalty to the sampling policy.",
-        source="PPO eq. 7; its table 1 has clipping ahead of the others",
+        meaning="Surrogate loss: clipped ratios, plain ratios, or plain ratios with a KL penalty to the sampling "
+        "policy.",
+        source="PPO eq. 7; clipping is the best in its table 1",
     )
-    clip_range: float = knob(
+    clip_range: float = field(
         0.2,
         gt=0,
         lt=1,
-        meaning="ε: how far a token's probability ratio may move from 1 before its gradient stops.",
+        meaning="ε: how far a token's probability ratio may move from 1 before its gradient is cut.",
         source="PPO, S2, N+",
         too_high="more aggressive updates, at the risk of instability",
-        too_low="too cautious: most tokens are clipped and learning is slow",
+        too_low="most tokens are clipped and learning is slow",
     )
-    clip_range_high: float | None = knob(
+    clip_range_high: float | None = field(
         None,
         gt=0,
-        meaning="ε upwards, where it differs from clip_range; null takes clip_range for both.",
-        source="PPO clips alike on both sides; DAPO takes 0.28",
-        too_high="rare tokens that happened to be rewarded grow unchecked",
+        meaning="ε for ratios above 1; null uses clip_range on both sides.",
+        source="PPO clips both sides alike; DAPO uses 0.28",
+        too_high="the probability of rare tokens with a lucky reward grows unchecked",
         too_low="unlikely tokens can hardly become likely, and entropy falls",
     )
-    dual_clip: float | None = knob(
+    dual_clip: float | None = field(
         None,
         gt=1,
-        meaning="Largest ratio that counts against a token with a negative advantage; null is no bound.",
-        source="off in PPO; dual-clip PPO takes 3",
+        meaning="Largest ratio that counts for a token with a negative advantage; null sets no bound.",
+        source="off in PPO; dual-clip PPO uses 3",
         too_high="no effect",
-        too_low="bad tokens that became likely are hardly pushed back",
+        too_low="bad tokens that have become likely are hardly pushed back",
     )
-    surrogate_kl_coef: float = knob(
+    surrogate_kl_coef: float = field(
         1.0,
         ge=0,
-        meaning="Weight of the KL to the sampling policy under policy_loss=kl_penalty_*; the adaptive one starts here.",
-        source="PPO table 1: best of the fixed ones",
+        meaning="Weight of the KL to the sampling policy, for policy_loss=kl_penalty_*; its start for the adaptive "
+        "one.",
+        source="PPO table 1: the best fixed value",
         too_high="the policy hardly moves",
-        too_low="nothing holds an update back",
+        too_low="nothing limits the size of an update",
     )
-    surrogate_kl_target: float = knob(
+    surrogate_kl_target: float = field(
         0.01,
         gt=0,
-        meaning="Target of that KL, nats per token, under kl_penalty_adaptive.",
-        source="PPO table 1: best of the adaptive ones",
+        meaning="Target of that KL in nats per token, for policy_loss=kl_penalty_adaptive.",
+        source="PPO table 1: the best adaptive value",
         too_high="large, unstable updates",
         too_low="the policy hardly moves",
     )
-    aggregation: Literal["token", "sequence", "constant"] = knob(
+    aggregation: Literal["token", "sequence", "constant"] = field(
         "token",
-        meaning="How token losses become one: mean over tokens, mean of each response's mean, or sum over a constant "
-        "length (rollout.max_new_tokens).",
+        meaning="How token losses are reduced: mean over all tokens, mean over responses of their token means, or sum "
+        "divided by a constant length (rollout.max_new_tokens).",
         source="N+ and S3; Dr. GRPO for constant",
     )
-    entropy_coef: float = knob(
+    entropy_coef: float = field(
         0.0,
         ge=0,
-        meaning="Weight of the entropy bonus, per nat of a token's next-token entropy.",
-        source="Ziegler, Stiennon, N+. S2 takes 0.01, which suits small action spaces; 0.001 is much for a vocabulary",
-        too_high="the policy stays random and never commits; text turns into noise",
+        meaning="Weight of the entropy bonus, per nat of next-token entropy.",
+        source="Ziegler, Stiennon, N+. S2 uses 0.01, which suits small action spaces; for a vocabulary 0.001 is a lot",
+        too_high="the policy stays random and the text turns into noise",
         too_low="the policy becomes deterministic too fast and gets stuck",
     )
-    entropy_target: float | None = knob(
+    entropy_target: float | None = field(
         None,
         gt=0,
-        meaning="Mean entropy, nats per token, towards which entropy_coef adapts from its start; null keeps it fixed.",
-        source="S4 (optional there too)",
+        meaning="Mean entropy, in nats per token, toward which entropy_coef is adapted; null keeps entropy_coef fixed.",
+        source="S4, where it is optional too",
         too_high="the coefficient grows until the text is noise",
         too_low="the coefficient falls to 0 and has no effect",
     )
-    ptx_coef: float = knob(
+    ptx_coef: float = field(
         0.0,
         ge=0,
-        meaning="Weight of the cross-entropy on data.pretraining, added to the same step.",
-        source="off; InstructGPT takes 27.8",
-        too_high="the run becomes pretraining",
-        too_low="what the model knew beside the task is forgotten (the alignment tax)",
+        meaning="Weight of the cross-entropy on data.pretraining, added to each step.",
+        source="kedge: off, since it needs data; InstructGPT uses 27.8",
+        too_high="the run turns into pretraining",
+        too_low="abilities outside the task are lost (the alignment tax)",
     )
-    ptx_batch_size: int | None = knob(
+    ptx_batch_size: int | None = field(
         None,
         ge=1,
-        meaning="Pretraining texts per optimiser step; null takes as many as the minibatch has responses.",
-        source="kedge: InstructGPT takes eight times as many",
+        meaning="Pretraining texts per optimizer step; null uses as many as the minibatch has responses.",
+        source="kedge; InstructGPT uses eight times as many",
         too_high="slow",
         too_low="a noisy pretraining gradient, multiplied by ptx_coef",
     )
+
+    @model_validator(mode="after")
+    def _check_clips(self) -> "ObjectiveConfig":
+        for name, value in {"ppo.clip_range_high": self.clip_range_high, "ppo.dual_clip": self.dual_clip}.items():
+            if value is not None and self.policy_loss != "clipped":
+                raise ValueError(
+                    f"{name}={value} needs ppo.policy_loss=clipped, but ppo.policy_loss={self.policy_loss}; "
+                    "change or remove one"
+                )
+        return self

@@ -1,4 +1,4 @@
-"""The stages: which sections each reads, and what it cannot start without."""
+"""The stages: the sections that each reads, and the fields that it requires."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ __all__ = ["STAGES", "Stage", "check_stage", "choose_output", "find_stage"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One subcommand that runs something.
+    """A subcommand that runs something.
 
     Attributes:
-        name: as on the command line.
-        sections: whose fields may be given by their bare names, the foremost group first.
-        needs: fields that must be set, with the flag that sets each.
+        name: As on the command line.
+        sections: Those whose fields can be given by bare names; a name is looked up in one tuple after the other.
+        needs: Required fields, each with its flag.
     """
 
     name: str
@@ -52,36 +52,39 @@ STAGES = {
 
 
 def find_stage(name: str) -> Stage:
-    """The stage of that name.
+    """The stage with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     if name not in STAGES:
-        raise ConfigError(f"stage {name!r} does not exist; there are {', '.join(STAGES)}")
+        raise ConfigError(f"stage {name!r} does not exist; choose one of {', '.join(STAGES)}")
     return STAGES[name]
 
 
 def check_stage(config: Config, stage: str) -> None:
-    """Find what a stage lacks before anything is loaded.
+    """Check that a stage has what it requires, before anything is loaded.
 
     Raises:
-        ConfigError: names the first field that is missing, and the flag that sets it.
+        ConfigError: Names the first missing field and its flag.
     """
     for name, flag in find_stage(stage).needs.items():
         if not _value(config, name) and not (stage == "reward" and name == "model" and config.reward_model.base):
-            raise ConfigError(f"kedge {stage} needs {name}: give {flag}, or set it in the configuration")
-    if stage in ("ppo", "rlhf") and config.ppo.ptx_coef > 0 and not config.data.pretraining:
-        raise ConfigError(f"ppo.ptx_coef={config.ppo.ptx_coef:g} mixes in texts, and data.pretraining names none")
+            raise ConfigError(f"kedge {stage} needs {name}: pass {flag}, or set it in the configuration")
+    ptx_coef = config.ppo.objective.ptx_coef
+    if stage in ("ppo", "rlhf") and ptx_coef > 0 and not config.data.pretraining:
+        raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
     if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:
-        raise ConfigError(f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares new responses")
+        raise ConfigError(
+            f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"
+        )
 
 
 def choose_output(out: str | Path | None, stage: str) -> Path:
-    """The run's folder: the one that was asked for, or the first of runs/STAGE, runs/STAGE-2, … that is free.
+    """The run's folder: `out`, or the first free one of runs/STAGE, runs/STAGE-2, ….
 
     Raises:
-        OutputError: the one that was asked for holds something, or the folder cannot be made.
+        OutputError: `out` is not empty, or the folder cannot be created.
     """
     return check_output(first_free_folder(Path("runs") / stage) if out is None else out)
 

@@ -1,0 +1,60 @@
+"""How rewards and values become advantages."""
+
+from typing import Literal
+
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
+
+__all__ = ["AdvantagesConfig"]
+
+
+class AdvantagesConfig(Group):
+    """Advantage estimator, discount, whitening, and the position of the score."""
+
+    advantage: Literal["gae", "monte_carlo", "td", "n_step", "to_go", "total"] = field(
+        "gae",
+        meaning="Weight of a token's gradient: GAE, return − value, TD residual, n-step, or the return without a "
+        "baseline (to go, total).",
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V",
+    )
+    advantage_steps: int = field(
+        5,
+        ge=1,
+        meaning="n of advantage=n_step: tokens of reward before the value takes over.",
+        source="A3C uses 5",
+        too_high="the variance of the plain return",
+        too_low="the bias of the critic",
+    )
+    gamma: float = field(
+        1.0,
+        ge=0,
+        le=1,
+        meaning="γ: discount per token.",
+        source="Ziegler, Stiennon, InstructGPT, N+",
+        too_high="no harm: 1 is right for responses that end",
+        too_low="the score at the end hardly reaches early tokens",
+    )
+    gae_lambda: float = field(
+        0.95,
+        ge=0,
+        le=1,
+        meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone.",
+        source="GAE, Ziegler, Stiennon, N+",
+        too_high="noisy advantages",
+        too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
+    )
+    whiten_advantages: bool = field(
+        True,
+        meaning="Whether the batch's advantages are normalized to mean 0 and variance 1.",
+        source="S0, S3, Ziegler, N+",
+    )
+    whiten_rewards: bool = field(
+        False,
+        meaning="Whether the batch's token rewards are scaled to variance 1.",
+        source="N+: off; optional in S3",
+    )
+    score_at: Literal["last", "after_last"] = field(
+        "last",
+        meaning="Position that receives the score: the response's last token, or one after it, as in N+'s code.",
+        source="S0, S1, S2, S3",
+    )

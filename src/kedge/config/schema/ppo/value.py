@@ -1,0 +1,87 @@
+"""The critic and its loss."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
+
+__all__ = ["ValueConfig"]
+
+
+class ValueConfig(Group):
+    """Value model, value loss, and their start."""
+
+    critic: Literal["shared", "separate"] = field(
+        "shared",
+        meaning="A value head on the policy's trunk, or a separate model.",
+        source="S0, S1, S4, Ziegler; S3, Stiennon and N+ use a separate one, at twice the memory",
+    )
+    critic_init: Literal["auto", "reward", "policy"] = field(
+        "auto",
+        meaning="Initial weights of a separate critic; auto is the reward model if there is exactly one, else the "
+        "policy.",
+        source="Stiennon, N+: the reward model",
+    )
+    value_head_init: Literal["zero", "normal"] = field(
+        "zero",
+        meaning="Initial weights of a new value head: 0, so that the first values are 0, or normal with std 1/√(d+1).",
+        source="kedge: with 0 the first advantages are the rewards; normal is N+'s scalar head",
+    )
+    value_coef: float = field(
+        0.1,
+        ge=0,
+        meaning="Weight of the value loss.",
+        source="Ziegler, Stiennon, N+; S0 and S2 use 0.5, where value gradients dominate a shared trunk",
+        too_high="a shared trunk serves value prediction rather than the policy",
+        too_low="the value function learns slowly, and the advantages are poor",
+    )
+    value_loss: Literal["half_mse", "mse"] = field(
+        "half_mse",
+        meaning="Whether the squared error is halved before it is multiplied by value_coef.",
+        source="S4 and N+ halve it; S0 and S2 do not",
+    )
+    value_unit: Literal["returns_std", "score"] = field(
+        "returns_std",
+        meaning="Unit of the value loss and of value_clip_range: the standard deviation of the batch's returns, or the "
+        "unit of the score.",
+        source="kedge: in the unit of the score (all papers), large returns, such as a KL times a large β, let the "
+        "value gradient swamp the policy's on a shared trunk",
+    )
+    value_head_rate: float = field(
+        30.0,
+        gt=0,
+        meaning="Learning rate of a value head on the policy's trunk, as a multiple of ppo.learning_rate.",
+        source="kedge: at the trunk's rate a head that starts at 0 takes hundreds of steps to reach the returns",
+        too_high="the values jump, and the advantages with them",
+        too_low="explained variance stays at 0 for most of the run",
+    )
+    value_clip_range: float | None = field(
+        0.2,
+        gt=0,
+        meaning="How far a value may move from its old one before its gradient is cut, in ppo.value_unit; null "
+        "disables it.",
+        source="N+, optional in S2",
+        too_high="no effect, since values never move that far",
+        too_low="the values cannot follow large returns",
+    )
+    value_warmup_updates: int = field(
+        0,
+        ge=0,
+        meaning="First updates that train only the critic, with the policy frozen.",
+        source="off in the papers on short responses; VC-PPO warms up for long ones",
+        too_high="updates are spent without training the policy",
+        too_low="the first policy steps follow an untrained critic",
+    )
+
+    @property
+    def value_weight(self) -> float:
+        """The weight of half the squared error: value_coef, or twice that for value_loss=mse."""
+        return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
+
+    @model_validator(mode="after")
+    def _check_init(self) -> "ValueConfig":
+        if self.critic == "shared" and self.critic_init == "reward":
+            raise ValueError("ppo.critic_init=reward needs ppo.critic=separate")
+        return self

@@ -1,0 +1,58 @@
+"""`reward_model`: training of the reward model."""
+
+from typing import Literal
+
+from kedge.config.schema.field import field
+from kedge.config.schema.optimizer import OptimizerConfig
+from kedge.config.schema.section import Section
+
+__all__ = ["RewardModelConfig"]
+
+
+class RewardModelConfig(Section):
+    """Reward-model training: pairwise or K-wise ranking loss on comparisons."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    base: str | None = field(
+        None,
+        meaning="Folder or id of the model to start from; null uses `model` (in rlhf, the SFT model).",
+        source="Stiennon: the reward model starts from the SFT model",
+    )
+    learning_rate: float = field(
+        3e-6,
+        ge=0,
+        meaning="Peak learning rate of Adam.",
+        source="N+ (1B to 6.9B); small models use 10 to 1000 times as much",
+        too_high="the loss jumps or diverges, and pretrained knowledge is lost",
+        too_low="the loss has hardly moved by the end of the data",
+    )
+    schedule: Literal["cosine", "linear", "constant"] = field(
+        "cosine", meaning="How the learning rate decays to 0 over the run; constant: not at all.", source="N+"
+    )
+    num_epochs: int = field(
+        1,
+        ge=1,
+        meaning="Passes over the comparisons.",
+        source="N+ and InstructGPT, whose reward models overfit in a second epoch",
+        too_high="overfitting: held-out accuracy falls and the scores become overconfident",
+        too_low="the loss is still falling at the end",
+    )
+    batch_size: int = field(
+        64,
+        ge=1,
+        meaning="Comparisons per optimizer step: pairs, or whole ranked lists.",
+        source="N+",
+        too_high="few steps per epoch",
+        too_low="noisy steps, which need a lower learning rate",
+    )
+    normalize: Literal["demonstrations", "comparisons", "none"] | None = field(
+        None,
+        meaning="Texts whose mean score is shifted to 0: the demonstrations, or the chosen responses of the "
+        "comparisons; null uses the demonstrations if there are any, else the comparisons.",
+        source="Stiennon and N+: a mean of 0 on the reference summaries",
+    )
+    normalize_scale: bool = field(
+        False,
+        meaning="Whether the scores are also divided by their standard deviation on those texts.",
+        source="off in Stiennon and N+, on in Ziegler",
+    )
