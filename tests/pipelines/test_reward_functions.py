@@ -1,4 +1,4 @@
-"""Reward functions that fail in the middle of PPO: the run goes on without the responses concerned, or ends in time."""
+"""Reward functions that fail during PPO: the run continues without the failing responses, or ends in time."""
 
 from __future__ import annotations
 

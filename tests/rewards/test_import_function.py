@@ -1,4 +1,4 @@
-"""`path/to/file.py:function` and `package.module:function`: what is found, and what is said when it is not."""
+"""`path/to/file.py:function` and `package.module:function`: how names resolve, and the errors if they do not."""
 
 from __future__ import annotations
 

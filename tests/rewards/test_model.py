@@ -1,4 +1,4 @@
-"""Reward models as a source of scores: the read-out, batches, and models with tokens of their own."""
+"""Reward models as reward sources: the read-out, batches, and models with their own tokenizer."""
 
 from __future__ import annotations
 
@@ -152,6 +152,15 @@ def test_a_folder_and_a_function_load_as_one_reward(tmp_path):
     )
     expected = [2 * score - 0.5 * (not text) for score, (_, text) in zip(alone.scores, TEXTS, strict=True)]
     assert mixed.score(rollout()) == pytest.approx(expected)
+
+
+def test_a_weighted_reward_lists_its_models(tmp_path):
+    folders = [save_tiny_reward_model(tmp_path / name / "judge") for name in "ab"]
+    reward = load_reward([str(folders[0]), "kedge.rewards.penalties:blank", str(folders[1])])
+    assert list(reward.models) == ["judge", "judge-2"]
+    assert [each.model for each in reward.models.values()] == [reward.sources[0].model, reward.sources[2].model]
+    assert all((each.reads_policy_ids, each.max_tokens) == (True, 256) for each in reward.models.values())
+    assert load_reward(lambda completions: []).models == {}
 
 
 def test_a_folder_with_a_name_like_a_function_is_a_model(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The penalties' values, by hand from their definitions."""
+"""The penalties, against values computed by hand from their definitions."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,9 +23,9 @@ def token_scores(completion_ids):
     return [[float(id) for id in ids] if len(ids) != 3 else None for ids in completion_ids]
 
 
-def scored(*terms, eos_score=None, limits=None):
+def scored(*terms, eos_score=None, limits=None, rollout=None):
     return score_rollout(
-        make_rollout(fill=7),
+        rollout or make_rollout(fill=7),
         [Prompt(f"prompt {row}", {}) for row in range(3)],
         load_reward(list(terms), limits=limits),
         TOKENIZER,
@@ -54,6 +56,20 @@ def test_token_scores_stand_at_the_response_tokens_of_the_kept_rows(function):
     assert result.scores.tolist() == [0.0, 0.0]
     assert result.metrics()["reward/unscored"] == 1
     assert result.metrics()["score/token_scores"] == sum(sum(RESPONSES[row]) for row in kept) / 2
+
+
+def test_token_scores_skip_slots_that_are_not_counted():
+    def all_scores(completion_ids):
+        return [[float(id) for id in ids] for ids in completion_ids]
+
+    rollout = make_rollout()
+    mask = rollout.response_mask.clone()
+    mask[1, 1:3] = False
+    result = scored(token_scores, rollout=replace(rollout, response_mask=mask))
+    # The counted tokens of row 1 are 22, 25 and 26: three, for which the function has no score.
+    assert result.prompts == ["prompt 2"]
+    result = scored(all_scores, rollout=replace(rollout, response_mask=mask))
+    assert result.token_scores[1].tolist() == [22.0, 0.0, 0.0, 25.0, 26.0]
 
 
 def test_with_a_second_source_every_row_is_kept_and_the_eos_penalty_changes_scores_alone():
