@@ -22,7 +22,7 @@ __all__ = ["find_function", "load_function", "names_function"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "path/to/file.py:function or package.module:function"
-_FRESH_NUMBERS = itertools.count(1)
+_MODULE_NUMBERS = itertools.count(1)
 
 
 def names_function(text: str) -> bool:
@@ -72,7 +72,7 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise RewardError(f"reward file {str(path)!r} does not exist; expected {_EXPECTED}")
     folder = path.resolve().parent
-    package = ModuleType(f"kedge_reward_{next(_FRESH_NUMBERS)}")
+    package = ModuleType(f"kedge_reward_{next(_MODULE_NUMBERS)}")
     package.__path__ = [str(folder)]
     name = f"{package.__name__}.{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
