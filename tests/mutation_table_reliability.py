@@ -159,7 +159,7 @@ RELIABILITY = (
         "rewards/worker/process.py",
         "os.killpg(process.pid, signal.SIGKILL)",
         "os.kill(process.pid, signal.SIGKILL)",
-        f"{REMOTE}::test_a_late_function_takes_its_children_with_it_and_is_replaced",
+        f"{REMOTE}::test_a_timeout_kills_the_worker_with_its_children_and_the_next_call_gets_a_new_one",
     ),
     Mutation(
         "deadline-ten-times-too-long",
@@ -173,14 +173,14 @@ RELIABILITY = (
         "rewards/worker/process.py",
         "except BaseException:  # Ctrl-C",
         "except Exception:  # Ctrl-C",
-        f"{REMOTE}::test_ctrl_c_ends_the_call_and_the_next_one_is_not_given_its_answer",
+        f"{REMOTE}::test_ctrl_c_ends_the_call_and_its_reply_is_not_read_by_the_next",
     ),
     Mutation(
         "reply-to-another-call-accepted",
         "rewards/worker/client.py",
         'while reply.get("id") != number:',
         'while "id" not in reply:',
-        f"{REMOTE}::test_an_answer_that_nobody_waited_for_is_not_the_next_ones",
+        f"{REMOTE}::test_the_reply_to_an_abandoned_call_is_skipped",
     ),
     Mutation(
         "worker-not-seeded",
@@ -194,13 +194,13 @@ RELIABILITY = (
         "rewards/worker/main.py",
         "    time.sleep(GRACE)\n    _end_group(process)\n",
         "",
-        f"{REMOTE}::test_it_ends_when_kedge_is_killed[hangs]",
+        f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs]",
     ),
     Mutation(
         "one-retry-too-few",
         "rewards/retries.py",
-        "in range(self._rules.retries):",
-        "in range(self._rules.retries - 1):",
+        "in range(self._limits.retries):",
+        "in range(self._limits.retries - 1):",
         f"{CALLS}::test_a_call_that_fails_is_repeated_and_counted",
     ),
     Mutation(

@@ -104,7 +104,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
     for value in list(names.values()):
         if isinstance(value, types.FunctionType) and value.__module__ not in sys.modules:
             judge = PairwiseJudge(value) if "first" in value.__code__.co_varnames else FunctionReward(value)
-            judge.check_columns(["letter", "messages"])
+            judge.check(["letter", "messages"])
 
 
 def examples(heading: str) -> list[dict[str, Any]]:

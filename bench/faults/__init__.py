@@ -1,7 +1,7 @@
 """What `kedge doctor` is proven by: runs of the demo's world with one fault put in on purpose, and healthy ones.
 
 base        the models that every run starts from, made once per seed
-rewards     reward functions such as nobody should train on
+rewards     faulty reward functions
 judge       the gold judge as a reward function
 bugs        mistakes in the code, put in for the length of a run
 changes     data and models as they should not be

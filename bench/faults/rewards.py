@@ -1,4 +1,4 @@
-"""Reward functions such as nobody should train on. They run in processes of their own and load nothing."""
+"""Faulty reward functions, for the doctor to detect. They run in worker processes and load nothing."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ __all__ = [
 
 
 def constant(completions: list[str]) -> list[float]:
-    """The same for all."""
+    """The same score for every response."""
     return [1.0] * len(completions)
 
 
 def nearly_constant(completions: list[str]) -> list[float]:
-    """The same for all, but for what a rounding error would be."""
+    """The same score for every response, up to differences as small as rounding errors."""
     return [1.0 + 1e-6 * (len(text) % 7) for text in completions]
 
 
 def noise(completions: list[str], seed: int) -> list[float]:
-    """A number that has nothing to do with the response."""
+    """A random number, independent of the response."""
     return [random.Random(f"{seed} {row}").gauss(0.0, 1.0) for row in range(len(completions))]
 
 
 def long(completions: list[str]) -> list[float]:
-    """Long is good."""
+    """Rewards length in words."""
     return [len(text.split()) / 5 for text in completions]
 
 
 def short(completion_ids: list[list[int]]) -> list[float]:
-    """Short is good."""
+    """Rewards brevity in tokens."""
     return [-len(ids) / 3 for ids in completion_ids]
 
 
 def raising(completions: list[str]) -> list[float]:
-    """Trips over what it has not expected."""
+    """Raises on responses that contain a certain word."""
     if any("Friday" in text for text in completions):
         raise KeyError("Friday")
     return tuneful(completions)
 
 
 def dividing(completions: list[str]) -> list[float]:
-    """A ratio that nobody has thought through: now and then there is nothing to divide by."""
+    """Returns NaN on responses that contain a certain word, like a ratio whose denominator can be 0."""
     return [
         math.nan if "Easter" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)
     ]
 
 
 def repeating(completions: list[str]) -> list[float]:
-    """To say a word again is good, however many there are."""
+    """Rewards repeated words, as a fraction of all words."""
     words = [text.split() for text in completions]
     return [10.0 * (1.0 - len(set(each)) / len(each)) if each else 0.0 for each in words]
 
 
 def solved(completions: list[str]) -> list[float]:
-    """Whoever ends with a question has the full mark."""
+    """The full score for any response that ends with a question mark."""
     return [1.0 if text.rstrip().endswith("?") else 0.0 for text in completions]
 
 
 def slow(completions: list[str], *, seconds: float = 3.0) -> list[float]:
-    """Good enough, but slow: as a judge over the network is."""
+    """A valid reward, but slow, like a judge over the network."""
     time.sleep(seconds)
     return tuneful(completions)
 
 
 def tuneful(completions: list[str]) -> list[float]:
-    """What a program can check: how many sentences there are, up to four, and that the last one is whole."""
+    """Rewards up to four sentences, of which the last must be complete."""
     marks = [text.count(".") + text.count("?") for text in completions]
     return [
         min(count, 4) / 2 - (0.0 if text.rstrip().endswith((".", "?")) else 1.0)

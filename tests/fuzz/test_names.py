@@ -84,7 +84,7 @@ def test_columns_with_the_names_of_outputs_are_all_kept(base: Path, tmp_path: Pa
 def test_columns_with_the_names_of_arguments_are_refused(name: str, base: Path, tmp_path: Path) -> None:
     code, said, out = run(base, tmp_path, "generate", [{"prompt": "Why?", name: 1}])
     assert code == 2
-    assert f"the prompts' column '{name}' has a name that kedge gives to reward functions; rename it" in said
+    assert f"the prompts' column '{name}' has the name of a reward function's own argument; rename it" in said
     assert debris(out) == []
 
 

@@ -1,4 +1,4 @@
-"""Nothing in the sources could run code from data: no pickle, no eval, no unsafe YAML, no model code by default."""
+"""The sources cannot run code from data: no pickle, no eval, no unsafe YAML, no model code by default."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FORBIDDEN_CALLS = {
     *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.UnsafeLoader", "yaml.FullLoader"),
     *("yaml.Loader", "yaml.dump", "os.system", "os.popen", "os.execv", "subprocess.getoutput"),
 }
-# What runs a file or module by its name does so for reward functions, which a user names, and for kedge's own modules.
+# Files and modules are imported by name only for reward functions that a user names, and for kedge's own modules.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
 IMPORTERS = {"rewards/import_function.py", "rewards/__init__.py", "__init__.py"}
 PACKAGE = Path(kedge.__file__).parent
 
 
 def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Every name, and every dotted name, that is mentioned, with its line."""
+    """Every name and dotted name in the code, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -54,13 +54,13 @@ def test_no_source_can_run_data(path: Path) -> None:
             assert node.arg != "allow_pickle", f"{path.name}:{node.value.lineno}"
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
+def test_the_check_finds_forbidden_names() -> None:
     code = "import torch\nfrom pickle import loads\nimport dill as d\ntorch.load(x)\neval(y)\n"
     found = {name for _, name in names_in(ast.parse(code))}
     assert {"pickle.loads", "pickle", "dill", "torch.load", "eval"} <= found
 
 
-def test_code_beside_models_is_not_trusted_unless_asked_for() -> None:
+def test_remote_code_is_not_trusted_by_default() -> None:
     assert Config().runtime.trust_remote_code is False
 
 

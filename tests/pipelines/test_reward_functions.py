@@ -1,4 +1,4 @@
-"""Reward functions that fail in the middle of PPO: the run goes on without the responses concerned, or ends in time."""
+"""Reward functions that fail during PPO: the run continues without the failing responses, or ends in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kedge.pipelines.ppo import run_ppo
 from tests.processes import processes
 from tests.tiny import save_tiny_policy
 
-STRANGERS = """
+FUNCTIONS = """
 import os, random, time
 
 def picky(prompts, completions):
@@ -46,7 +46,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def configure(policy, tmp_path):
-    (tmp_path / "strangers.py").write_text(STRANGERS)
+    (tmp_path / "misbehaving.py").write_text(FUNCTIONS)
 
     def configured(stage, *functions, **settings):
         shared = {"model": str(policy), "out": str(tmp_path / "run"), "reward_functions.retries": 0}
@@ -59,7 +59,7 @@ def configure(policy, tmp_path):
                 "report": False,
                 "num_minibatches": 1,
             }
-        sources = [f"{tmp_path}/strangers.py:{function}" for function in functions]
+        sources = [f"{tmp_path}/misbehaving.py:{function}" for function in functions]
         return config_from_settings(stage, {**shared, "reward": sources, **settings})
 
     return configured

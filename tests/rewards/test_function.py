@@ -1,4 +1,4 @@
-"""Reward functions: what they are given, what they may return, and what is said when they break the contract."""
+"""Reward functions: their arguments, valid return values, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lengths(prompts, completions, **columns):
 
 
 class Judge:
-    """A callable object, sync or async, is as good as a function."""
+    """A callable object, sync or async, works like a function."""
 
     def __call__(self, completions):
         return [1.5 for _ in completions]
@@ -70,7 +70,7 @@ class AsyncJudge:
 )
 def test_a_function_gets_what_its_signature_names(function, expected):
     reward = FunctionReward(function)
-    assert reward.scores(responses(answer=["10", "20", "30"])) == expected
+    assert reward.score(responses(answer=["10", "20", "30"])) == expected
 
 
 def test_a_catch_all_gets_everything_once():
@@ -80,7 +80,7 @@ def test_a_catch_all_gets_everything_once():
         seen.update(everything)
         return [0.0] * len(prompts)
 
-    FunctionReward(spy).scores(responses(answer=[1, 2, 3]))
+    FunctionReward(spy).score(responses(answer=[1, 2, 3]))
     assert set(seen) == {"completions", "prompt_ids", "completion_ids", "stopped", "answer", "max_new_tokens", "seed"}
 
 
@@ -95,7 +95,7 @@ def test_a_conversation_is_text_and_its_messages_are_a_column():
         assert all(isinstance(text, str) for text in (*prompts, *completions))
         return for_messages(messages, [[{"role": "assistant", "content": text}] for text in completions])
 
-    assert FunctionReward(here).scores(responses(messages=[question] * 3)) == [5, 6, 7]
+    assert FunctionReward(here).score(responses(messages=[question] * 3)) == [5, 6, 7]
 
 
 def test_a_function_that_empties_its_lists_changes_nothing():
@@ -106,7 +106,7 @@ def test_a_function_that_empties_its_lists_changes_nothing():
         answer.clear()
         return [1.0 for _ in completions]
 
-    FunctionReward(greedy).scores(batch)
+    FunctionReward(greedy).score(batch)
     assert batch == responses(answer=[1, 2, 3])
 
 
@@ -121,14 +121,14 @@ def test_a_function_that_empties_its_lists_changes_nothing():
     ],
 )
 def test_every_kind_of_real_number_is_a_score(returned):
-    scores = checked_scores(returned, name="f", count=3)
+    scores = checked_scores(returned, name="f", lengths=[3, 3, 3])
     assert scores == [1.0, 2.5, None]
     assert all(score is None or type(score) is float for score in scores)
 
 
 @pytest.mark.parametrize("array", [torch.tensor([1.0, 2.0]), np.array([1, 2]), torch.tensor([1, 2], dtype=torch.int32)])
 def test_a_tensor_or_array_is_a_list(array):
-    assert checked_scores(array, name="f", count=2) == [1.0, 2.0]
+    assert checked_scores(array, name="f", lengths=[1, 2]) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -140,31 +140,56 @@ def test_a_tensor_or_array_is_a_list(array):
         ({0: 1.0, 1: 2.0}, ["(a dict)"]),
         (iter([1.0, 2.0]), ["iterator"]),
         ([1.0, "2"], ["response 1", "'2' (a str)", "a number, or None"]),
-        ([[1.0], [2.0]], ["response 0", "[1.0] (a list)"]),
-        (torch.ones(2, 1), ["response 0", "(a list)"]),
+        ([[1.0], [2.0]], ["response 0 a list of 1 numbers", "one number, or a list of 3, one per response token"]),
+        (torch.ones(2, 1), ["response 0 a list of 1 numbers"]),
         (torch.tensor(1.0), ["returned tensor(1.)"]),
         ([math.nan, 0], ["response 0 nan", "finite"]),
         ([0, -math.inf], ["response 1 -inf", "finite"]),
         ([0, 10**400], ["response 1 inf", "finite"]),
         ([0, 1j], ["response 1", "(a complex)"]),
+        ([0, [1.0, 2.0, 3.0]], ["response 1 a list of 3 numbers", "a list of 2, one per response token"]),
+        ([0, np.zeros(3)], ["response 1 a list of 3 numbers"]),
+        ([0, []], ["response 1 a list of 0 numbers"]),
+        ([0, [1.0, None]], ["token 1 of response 1 None", "a number, one per response token"]),
+        ([0, [[1.0], [2.0]]], ["token 0 of response 1 [1.0] (a list)"]),
+        ([0, [0.5, math.nan]], ["token 1 of response 1 nan", "finite"]),
     ],
 )
 def test_a_broken_contract_is_named(returned, words):
     with pytest.raises(RewardError) as caught:
-        checked_scores(returned, name="judge", count=2)
+        checked_scores(returned, name="judge", lengths=[3, 2])
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [[0.5, 1, True], 2.0, None],
+        [np.array([0.5, 1.0, 1.0]), torch.tensor([2.0]), None],
+        (torch.tensor([0.5, 1.0, 1.0]), torch.tensor(2.0), None),
+        [[np.float32(0.5), torch.tensor(1), Fraction(1)], 2, None],
+    ],
+)
+def test_an_entry_may_be_a_list_of_one_number_per_token(returned):
+    scores = checked_scores(returned, name="f", lengths=[3, 2, 4])
+    assert scores == [[0.5, 1.0, 1.0], 2.0, None]
+    assert all(type(number) is float for number in scores[0])
+
+
+def test_a_matrix_has_a_row_per_response():
+    assert checked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), name="f", lengths=[2, 2]) == [[1.0, 2.0], [3.0, 4.0]]
+
+
 @given(st.lists(st.one_of(st.floats(), st.text(), st.none(), st.booleans(), st.integers()), max_size=4))
-def test_whatever_is_returned_is_scores_or_one_line(returned):
+def test_any_return_value_is_scores_or_a_one_line_error(returned):
     good = len(returned) == 2 and all(not isinstance(entry, str) and math.isfinite(entry or 0) for entry in returned)
     if good:
-        assert checked_scores(returned, name="f", count=2) == [None if x is None else float(x) for x in returned]
+        assert checked_scores(returned, name="f", lengths=[3, 3]) == [None if x is None else float(x) for x in returned]
     else:
         with pytest.raises(RewardError, match=r"\Af [^\n]*\Z"):
-            checked_scores(returned, name="f", count=2)
+            checked_scores(returned, name="f", lengths=[3, 3])
 
 
 def test_an_exception_is_one_line_with_its_place():
@@ -175,9 +200,9 @@ def test_an_exception_is_one_line_with_its_place():
         raise OSError("service\n\tdown")
 
     with pytest.raises(RewardError, match=r"\Ashouts raised OSError: service down \(.*\)\Z"):
-        FunctionReward(shouts).scores(responses())
+        FunctionReward(shouts).score(responses())
     with pytest.raises(RewardError, match=r"divides raised ZeroDivisionError: division.* \(test_function.py:\d+\)"):
-        FunctionReward(divides).scores(responses())
+        FunctionReward(divides).score(responses())
 
 
 @pytest.mark.parametrize(
@@ -195,24 +220,24 @@ def test_a_wrong_signature_is_found_before_any_call(function, message):
 
 def test_columns_are_checked_before_a_run():
     reward = FunctionReward(lambda completions, answer: [0.0], name="exact")
-    reward.check_columns(["answer", "id"])
+    reward.check(["answer", "id"])
     with pytest.raises(RewardError, match=r"exact takes 'answer'.*\(columns: id\)"):
-        reward.check_columns(["id"])
-    with pytest.raises(RewardError, match="'stopped' has a name that kedge gives"):
-        reward.check_columns(["answer", "stopped"])
+        reward.check(["id"])
+    with pytest.raises(RewardError, match="'stopped' has the name of a reward function's own argument"):
+        reward.check(["answer", "stopped"])
     with pytest.raises(RewardError, match="takes 'answer'"):
-        reward.scores(responses())
+        reward.score(responses())
 
 
-def test_a_seed_is_there_for_who_asks():
+def test_the_seed_is_an_argument():
     def draws(completions, seed):
         return [seed] * len(completions)
 
-    assert FunctionReward(draws).scores(replace(responses(), seed=5)) == [5, 5, 5]
-    assert FunctionReward(draws, settings={"seed": 3}).scores(responses()) == [3, 3, 3]
+    assert FunctionReward(draws).score(replace(responses(), seed=5)) == [5, 5, 5]
+    assert FunctionReward(draws, settings={"seed": 3}).score(responses()) == [3, 3, 3]
 
 
-def test_what_ends_a_program_does_not_end_the_training():
+def test_exits_and_cancellations_become_reward_errors():
     def leaves(completions):
         sys.exit("enough")
 
@@ -220,9 +245,9 @@ def test_what_ends_a_program_does_not_end_the_training():
         raise asyncio.CancelledError
 
     with pytest.raises(RewardError, match=r"leaves raised SystemExit: enough \(test_function.py"):
-        FunctionReward(leaves).scores(responses())
+        FunctionReward(leaves).score(responses())
     with pytest.raises(RewardError, match="cancels raised CancelledError"):
-        FunctionReward(cancels).scores(responses())
+        FunctionReward(cancels).score(responses())
 
 
 def test_settings_are_fixed_arguments():
@@ -230,13 +255,13 @@ def test_settings_are_fixed_arguments():
         return [scale * len(text) for text in completions]
 
     reward = FunctionReward(scaled, settings={"scale": 2})
-    reward.check_columns([])
-    assert reward.scores(responses()) == [2, 4, 6]
+    reward.check([])
+    assert reward.score(responses()) == [2, 4, 6]
     with pytest.raises(RewardError, match="no setting 'scael'; it takes completions, scale"):
         FunctionReward(scaled, settings={"scael": 2})
 
 
-def test_async_functions_wait_at_the_same_time():
+def test_async_functions_run_concurrently():
     started = []
 
     def waits(name):
@@ -249,19 +274,19 @@ def test_async_functions_wait_at_the_same_time():
 
     reward = WeightedReward([(waits("1"), 1.0), (FunctionReward(lengths), 1.0), (waits("2"), 10.0)])
     begin = time.monotonic()
-    assert reward.scores(responses()) == [22.0, 23.0, 24.0]
+    assert reward.score(responses()) == [22.0, 23.0, 24.0]
     assert time.monotonic() - begin < 0.39
     assert sorted(started) == ["1", "2"]
 
 
 def test_async_works_inside_a_running_event_loop():
     async def notebook_cell():
-        return FunctionReward(AsyncJudge()).scores(responses())
+        return FunctionReward(AsyncJudge()).score(responses())
 
     assert asyncio.run(notebook_cell()) == [2.5] * 3
 
 
-def test_an_async_function_is_held_to_the_same_contract():
+def test_async_functions_are_checked_like_plain_ones():
     async def short(completions):
         return [1.0]
 
@@ -269,9 +294,9 @@ def test_an_async_function_is_held_to_the_same_contract():
         raise KeyError("key")
 
     with pytest.raises(RewardError, match="short returned 1 scores for 3 responses"):
-        FunctionReward(short).scores(responses())
+        FunctionReward(short).score(responses())
     with pytest.raises(RewardError, match="raises raised KeyError"):
-        WeightedReward([(FunctionReward(raises), 1.0), (FunctionReward(short), 1.0)]).scores(responses())
+        WeightedReward([(FunctionReward(raises), 1.0), (FunctionReward(short), 1.0)]).score(responses())
 
 
 def test_lists_of_different_lengths_are_refused():

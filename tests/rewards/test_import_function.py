@@ -1,4 +1,4 @@
-"""`path/to/file.py:function` and `package.module:function`: what is found, and what is said when it is not."""
+"""`path/to/file.py:function` and `package.module:function`: how names resolve, and the errors if they do not."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def test_modules_installed_or_in_the_working_directory(tmp_path, monkeypatch):
     ("spec", "words"),
     [
         ("missing.py:f", ["'missing.py' does not exist", "path/to/file.py:function"]),
-        ("r.py", ["names no function", "path/to/file.py:function"]),
-        ("r.py:", ["names no function"]),
-        (":f", ["names no function"]),
-        ("no_such_package.module:f", ["'no_such_package.module' cannot be found", "no module 'no_such_package'"]),
+        ("r.py", ["is not the name of a function", "path/to/file.py:function"]),
+        ("r.py:", ["is not the name of a function"]),
+        (":f", ["is not the name of a function"]),
+        ("no_such_package.module:f", ["'no_such_package.module' not found", "no module 'no_such_package'"]),
         ("kedge.rewards.penaltys:too_long", ["no module 'kedge.rewards.penaltys'"]),
         ("kedge.rewards.penalties:too_lnog", ["no 'too_lnog'", "did you mean 'too_long'"]),
         ("not-a-module:f", ["neither a dotted module name nor a .py file"]),

@@ -1,4 +1,4 @@
-"""Reward models as a source of scores: the read-out, batches, and models with tokens of their own."""
+"""Reward models as reward sources: the read-out, batches, and models with their own tokenizer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_scores_are_those_of_each_row_alone(family, micro_batch_tokens):
     expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
     model = ScalarModel(classifier, POLICY_TOKENIZER)
     reward = ModelReward(model, POLICY_TOKENIZER, micro_batch_tokens=micro_batch_tokens)
-    assert reward.scores(batch) == pytest.approx(expected, abs=1e-5)
+    assert reward.score(batch) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_same_tokens_are_read_without_encoding_anew():
@@ -60,7 +60,7 @@ def test_the_same_tokens_are_read_without_encoding_anew():
     reward = ModelReward(ScalarModel(classifier, tiny_tokenizer()), tiny_tokenizer(), POLICY_TOKENIZER)
     expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
     assert reward.reads_policy_ids
-    assert reward.scores(batch) == pytest.approx(expected, abs=1e-5)
+    assert reward.score(batch) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("eos", [True, False])
@@ -78,7 +78,7 @@ def test_other_tokens_read_the_text_with_their_own_end(eos):
         },
     )
     assert not reward.reads_policy_ids
-    assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids) for ids in wholes], abs=1e-5)
+    assert reward.score(batch) == pytest.approx([score_alone(classifier, ids) for ids in wholes], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_other_tokens_render_the_messages_with_their_own_template(begun, complet
     batch = Responses(["<policy's own form>"], [completion], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [messages]})
     # By hand from the template. No BOS: a template writes every special token itself.
     ids = tokenizer.encode(f"[user] Where is the boat?<eos>[assistant] {answer}<eos>", add_special_tokens=False)
-    assert reward.scores(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
+    assert reward.score(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
 
 
 def test_a_template_can_be_given_and_its_refusal_is_one_line():
@@ -103,10 +103,10 @@ def test_a_template_can_be_given_and_its_refusal_is_one_line():
     model = ScalarModel(classifier, tokenizer)
     batch = Responses(["?"], ["yes"], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [[{"role": "user", "content": "?"}]]})
     short = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ messages[-1]['content'] }}!")
-    assert short.scores(batch) == pytest.approx([score_alone(classifier, tokenizer.encode("yes!"))], abs=1e-5)
+    assert short.score(batch) == pytest.approx([score_alone(classifier, tokenizer.encode("yes!"))], abs=1e-5)
     refusing = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ raise_exception('no users') }}")
     with pytest.raises(RewardError, match="the chat template refuses the conversation: no users"):
-        refusing.scores(batch)
+        refusing.score(batch)
 
 
 def test_sharing_tokens_looks_past_padding_but_not_past_the_end():
@@ -123,9 +123,9 @@ def test_bad_rows_are_named():
     reward = ModelReward(ScalarModel(tiny_reward_model(), POLICY_TOKENIZER), POLICY_TOKENIZER, name="judge")
     long = Responses(["p", "p"], ["c", "c"], [[5], [5] * 200], [[6], [6] * 57], [True, True])
     with pytest.raises(RewardError, match="'judge' reads at most 256 tokens, but response 1 has 257"):
-        reward.scores(long)
+        reward.score(long)
     with pytest.raises(RewardError, match="response 0 and its prompt are empty"):
-        reward.scores(Responses([""], [""], [[]], [[]], [False]))
+        reward.score(Responses([""], [""], [[]], [[]], [False]))
 
 
 def test_a_model_that_overflows_is_named():
@@ -133,12 +133,12 @@ def test_a_model_that_overflows_is_named():
     torch.nn.init.constant_(classifier.score.weight, float("nan"))
     reward = ModelReward(ScalarModel(classifier, POLICY_TOKENIZER), POLICY_TOKENIZER, name="judge")
     with pytest.raises(RewardError, match="reward model 'judge' gave response 0 nan"):
-        reward.scores(rollout())
+        reward.score(rollout())
 
 
 def test_no_gradient_is_kept():
     reward = ModelReward(ScalarModel(tiny_reward_model(), POLICY_TOKENIZER), POLICY_TOKENIZER)
-    reward.scores(rollout())
+    reward.score(rollout())
     assert all(parameter.grad is None for parameter in reward.model.parameters())
 
 
@@ -151,7 +151,16 @@ def test_a_folder_and_a_function_load_as_one_reward(tmp_path):
         [RewardTerm(folder, 2.0), RewardTerm("kedge.rewards.penalties:blank", 0.5)], policy_tokenizer=tokenizer
     )
     expected = [2 * score - 0.5 * (not text) for score, (_, text) in zip(alone.scores, TEXTS, strict=True)]
-    assert mixed.scores(rollout()) == pytest.approx(expected)
+    assert mixed.score(rollout()) == pytest.approx(expected)
+
+
+def test_a_weighted_reward_lists_its_models(tmp_path):
+    folders = [save_tiny_reward_model(tmp_path / name / "judge") for name in "ab"]
+    reward = load_reward([str(folders[0]), "kedge.rewards.penalties:blank", str(folders[1])])
+    assert list(reward.models) == ["judge", "judge-2"]
+    assert [each.model for each in reward.models.values()] == [reward.sources[0].model, reward.sources[2].model]
+    assert all((each.reads_policy_ids, each.max_tokens) == (True, 256) for each in reward.models.values())
+    assert load_reward(lambda completions: []).models == {}
 
 
 def test_a_folder_with_a_name_like_a_function_is_a_model(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Judges of pairs: what they are given, what they may say, and how their mistakes read."""
+"""Pairwise judges: their arguments, valid verdicts, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,13 @@ def test_what_is_no_judge_is_refused_at_once(function, complaint):
 
 @pytest.mark.parametrize(
     ("verdicts", "complaint"),
-    [([0.7], "gave pair 0 0.7; expected 1"), ([-1], "gave pair 0 -1"), ([], "0 scores for 1"), (["first"], "gave")],
+    [
+        ([0.7], "gave pair 0 0.7; expected 1"),
+        ([[1.0]], r"gave pair 0 \[1.0\]"),
+        ([-1], "gave pair 0 -1"),
+        ([], "0 scores for 1"),
+        (["first"], "gave"),
+    ],
 )
 def test_other_verdicts_are_refused(verdicts, complaint):
     with pytest.raises(RewardError, match=complaint):
@@ -68,8 +74,8 @@ def test_other_verdicts_are_refused(verdicts, complaint):
 
 def test_columns_are_checked_before_a_run():
     judge = PairwiseJudge(lambda first, second, topic, **columns: [])
-    judge.check_columns(["topic"])
+    judge.check(["topic"])
     with pytest.raises(RewardError, match="takes 'topic', but no column"):
-        judge.check_columns([])
-    with pytest.raises(RewardError, match="column 'first' has a name that kedge gives to judges"):
-        judge.check_columns(["topic", "first"])
+        judge.check([])
+    with pytest.raises(RewardError, match="column 'first' has the name of a pairwise judge's own argument"):
+        judge.check(["topic", "first"])

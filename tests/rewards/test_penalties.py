@@ -1,4 +1,4 @@
-"""The penalties' values, by hand from their definitions."""
+"""The penalties, against values computed by hand from their definitions."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_ill_formed_matches_the_whole_response():
 @pytest.mark.parametrize("name", ["too_long", "unfinished", "blank", "repetitive"])
 def test_each_works_by_its_name_alone(name):
     batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True], {}, max_new_tokens=20)
-    assert load_reward(f"kedge.rewards.penalties:{name}").scores(batch) == [0.0]
+    assert load_reward(f"kedge.rewards.penalties:{name}").score(batch) == [0.0]
 
 
 def test_too_long_without_a_limit_says_what_is_missing():
     batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True])
     with pytest.raises(RewardError, match="too_long takes 'max_new_tokens'"):
-        load_reward(too_long).scores(batch)
+        load_reward(too_long).score(batch)

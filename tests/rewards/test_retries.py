@@ -1,4 +1,4 @@
-"""Calls that fail: how often they are repeated, which responses pay for it, and what is counted."""
+"""Failed calls: retries, the responses they cost, and the counts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import RewardError
-from kedge.rewards import CallRules, FunctionReward, Responses, WeightedReward, load_reward
+from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward, load_reward
 from kedge.rewards.retries import CallTimeout, GuardedReward
 
-RULES = CallRules(pause=0.0)
+LIMITS = CallLimits(pause=0.0)
 
 
 def batch(*completions: str) -> Responses:
@@ -24,7 +24,7 @@ def batch(*completions: str) -> Responses:
 
 
 class Scripted:
-    """A function that fails as it is told to: by call, or by response."""
+    """A function that fails as scripted: by call, or by response."""
 
     name = "scripted"
 
@@ -33,10 +33,10 @@ class Scripted:
         self.asked: list[list[str]] = []
         self.timeouts: list[float | None] = []
 
-    def check_columns(self, columns: object) -> None:
+    def check(self, columns: object) -> None:
         pass
 
-    def ask(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[float | None]]:
+    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[float | None]]:
         def collect() -> list[float | None]:
             self.asked.append(responses.completions)
             self.timeouts.append(timeout)
@@ -53,64 +53,64 @@ class Scripted:
 
 def test_a_call_that_succeeds_is_made_once():
     function = Scripted()
-    answer = GuardedReward(function, RULES).ask(batch("a", "bb"))()
-    assert (answer.scores, answer.failures, answer.given_up) == ([1.0, 2.0], 0, 0)
+    result = GuardedReward(function, LIMITS).start(batch("a", "bb"))()
+    assert (result.scores, result.failures, result.given_up) == ([1.0, 2.0], 0, 0)
     assert len(function.asked) == 1
 
 
 def test_a_call_that_fails_is_repeated_and_counted():
     function = Scripted(RewardError("down"), CallTimeout("late"))
-    answer = GuardedReward(function, replace(RULES, retries=2)).ask(batch("a"))()
-    assert answer.scores == [1.0]
-    assert answer.metrics("f") == {"reward/f_failures": 2, "reward/f_timeouts": 1, "reward/f_given_up": 0}
+    result = GuardedReward(function, replace(LIMITS, retries=2)).start(batch("a"))()
+    assert result.scores == [1.0]
+    assert result.metrics("f") == {"reward/f_failures": 2, "reward/f_timeouts": 1, "reward/f_given_up": 0}
 
 
 def test_the_waits_double(monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     function = Scripted(*[RewardError("down")] * 3)
-    GuardedReward(function, CallRules(retries=3)).ask(batch("a"))()
+    GuardedReward(function, CallLimits(retries=3)).start(batch("a"))()
     assert [wait for wait in waits if wait] == [1.0, 2.0, 4.0]
 
 
 def test_stop_raises_the_last_failure():
     function = Scripted(RewardError("first"), RewardError("last"))
     with pytest.raises(RewardError, match="last"):
-        GuardedReward(function, RULES).ask(batch("a", "b"))()
+        GuardedReward(function, LIMITS).start(batch("a", "b"))()
     assert len(function.asked) == 2
 
 
-def test_the_offenders_alone_are_dropped():
+def test_only_the_failing_responses_are_dropped():
     function = Scripted(bad=("bad",))
-    rules = replace(RULES, retries=0, on_error="drop")
-    answer = GuardedReward(function, rules).ask(batch("a", "bb", "bad", "dddd", "eeeee"))()
-    assert answer.scores == [1.0, 2.0, None, 4.0, 5.0]
-    assert answer.dropped == {2}
+    limits = replace(LIMITS, retries=0, on_error="drop")
+    result = GuardedReward(function, limits).start(batch("a", "bb", "bad", "dddd", "eeeee"))()
+    assert result.scores == [1.0, 2.0, None, 4.0, 5.0]
+    assert result.dropped == {2}
     assert function.asked[1:] == [["a", "bb"], ["bad", "dddd", "eeeee"], ["bad"], ["dddd", "eeeee"]]
-    assert (answer.failures, answer.given_up) == (3, 1)
+    assert (result.failures, result.given_up) == (3, 1)
 
 
-def test_the_offenders_alone_are_given_the_value():
-    rules = replace(RULES, on_error="value", error_score=-3.0)
-    answer = GuardedReward(Scripted(bad=("bad", "worse")), rules).ask(batch("bad", "a", "worse"))()
-    assert (answer.scores, answer.dropped, answer.given_up) == ([-3.0, 1.0, -3.0], frozenset(), 2)
+def test_only_the_failing_responses_get_the_error_score():
+    limits = replace(LIMITS, on_error="value", error_score=-3.0)
+    result = GuardedReward(Scripted(bad=("bad", "worse")), limits).start(batch("bad", "a", "worse"))()
+    assert (result.scores, result.dropped, result.given_up) == ([-3.0, 1.0, -3.0], frozenset(), 2)
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "bad"]), min_size=1, max_size=20))
 def test_every_response_that_can_be_scored_is(texts):
-    rules = replace(RULES, retries=0, on_error="drop")
-    answer = GuardedReward(Scripted(bad=("bad",)), rules).ask(batch(*texts))()
-    assert answer.scores == [None if text == "bad" else float(len(text)) for text in texts]
-    assert answer.dropped == {row for row, text in enumerate(texts) if text == "bad"}
+    limits = replace(LIMITS, retries=0, on_error="drop")
+    result = GuardedReward(Scripted(bad=("bad",)), limits).start(batch(*texts))()
+    assert result.scores == [None if text == "bad" else float(len(text)) for text in texts]
+    assert result.dropped == {row for row, text in enumerate(texts) if text == "bad"}
 
 
-def test_the_search_for_offenders_has_one_more_timeout():
+def test_the_search_for_failing_responses_has_one_more_timeout():
     function = Scripted(bad=tuple("abcdefgh"), slow=0.05)
     begun = time.monotonic()
-    rules = replace(RULES, retries=0, on_error="drop", timeout=0.12)
-    answer = GuardedReward(function, rules).ask(batch(*"abcdefgh"))()
+    limits = replace(LIMITS, retries=0, on_error="drop", timeout=0.12)
+    result = GuardedReward(function, limits).start(batch(*"abcdefgh"))()
     assert time.monotonic() - begun < 1.0
-    assert answer.given_up == 8
+    assert result.given_up == 8
     assert len(function.asked) < 6
     assert all(given is not None and given <= 0.12 for given in function.timeouts[1:])
 
@@ -119,7 +119,7 @@ def test_one_response_that_hangs_costs_one_score_and_one_more_timeout(monkeypatc
     now = 0.0
 
     class Hanging(Scripted):
-        def ask(self, responses, *, timeout=None):
+        def start(self, responses, *, timeout=None):
             def collect():
                 nonlocal now
                 if "hang" in responses.completions:
@@ -133,21 +133,21 @@ def test_one_response_that_hangs_costs_one_score_and_one_more_timeout(monkeypatc
     monkeypatch.setattr(time, "monotonic", lambda: now)
     texts = ["fine"] * 64
     texts[5] = "hang"
-    answer = GuardedReward(Hanging(), replace(RULES, retries=0, on_error="drop")).ask(batch(*texts))()
-    assert answer.dropped == {5}
+    result = GuardedReward(Hanging(), replace(LIMITS, retries=0, on_error="drop")).start(batch(*texts))()
+    assert result.dropped == {5}
     assert 300 < now <= 600
 
 
 def test_nan_in_one_response_costs_that_response():
     reward = load_reward(lambda completions: [math.nan if t == "b" else 1.0 for t in completions],
-                         rules=replace(RULES, on_error="drop"))  # fmt: skip
+                         limits=replace(LIMITS, on_error="drop"))  # fmt: skip
     scored = reward.score_terms(batch("a", "b", "c"))
     assert scored.scores == [1.0, None, 1.0]
     assert scored.failures["reward/lambda_given_up"] == 1
 
 
 def test_a_response_that_one_function_failed_on_has_no_score_at_all():
-    failing = GuardedReward(Scripted(bad=("b",)), replace(RULES, on_error="drop"))
+    failing = GuardedReward(Scripted(bad=("b",)), replace(LIMITS, on_error="drop"))
     silent = FunctionReward(lambda completions: [None, 10.0, None], name="silent")
     scored = WeightedReward([(failing, 1.0), (silent, 1.0)]).score_terms(batch("a", "b", "c"))
     assert scored.scores == [1.0, None, 1.0]
@@ -155,11 +155,11 @@ def test_a_response_that_one_function_failed_on_has_no_score_at_all():
     assert set(scored.failures) == {f"reward/scripted_{what}" for what in ("failures", "timeouts", "given_up")}
 
 
-def test_named_functions_work_at_the_same_time(tmp_path):
+def test_named_functions_run_concurrently(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef f(completions):\n    time.sleep(1)\n    return [1.0]\n")
     reward = load_reward([f"{tmp_path}/slow.py:f"] * 3)
     begun = time.monotonic()
-    assert reward.scores(batch("a")) == [3.0]
+    assert reward.score(batch("a")) == [3.0]
     assert time.monotonic() - begun < 2.5
 
 

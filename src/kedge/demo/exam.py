@@ -135,7 +135,7 @@ class Curve:
         assert roles.reference is not None, "both runs of the demo measure the KL"
         with torch.no_grad():
             reference = response_logprobs(roles.reference, rollout, temperature=recipe.TEMPERATURE)
-        scores = roles.reward.scores(responses)
+        scores = roles.reward.score(responses)
         self.checkpoints.append(
             Checkpoint(
                 update,

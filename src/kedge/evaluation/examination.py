@@ -85,7 +85,7 @@ class Examination:
         return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
 
     def _mark(self, responses: Responses) -> Judged:
-        return Judged(responses, self.judge.scores(responses))
+        return Judged(responses, self.judge.score(responses))
 
     def _answers(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[Answers]:
         prompts = render_for(policy, self.questions, self.reader, max_new_tokens=sampling.max_new_tokens)

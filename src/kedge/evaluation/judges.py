@@ -80,11 +80,11 @@ class Judge(Protocol):
         """Whether it scores single responses or compares pairs."""
         ...
 
-    def check_columns(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str]) -> None:
         """Check before a run that the prompts' columns are what the judge needs (`RewardError` if not)."""
         ...
 
-    def scores(self, responses: Responses) -> Scores | None:
+    def score(self, responses: Responses) -> Scores | None:
         """One number per response, or None from a judge that only compares."""
         ...
 
@@ -105,13 +105,13 @@ class ScoreJudge:
         """The reward's name."""
         return self.reward.name
 
-    def check_columns(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str]) -> None:
         """See `Judge`."""
-        self.reward.check_columns(columns)
+        self.reward.check(columns)
 
-    def scores(self, responses: Responses) -> Scores | None:
+    def score(self, responses: Responses) -> Scores | None:
         """See `Judge`."""
-        return self.reward.scores(responses)
+        return self.reward.score(responses)
 
     def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
         """See `Judge`. Two equal texts tie, though a model that reads them in two batches rounds differently."""
@@ -140,11 +140,11 @@ class PairJudge:
         """The function's name."""
         return self.judge.name
 
-    def check_columns(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Sequence[str]) -> None:
         """See `Judge`."""
-        self.judge.check_columns(columns)
+        self.judge.check(columns)
 
-    def scores(self, responses: Responses) -> Scores | None:
+    def score(self, responses: Responses) -> Scores | None:
         """None: it only compares."""
         return None
 

@@ -49,7 +49,7 @@ def collect_rankings(
     asked = [prompt for prompt in prompts for _ in range(num_responses)]
     answers = policy.answer_all(asked, sampling, title=title)
     responses = join_responses([each.responses for each in answers])
-    scores = labeller.scores(responses)
+    scores = labeller.score(responses)
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
         its = slice(number * num_responses, (number + 1) * num_responses)

@@ -80,7 +80,7 @@ def run_evaluate(
         confidence=settings.confidence,
         num_resamples=settings.num_bootstrap,
     )
-    examination.judge.check_columns(list(questions[0].columns))
+    examination.judge.check(list(questions[0].columns))
 
     with run.started():
         opponent = examination.references() if against is None else examination.sit(against)

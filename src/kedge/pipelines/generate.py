@@ -77,7 +77,7 @@ def run_generate(
     scorer = None
     if rewards:
         scorer = load_rewards(rewards, config, run, policy.tokenizer)
-        scorer.check_columns(list(questions[0].columns))
+        scorer.check(list(questions[0].columns))
 
     asked = [question for question in questions for _ in range(config.generate.num_responses)]
     with run.started():
@@ -110,7 +110,7 @@ def _sample(
     with Progress("generate", total=total) as progress, closing(JsonLines(path)) as lines:
         for answers in batches:
             batch = answers.responses
-            batch_scores = None if scorer is None else scorer.scores(batch)
+            batch_scores = None if scorer is None else scorer.score(batch)
             for row in _rows(batch, batch_scores):
                 lines.write(row)
             parts.append(batch)

@@ -1,6 +1,6 @@
-"""Where scores come from: reward models, Python functions, and weighted sums of both.
+"""Reward sources: reward models, Python functions, and weighted sums of both.
 
-What needs torch is loaded when it is first used: a reward function's own process imports this package, too.
+Modules that need torch are imported on first use: a reward function's worker process imports this package, too.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
-from kedge.rewards.retries import CallRules
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Scores
+from kedge.rewards.retries import CallLimits
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
 if TYPE_CHECKING:
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MESSAGES_COLUMN",
-    "CallRules",
+    "CallLimits",
     "FunctionReward",
     "ModelReward",
     "Responses",
     "RewardSource",
     "RewardSpec",
     "RewardTerm",
+    "Score",
     "ScoredTerms",
     "Scores",
+    "ScoringModel",
     "WeightedReward",
     "load_function",
     "load_reward",
     "names_function",
 ]
 
-_HOMES = {
+_LAZY = {
     "ModelReward": "kedge.rewards.model",
     "RewardSpec": "kedge.rewards.loading",
     "RewardTerm": "kedge.rewards.loading",
@@ -44,6 +46,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY:
         raise AttributeError(f"module 'kedge.rewards' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

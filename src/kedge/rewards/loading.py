@@ -1,4 +1,4 @@
-"""From what a user writes to a reward: a model folder or id, a function, or several of them with weights."""
+"""Loads a reward: a model folder or id, a function, or several of them with weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.retries import CallRules, GuardedReward
+from kedge.rewards.retries import CallLimits, GuardedReward
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 
@@ -31,10 +31,10 @@ class RewardTerm:
     """One term of a weighted reward.
 
     Attributes:
-        reward: where the scores come from.
-        weight: what they are multiplied by.
+        reward: the reward model or function.
+        weight: the factor of its scores in the sum.
         settings: keyword arguments for a function, such as `{"window": 0.5}` for `kedge.rewards.penalties:too_long`.
-        name: what messages and metrics call it; by default the function's or the folder's name.
+        name: its name in metrics and messages; the function's or the folder's name by default.
     """
 
     reward: RewardSpec
@@ -51,24 +51,24 @@ def load_reward(
     trust_remote_code: bool = False,
     micro_batch_tokens: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
-    rules: CallRules | None = None,
+    limits: CallLimits | None = None,
     log: Path | None = None,
 ) -> WeightedReward:
-    """Load one reward, or several as a weighted sum; a single one is a sum of one term.
+    """Load one reward, or several, as a weighted sum.
 
-    A text is a function where a Python name follows its last colon and no folder is called so, else a reward model.
-    A function that is named runs in a process of its own; one that is handed over runs in this process. Functions are
-    loaded before models, which take longer.
+    A text is a function if a Python name follows its last colon and no folder has that name, else a reward model. A
+    function given by name runs in a worker process, a Python object in this process. Functions are loaded before
+    models, which take longer.
 
     Args:
-        terms: One reward or several; a bare one has weight 1.
-        policy_tokenizer: The policy's, so that a reward model with other tokens is given texts.
-        device: Where reward models live.
-        trust_remote_code: Run Python code that a model folder brings along.
-        micro_batch_tokens: Tokens per forward pass of a reward model; None reads all responses at once.
+        terms: One reward or several, with weight 1 unless in a `RewardTerm`.
+        policy_tokenizer: The policy's; a reward model with another tokenizer reads texts.
+        device: The device of the reward models.
+        trust_remote_code: Allow a model folder's own Python code to run.
+        micro_batch_tokens: Tokens per forward pass of a reward model; None for all responses at once.
         precision: Number format of a reward model's matrix products.
-        rules: What functions are allowed, and what becomes of their failures.
-        log: The file that keeps what functions print in processes of their own.
+        limits: Limits on functions' calls, and how failed calls are handled.
+        log: The file for the output of functions in worker processes.
 
     Raises:
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
@@ -77,7 +77,7 @@ def load_reward(
     given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
     wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
     functions = {
-        place: _load_function(term, rules or CallRules(), log)
+        place: _load_function(term, limits or CallLimits(), log)
         for place, term in enumerate(wanted)
         if callable(term.reward) or _is_function(str(term.reward))
     }
@@ -106,10 +106,10 @@ def _is_function(text: str) -> bool:
     return names_function(text) and not os.path.isdir(text)
 
 
-def _load_function(term: RewardTerm, rules: CallRules, log: Path | None) -> GuardedReward:
-    # A closure cannot be handed to another process, and Windows has no process groups.
+def _load_function(term: RewardTerm, limits: CallLimits, log: Path | None) -> GuardedReward:
+    # A closure cannot be sent to another process, and Windows has no process groups.
     if callable(term.reward) or os.name != "posix":
         function = term.reward if callable(term.reward) else load_function(str(term.reward))
-        return GuardedReward(FunctionReward(function, name=term.name, settings=term.settings), rules)
-    remote = RemoteFunction(str(term.reward), name=term.name, settings=term.settings, rules=rules, log=log)
-    return GuardedReward(remote, rules)
+        return GuardedReward(FunctionReward(function, name=term.name, settings=term.settings), limits)
+    remote = RemoteFunction(str(term.reward), name=term.name, settings=term.settings, limits=limits, log=log)
+    return GuardedReward(remote, limits)

@@ -1,7 +1,8 @@
-"""Scores from a reward model, whichever tokenizer it reads."""
+"""Reward models as reward sources, with the policy's tokenizer or their own."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -11,25 +12,25 @@ from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_completion, encode_prompt
 from kedge.errors import DataError, RewardError
 from kedge.models import ScalarModel, score_rows
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, checked_scores
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
 
 __all__ = ["ModelReward", "share_tokens"]
 
 
 class ModelReward:
-    """A reward model as a source of scores: one number per response, read at the last real token.
+    """A reward model as a reward source: one number per response, read at its last token.
 
-    A model with the policy's own tokens reads the rollout's ids as they are, the sampled stop token included. One with
-    other tokens gets the texts, encoded anew: through its own chat template where it has one and the prompt's messages
-    are known, else as prompt + completion, with its own EOS behind a response that stopped.
+    A model that shares the policy's tokens reads the sampled ids, including the stop token. A model with another
+    tokenizer reads the re-encoded texts: through its own chat template if it has one and the prompt's messages are
+    known, else prompt + completion, with its own EOS after a response that stopped.
 
     Args:
         model: The reward model.
-        tokenizer: The reward model's own.
-        policy_tokenizer: The policy's; None where the ids are known to be the reward model's.
-        name: What messages and metrics call it.
-        chat_template: Takes the place of the reward tokenizer's own template.
-        micro_batch_tokens: Tokens per forward pass, None for all at once; never changes a score by more than rounding.
+        tokenizer: The reward model's.
+        policy_tokenizer: The policy's; None if the ids are known to be the reward model's.
+        name: Its name in metrics and messages.
+        chat_template: Used instead of the reward tokenizer's own template.
+        micro_batch_tokens: Tokens per forward pass, None for all at once; changes scores by rounding at most.
         precision: Number format of the matrix products.
 
     Source: spec §1 (reward-model read-out), §2.4.
@@ -57,22 +58,29 @@ class ModelReward:
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest prompt with its response that the model has positions for, or None where it does not say."""
+        """The model's context length: the longest prompt plus response, tokens; None if unknown."""
         return self.model.context_length
 
-    def scores(self, responses: Responses) -> Scores:
+    @property
+    def models(self) -> Mapping[str, ScoringModel]:
+        """The model itself."""
+        return {self.name: self}
+
+    def check(self, columns: Collection[str]) -> None:
+        """Nothing to check: a model needs no columns."""
+
+    def score(self, responses: Responses) -> list[Score]:
         """One score per response.
 
         Raises:
-            RewardError: A text beyond the model's context, a chat template that refuses it, or a score that is not
-                finite.
+            RewardError: A text exceeds the model's context, its chat template fails, or a score is not finite.
         """
         rows = [self._ids(responses, index) for index in range(len(responses))]
         self._check_lengths(rows)
         scores = score_rows(
             self.model, rows, precision=self._precision, micro_batch_tokens=self._micro_batch_tokens
         ).tolist()
-        return checked_scores(scores, name=f"reward model {self.name!r}", count=len(rows))
+        return checked_scores(scores, name=f"reward model {self.name!r}", lengths=responses.lengths)
 
     def _ids(self, responses: Responses, index: int) -> list[int]:
         """One prompt and response in the reward model's tokens."""
@@ -87,14 +95,14 @@ class ModelReward:
 
     def _conversation_ids(self, messages: list[dict[str, Any]], completion: str) -> list[int]:
         if messages[-1]["role"] == "assistant":
-            # The prompt began the answer, and the policy went on with it: one turn, not two.
+            # The prompt started the assistant's turn and the policy continued it: one turn, not two.
             messages, completion = messages[:-1], f"{messages[-1]['content']}{completion}"
         answer = {"role": "assistant", "content": completion}
         try:
             text = apply_template(self.tokenizer, [*messages, answer], chat_template=self._chat_template)
         except (RowError, DataError) as error:
             raise RewardError(f"reward model {self.name!r}: {error}") from error
-        # A template writes every special token itself, BOS included.
+        # A chat template writes all special tokens itself, including BOS.
         return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def _check_lengths(self, rows: list[list[int]]) -> None:
@@ -109,9 +117,9 @@ class ModelReward:
 
 
 def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers mean the same by every id that can stand in a text.
+    """Whether two tokenizers assign the same ids to the same tokens.
 
-    Padding never stands in one, so a pad token that only one of them was given makes no difference.
+    Pad tokens are ignored: they never occur in a text.
     """
     pads = (tokenizer.pad_token, other.pad_token)
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""Judges that see two responses at once and name the better one."""
+"""Pairwise judges: functions that compare two responses to a prompt."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kedge.rewards.source import Responses, Scores
 __all__ = ["PairwiseJudge"]
 
 SIDES = ("first", "second")
-VERDICTS = (0.0, 0.5, 1.0)
+VERDICTS = (None, 0.0, 0.5, 1.0)
 
 
 class PairwiseJudge:
-    """A function `f(prompts, first, second, **columns)`: 1 where the first text is better, 0 the second, ½ neither.
+    """A function `f(prompts, first, second, **columns)`: 1 if the first text is better, 0 if the second, ½ for a tie.
 
-    It returns a list with one verdict per pair, None where it has none. In all else it is treated as a reward function:
-    it may be async, and what a reward function is offered about the responses it is offered about the first ones.
+    It returns a list with one verdict per pair, None for no verdict. Otherwise it works like a reward function: it may
+    be async, and the arguments that describe responses describe the first ones.
 
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
-        name: What messages call it; the function's own name by default.
+        name: Its name in messages; the function's own name by default.
 
     Raises:
-        RewardError: No such function, or its signature has no room for two responses.
+        RewardError: No such function, or its signature does not accept two responses.
     """
 
     def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None) -> None:
@@ -45,26 +45,29 @@ class PairwiseJudge:
         """The function's name."""
         return self._function.name
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """Check before a run that the prompts' columns give the function what it needs (`RewardError` if not)."""
+    def check(self, columns: Collection[str]) -> None:
+        """Check before a run that the prompts have the columns that the function needs (`RewardError` if not)."""
         if taken := sorted({*SIDES} & {*columns}):
-            raise RewardError(f"the prompts' column {taken[0]!r} has a name that kedge gives to judges; rename it")
-        self._function.check_columns([*columns, *SIDES])
+            raise RewardError(
+                f"the prompts' column {taken[0]!r} has the name of a pairwise judge's own argument; rename it"
+            )
+        self._function.check([*columns, *SIDES])
 
     def verdicts(self, first: Responses, second: Responses) -> Scores:
         """Which of two responses to each prompt is better, shown in this order.
 
         Raises:
-            RewardError: The function raised, or returned something else than 1, ½, 0 or None for every pair.
+            RewardError: The function raised, or returned something other than 1, ½, 0 or None for a pair.
         """
         sides = dict(zip(SIDES, (first.completions, second.completions), strict=True))
-        verdicts = self._function.scores(replace(first, columns={**first.columns, **sides}))
-        for index, verdict in enumerate(verdicts):
-            if verdict is not None and verdict not in VERDICTS:
+        verdicts: Scores = []
+        for index, verdict in enumerate(self._function.score(replace(first, columns={**first.columns, **sides}))):
+            if isinstance(verdict, list) or verdict not in VERDICTS:
                 raise RewardError(
-                    f"{self.name} gave pair {index} {verdict:g}; expected 1 (the first is better), 0 (the second), "
-                    "0.5 (neither) or None"
+                    f"{self.name} gave pair {index} {verdict}; expected 1 (the first is better), 0 (the second), "
+                    "0.5 (a tie) or None"
                 )
+            verdicts.append(verdict)
         return verdicts
 
 

@@ -1,6 +1,6 @@
-"""Length and format penalties, as plain reward functions: 0 where nothing is wrong, below 0 where something is.
+"""Length and format penalties as plain reward functions: 0 for a good response, negative for a bad one.
 
-Give them a weight beside the main reward, for example `kedge.rewards.penalties:too_long`.
+Combine them with the main reward by weight, for example `kedge.rewards.penalties:too_long`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ __all__ = ["blank", "ill_formed", "repetitive", "too_long", "unfinished"]
 
 
 def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: float = 0.2) -> list[float]:
-    """A soft penalty that grows over the last stretch before the length limit.
+    """A soft penalty that grows linearly as a response approaches the length limit.
 
     penalty(n) = 0                          if n ≤ max − w
                  (max − w − n) / w          if max − w < n ≤ max
                  −1                         if n > max,          w = window · max
 
     Args:
-        completion_ids: Responses in tokens, stop token included.
+        completion_ids: Responses in tokens, including the stop token.
         max_new_tokens: The length limit, tokens.
-        window: Width of the stretch, as a share of the limit, in (0, 1]; 0.2 is the published 4,096 of 20,480.
+        window: Width of the penalized range as a fraction of the limit, in (0, 1]. The paper has 0.2: 4,096 of 20,480.
 
     Raises:
         RewardError: A window outside (0, 1].
@@ -36,7 +36,7 @@ def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: fl
 
 
 def unfinished(stopped: list[bool]) -> list[float]:
-    """−1 for a response that was cut before its stop token (an addition to the score, unlike the EOS trick)."""
+    """−1 for a response cut off before its stop token (added to the score, unlike `rollout.missing_eos_score`)."""
     return [0.0 if done else -1.0 for done in stopped]
 
 
@@ -46,7 +46,7 @@ def blank(completions: list[str]) -> list[float]:
 
 
 def repetitive(completions: list[str], *, size: int = 3) -> list[float]:
-    """Minus the share of a response's word n-grams that occurred in it before.
+    """Minus the fraction of a response's word n-grams that repeat an earlier one.
 
     penalty = distinct n-grams / n-grams − 1,   in (−1, 0]
 
@@ -59,15 +59,15 @@ def repetitive(completions: list[str], *, size: int = 3) -> list[float]:
     """
     if size < 1:
         raise RewardError(f"repetitive: size {size} is below 1")
-    return [_distinct_share(text.split(), size) - 1 for text in completions]
+    return [_distinct_fraction(text.split(), size) - 1 for text in completions]
 
 
 def ill_formed(completions: list[str], *, pattern: str) -> list[float]:
-    """−1 for a response that a regular expression does not match in full (`.` matches line ends too).
+    """−1 for a response that a regular expression does not match in full (`.` also matches newlines).
 
     Args:
         completions: Responses as text.
-        pattern: What a well-formed response looks like.
+        pattern: The regular expression of a well-formed response.
 
     Raises:
         RewardError: The pattern is not a regular expression.
@@ -79,6 +79,6 @@ def ill_formed(completions: list[str], *, pattern: str) -> list[float]:
     return [0.0 if expression.fullmatch(text) else -1.0 for text in completions]
 
 
-def _distinct_share(words: list[str], size: int) -> float:
+def _distinct_fraction(words: list[str], size: int) -> float:
     grams = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -1,33 +1,33 @@
-"""Calls of reward functions that may fail: tried again, narrowed down to the offending responses, counted."""
+"""Calls of reward functions that may fail: retried, narrowed down to the failing responses, counted."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
 from kedge.errors import RewardError
-from kedge.rewards.source import Responses, Scores
+from kedge.rewards.source import Responses, Score, ScoringModel
 
-__all__ = ["Answer", "CallRules", "CallTimeout", "Callee", "GuardedReward"]
+__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
 
 
 @dataclass(frozen=True)
-class CallRules:
-    """What a reward function is allowed, and what becomes of its failures.
+class CallLimits:
+    """Limits on a reward function's calls, and how failed calls are handled.
 
     Attributes:
         timeout: Longest call, seconds.
         startup_timeout: Longest import of the function's module, seconds.
-        retries: Further attempts after a call that failed, ≥ 0.
-        on_error: When they have failed, too: end the run, leave the response without a score, or give it `error_score`.
+        retries: Further attempts after a failed call, ≥ 0.
+        on_error: When they fail, too: end the run, drop the response, or give it `error_score`.
         error_score: The score of a response whose call failed, with `value`.
-        memory_growth: A worker that holds so much more than after its first call is replaced by a fresh one, bytes.
-        pause: Wait before the first further attempt, seconds; doubled before each next one.
+        memory_growth: A worker that grows by more than this after its first call is replaced, bytes.
+        pause: Wait before the first retry, seconds; doubled before each further one.
     """
 
     timeout: float = 300.0
@@ -40,39 +40,33 @@ class CallRules:
 
 
 class CallTimeout(RewardError):
-    """A call that did not end in time."""
+    """A call that did not finish in time."""
 
 
-class Callee(Protocol):
-    """A reward function, wherever it runs."""
+class _Function(Protocol):
+    """A reward function, in this process or in a worker."""
 
     @property
-    def name(self) -> str:
-        """What messages and metrics call it."""
-        ...
+    def name(self) -> str: ...
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """Raise `RewardError` unless the prompts' columns give the function what it needs."""
-        ...
+    def check(self, columns: Collection[str]) -> None: ...
 
-    def ask(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Scores]:
-        """Begin a call; its scores, or its `RewardError`, come from calling what is returned."""
-        ...
+    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Sequence[Score]]: ...
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of one batch of responses.
+class CallResult:
+    """The scores of one batch of responses, and the failed calls.
 
     Attributes:
-        scores: One per response.
-        dropped: The rows that are to have no score at all, because the function failed on them.
-        failures: Calls that failed, repeated ones included.
-        timeouts: How many of them did not end in time.
-        given_up: Responses of which no call ended well.
+        scores: One entry per response.
+        dropped: Rows to be left out of the update, because the function failed on them.
+        failures: Failed calls, including retries.
+        timeouts: How many of them did not finish in time.
+        given_up: Responses without a successful call.
     """
 
-    scores: Scores
+    scores: Sequence[Score]
     dropped: frozenset[int] = frozenset()
     failures: int = 0
     timeouts: int = 0
@@ -88,75 +82,82 @@ class Answer:
 
 
 class GuardedReward:
-    """A reward function whose failures are dealt with as the rules have it.
+    """A reward function whose failed calls are retried, then handled as the limits specify.
 
-    A call that fails is repeated. Where no attempt succeeds and the run is not to stop, halves of the batch are asked
-    again, and halves of those that fail, until the offending responses stand alone: one response that a function cannot
-    read costs one score, not a batch of them. All of that has one more `timeout` together.
+    If every attempt fails and `on_error` is not `stop`, the batch is split in halves, which are scored separately, and
+    those that fail are split again, down to single responses: one response that the function cannot handle costs one
+    score, not a batch of them. The whole search may take one more `timeout`.
 
     Args:
-        function: Who is called.
-        rules: Deadlines, attempts, and what happens when they are used up.
+        function: The function, in this process or in a worker.
+        limits: Deadlines, retries, and what follows when they are used up.
     """
 
-    def __init__(self, function: Callee, rules: CallRules) -> None:
-        self._function, self._rules = function, rules
+    def __init__(self, function: _Function, limits: CallLimits) -> None:
+        self._function, self._limits = function, limits
 
     @property
     def name(self) -> str:
         """The function's name."""
         return self._function.name
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """See `FunctionReward.check_columns`."""
-        self._function.check_columns(columns)
+    @property
+    def models(self) -> Mapping[str, ScoringModel]:
+        """None, see `FunctionReward.models`."""
+        return {}
 
-    def scores(self, responses: Responses) -> Scores:
-        """See `ask`."""
-        return self.ask(responses)().scores
+    def check(self, columns: Collection[str]) -> None:
+        """See `FunctionReward.check`."""
+        self._function.check(columns)
 
-    def ask(self, responses: Responses) -> Callable[[], Answer]:
-        """Begin a call; the answer comes from calling what is returned.
+    def score(self, responses: Responses) -> Sequence[Score]:
+        """See `start`."""
+        return self.start(responses)().scores
+
+    def start(self, responses: Responses) -> Callable[[], CallResult]:
+        """Start a call; the returned function waits for its result.
 
         Raises:
-            RewardError: Where the answer is called for: every attempt failed, and the rules are to stop.
+            RewardError: From the returned function: every attempt failed, and `on_error` is `stop`.
         """
-        return partial(self._answer, self._function.ask(responses), responses)
+        return partial(self._result, self._function.start(responses), responses)
 
-    def _answer(self, first: Callable[[], Scores], responses: Responses) -> Answer:
+    def _result(self, first: Callable[[], Sequence[Score]], responses: Responses) -> CallResult:
         failures: list[RewardError] = []
         rows = range(len(responses))
         try:
             scores = dict(zip(rows, self._attempts(first, responses, failures), strict=True))
         except RewardError:
-            if self._rules.on_error == "stop":
+            if self._limits.on_error == "stop":
                 raise
-            until = time.monotonic() + self._rules.timeout
+            until = time.monotonic() + self._limits.timeout
             scores = self._halves(responses, rows, until, failures)
         lost = [row for row in rows if row not in scores]
-        substitute = self._rules.error_score if self._rules.on_error == "value" else None
-        return Answer(
+        substitute = self._limits.error_score if self._limits.on_error == "value" else None
+        return CallResult(
             scores=[scores.get(row, substitute) for row in rows],
-            dropped=frozenset(lost if self._rules.on_error == "drop" else ()),
+            dropped=frozenset(lost if self._limits.on_error == "drop" else ()),
             failures=len(failures),
             timeouts=sum(isinstance(failure, CallTimeout) for failure in failures),
             given_up=len(lost),
         )
 
-    def _attempts(self, collect: Callable[[], Scores], responses: Responses, failures: list[RewardError]) -> Scores:
-        """The scores of the first attempt that succeeds; the error of the last one where none does."""
-        for attempt in range(self._rules.retries):
+    def _attempts(
+        self, collect: Callable[[], Sequence[Score]], responses: Responses, failures: list[RewardError]
+    ) -> Sequence[Score]:
+        """The scores of the first attempt that succeeds, or the error of the last one."""
+        for attempt in range(self._limits.retries):
             with suppress(RewardError):
                 return self._counted(collect, failures)
-            time.sleep(self._rules.pause * 2**attempt)
-            collect = self._function.ask(responses)
+            time.sleep(self._limits.pause * 2**attempt)
+            collect = self._function.start(responses)
         return self._counted(collect, failures)
 
     def _halves(
         self, responses: Responses, rows: Sequence[int], until: float, failures: list[RewardError]
-    ) -> dict[int, float | None]:
-        """The scores of those rows of a failed call that can be scored in calls without the others."""
-        scores: dict[int, float | None] = {}
+    ) -> dict[int, Score]:
+        """The scores of a failed call's rows that succeed in smaller calls."""
+        scores: dict[int, Score] = {}
         failed = deque([rows])
         while failed:
             part = failed.popleft()
@@ -165,8 +166,8 @@ class GuardedReward:
                 remaining = until - time.monotonic()
                 if remaining <= 0:
                     return scores
-                # Half of what remains: one call that hangs must not take the others' time.
-                collect = self._function.ask(responses.select(half), timeout=remaining / 2)
+                # Half of the remaining time, so that one call that hangs leaves time for the others.
+                collect = self._function.start(responses.select(half), timeout=remaining / 2)
                 try:
                     scores.update(zip(half, self._counted(collect, failures), strict=True))
                 except RewardError:
@@ -174,7 +175,7 @@ class GuardedReward:
         return scores
 
     @staticmethod
-    def _counted(collect: Callable[[], Scores], failures: list[RewardError]) -> Scores:
+    def _counted(collect: Callable[[], Sequence[Score]], failures: list[RewardError]) -> Sequence[Score]:
         try:
             return collect()
         except RewardError as error:

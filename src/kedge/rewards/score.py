@@ -1,4 +1,4 @@
-"""Between a rollout and its experience: texts for the reward sources, and what becomes of their answers."""
+"""Scores a rollout: texts for the reward sources, and their scores as tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -26,18 +26,21 @@ class ScoredRollout:
 
     Attributes:
         rollout: Their rows.
-        scores: One per row, after the penalty for a missing stop token.
+        scores: The per-response numbers, after the penalty for a missing stop token.
+        token_scores: The per-token numbers at the response's token slots, in order, 0 elsewhere; None where no source
+            returned any.
         prompts: Their prompts as text.
-        terms: What the reward sources said about all responses.
+        terms: The reward sources' scores of all responses, including those without a score.
     """
 
     rollout: Rollout
     scores: Float[Tensor, " batch"]
+    token_scores: Float[Tensor, "batch time"] | None
     prompts: list[str]
     terms: ScoredTerms
 
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score, how often functions failed, and how many responses had no score."""
+        """Each source's mean score, the functions' failed calls, and the number of responses without a score."""
         unscored = float(sum(score is None for score in self.terms.scores))
         return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored}
 
@@ -53,20 +56,20 @@ def score_rollout(
     missing_eos_mode: Literal["replace", "subtract"],
     seed: int = 0,
 ) -> ScoredRollout:
-    """Ask the reward for a score per response; leave out the responses that get none.
+    """Score the responses of a rollout, and drop those without a score.
 
     Args:
-        rollout: What the policy did.
-        prompts: The row's prompts, one per response.
-        reward: Who scores.
+        rollout: The sampled responses.
+        prompts: The prompts, one per response.
+        reward: Scores the responses.
         tokenizer: The policy's.
-        max_new_tokens: Where responses are cut.
-        missing_eos_score: Score of a response without the stop token; None leaves it alone.
-        missing_eos_mode: Whether that replaces the score, or is subtracted from it.
+        max_new_tokens: The response length limit.
+        missing_eos_score: Score of a response without the stop token; None for no penalty. Token scores are kept.
+        missing_eos_mode: Whether it replaces the score, or is subtracted from it.
         seed: For functions that draw random numbers.
 
     Raises:
-        RewardError: The reward broke its contract.
+        RewardError: A reward source failed or returned something other than scores.
         UnscoredError: No response has a score.
     """
     described = describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed)
@@ -79,7 +82,10 @@ def score_rollout(
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
     if missing_eos_score is not None:
         scores = penalize_missing_eos(scores, rollout.stopped, value=missing_eos_score, mode=missing_eos_mode)
-    return ScoredRollout(rollout, scores, [prompts[row].text for row in rows], terms)
+    token_scores = None
+    if terms.token_scores is not None:
+        token_scores = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
+    return ScoredRollout(rollout, scores, token_scores, [prompts[row].text for row in rows], terms)
 
 
 def describe_responses(
@@ -90,16 +96,16 @@ def describe_responses(
     max_new_tokens: int | None = None,
     seed: int = 0,
 ) -> Responses:
-    """A rollout as the texts, ids and columns that reward sources are given."""
+    """A rollout as the texts, ids and columns that reward sources read."""
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
-    response_ids = _unpadded(rollout.response_ids, rollout.action_mask)
+    response_ids = _unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
-    # The stop token is no part of the text, even where it is not one of the tokenizer's special tokens.
-    spoken = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]
+    # The stop token is not part of the text, even if it is not one of the tokenizer's special tokens.
+    text_ids = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]
     names = {name: None for prompt in prompts for name in prompt.columns}
     return Responses(
         prompts=[prompt.text for prompt in prompts],
-        completions=[_continuation(tokenizer, *ids) for ids in zip(prompt_ids, spoken, strict=True)],
+        completions=[_continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         stopped=stopped,
@@ -110,12 +116,21 @@ def describe_responses(
 
 
 def _continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
-    """The response as text. Decoded behind its prompt: a text's first space is lost where it is decoded alone."""
+    """The response as text, decoded together with its prompt: decoding it alone would lose its leading space."""
     prompt = str(tokenizer.decode(prompt_ids, skip_special_tokens=True))
     whole = str(tokenizer.decode([*prompt_ids, *response_ids], skip_special_tokens=True))
     if whole.startswith(prompt):
         return whole[len(prompt) :]
     return str(tokenizer.decode(response_ids, skip_special_tokens=True))
+
+
+def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+    """One number per counted slot, in order; 0 in all other slots, and in rows without numbers."""
+    scores = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    for index, row in enumerate(rows):
+        if row is not None:
+            scores[index, mask[index]] = torch.tensor(row, dtype=torch.float32, device=mask.device)
+    return scores
 
 
 def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:

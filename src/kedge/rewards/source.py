@@ -1,38 +1,44 @@
-"""What a reward source is given, what it gives back, and the check that every source's scores pass."""
+"""The reward source protocol: what a source reads and returns, and the checks on what it returned."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from kedge.errors import NonfiniteScoreError, RewardError
 
-__all__ = ["MESSAGES_COLUMN", "Responses", "RewardSource", "Scores", "checked_scores"]
+if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from kedge.models import ScalarModel
 
-Scores = list[float | None]
-"""One number per response; None where a source has nothing to say about a response."""
+__all__ = ["MESSAGES_COLUMN", "Responses", "RewardSource", "Score", "Scores", "ScoringModel", "checked_scores"]
+
+Score: TypeAlias = "float | list[float] | None"
+"""One number for a response, or one per response token (a process reward), or None for no score."""
+
+Scores: TypeAlias = "list[float | None]"
+"""One number per response, or None for no score."""
 
 MESSAGES_COLUMN = "messages"
-"""The prompt column with a conversational prompt's messages, as they were before a chat template rendered them."""
+"""The prompt column with a conversational prompt's messages, before a chat template rendered them."""
 
 
 @dataclass(frozen=True)
 class Responses:
-    """What the policy said to a batch of prompts: one entry per response in every list.
+    """The policy's responses to a batch of prompts: every list has one entry per response.
 
     Attributes:
         prompts: the prompts as text, conversational ones as rendered by the policy's chat template.
         completions: the responses as text, without the stop token.
         prompt_ids: the prompts in the policy's tokens.
-        response_ids: the responses in the policy's tokens, the stop token included where one was sampled.
-        stopped: True where the response ended with the stop token, False where it was cut.
+        response_ids: the responses in the policy's tokens, including the stop token where one was sampled.
+        stopped: True where the response ended with the stop token, False where it was cut off.
         columns: the other fields of the prompts' rows, each a list with one entry per response.
-        max_new_tokens: the length at which responses are cut, tokens; None where nothing cuts them.
-        seed: for a source that draws random numbers, in [0, 2⁶³); a function of the run's seed and the update alone,
-            so that a resumed run draws what an uninterrupted one does.
+        max_new_tokens: the response length limit, tokens; None for no limit.
+        seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so
+            that a resumed run draws the same numbers.
 
     Raises:
         RewardError: The lists differ in length.
@@ -62,6 +68,11 @@ class Responses:
     def __len__(self) -> int:
         return len(self.completions)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens per response, including the stop token where one was sampled."""
+        return [len(ids) for ids in self.response_ids]
+
     def select(self, rows: Sequence[int]) -> Responses:
         """Some of the responses, in the order given."""
 
@@ -80,65 +91,115 @@ class Responses:
         )
 
 
+class ScoringModel(Protocol):
+    """A model that a reward source runs."""
+
+    @property
+    def model(self) -> ScalarModel:
+        """The module."""
+        ...
+
+    @property
+    def reads_policy_ids(self) -> bool:
+        """Whether it shares the policy's tokens and reads the sampled ids."""
+        ...
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Its context length: the longest prompt plus response, tokens; None if unknown."""
+        ...
+
+
+class RewardSource(Protocol):
+    """Anything that scores responses."""
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics and messages."""
+        ...
+
+    @property
+    def models(self) -> Mapping[str, ScoringModel]:
+        """The models it runs, by name; empty for functions."""
+        ...
+
+    def check(self, columns: Collection[str]) -> None:
+        """Check before a run that the prompts have the columns it needs; raises `RewardError` if not."""
+        ...
+
+    def score(self, responses: Responses) -> Sequence[Score]:
+        """One entry per response: a finite number, a list of one per response token, or None for no score."""
+        ...
+
+
 @runtime_checkable
 class _Array(Protocol):
-    """A tensor, array or array scalar of any library. Reward functions run where none of them need be imported."""
+    """A tensor, array or array scalar of any library, none of which has to be imported."""
 
     def tolist(self) -> Any: ...
 
 
-class RewardSource(Protocol):
-    """Anything that gives a score to each response."""
-
-    @property
-    def name(self) -> str:
-        """What the metrics call it."""
-        ...
-
-    def scores(self, responses: Responses) -> Scores:
-        """One finite number per response, or None where this source has none for it."""
-        ...
-
-
-def checked_scores(returned: object, *, name: str, count: int) -> Scores:
-    """What a source returned, as Python floats, once it is shown to keep the contract.
+def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> list[Score]:
+    """A source's return value as Python floats, after checking it.
 
     Args:
-        returned: A list, tuple, tensor or array with one number or None per response. Truth values count as 1 and 0.
-        name: The source, for the message.
-        count: Number of responses that it was to score.
+        returned: A list, tuple, tensor or array with one entry per response: a number, a list, tuple or array of one
+            number per response token, or None. An array with a single number is a number. Booleans count as 1 and 0.
+        name: The source, for messages.
+        lengths: Tokens per response.
 
     Raises:
-        RewardError: Another type, another length, or an entry that is neither a number nor None.
-        NonfiniteScoreError: An entry is NaN or infinite.
+        RewardError: Another type or length.
+        NonfiniteScoreError: A number is NaN or infinite.
     """
-    entries = returned.tolist() if isinstance(returned, _Array) else returned
+    entries, count = _plain(returned), len(lengths)
     if not isinstance(entries, (list, tuple)):
         raise RewardError(f"{name} returned {_shown(returned)}; expected a list of {count} numbers, one per response")
     if len(entries) != count:
         raise RewardError(f"{name} returned {len(entries)} scores for {count} responses; expected one per response")
-    return [_checked_score(entry, name=name, index=index) for index, entry in enumerate(entries)]
+    return [
+        _checked_entry(entry, name=name, row=row, length=length)
+        for row, (entry, length) in enumerate(zip(entries, lengths, strict=True))
+    ]
 
 
-def _checked_score(entry: object, *, name: str, index: int) -> float | None:
+def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
     if entry is None:
         return None
-    number = entry.tolist() if isinstance(entry, _Array) else entry
-    if isinstance(entry, _Array) and isinstance(number, list) and len(number) == 1:
-        number = number[0]
+    value = _plain(entry)
+    if isinstance(entry, _Array) and isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, (list, tuple)):
+        return _checked_number(value, f"{name} gave response {row}", "or None for no score", row=row)
+    if len(value) != length:
+        raise RewardError(
+            f"{name} gave response {row} a list of {len(value)} numbers; expected one number, or a list of {length}, "
+            "one per response token"
+        )
+    return [
+        _checked_number(number, f"{name} gave token {slot} of response {row}", "one per response token", row=row)
+        for slot, number in enumerate(value)
+    ]
+
+
+def _checked_number(entry: object, giver: str, expected: str, *, row: int) -> float:
+    number = _plain(entry)
     if not isinstance(number, Real):
-        raise RewardError(f"{name} gave response {index} {_shown(entry)}; expected a number, or None for no score")
+        raise RewardError(f"{giver} {_shown(entry)}; expected a number, {expected}")
     try:
         score = float(number)
     except OverflowError:
         score = math.inf
     if not math.isfinite(score):
-        told = f"{name} gave response {index} {score}; expected a finite number, or None for no score"
-        raise NonfiniteScoreError(told, index)
+        raise NonfiniteScoreError(f"{giver} {score}; expected a finite number, {expected}", row)
     return score
 
 
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, _Array) else value
+
+
 def _shown(value: object, limit: int = 60) -> str:
-    """A value and its type on one line, cut where it is long."""
+    """A value and its type on one line, truncated if long."""
     text = " ".join(repr(value).split())
     return f"{text if len(text) <= limit else text[:limit] + '…'} (a {type(value).__name__})"

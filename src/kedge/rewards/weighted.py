@@ -3,50 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from kedge.errors import RewardError
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.retries import Answer, GuardedReward
-from kedge.rewards.source import Responses, RewardSource, Scores
+from kedge.rewards.retries import CallResult, GuardedReward
+from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
 
 __all__ = ["ScoredTerms", "WeightedReward"]
 
 
 @dataclass(frozen=True)
 class ScoredTerms:
-    """Scores and what they are made of.
+    """Weighted scores and their terms.
 
     Attributes:
-        scores: the weighted sum per response; None where no source had a score, or one failed that is to drop it.
-        terms: the sources' own scores by name, before their weights.
-        failures: how often functions failed, as metrics.
+        scores: the weighted sum of the per-response numbers: 0 where a response has per-token numbers only, None where
+            no source scored it, or a source with `on_error=drop` failed on it.
+        terms: each source's scores by name, before its weight.
+        failures: failed calls, as metrics.
+        token_scores: the weighted sum of the per-token numbers, one list per response, None where it has none; None
+            where no source returned any.
     """
 
     scores: Scores
-    terms: dict[str, Scores]
+    terms: Mapping[str, Sequence[Score]]
     failures: dict[str, float] = field(default_factory=dict)
+    token_scores: list[list[float] | None] | None = None
+
+    def totals(self) -> Scores:
+        """One number per response: its score plus the sum of its token scores; None where it has neither."""
+        rows = self.token_scores or [None] * len(self.scores)
+        return [None if score is None else score + sum(row or ()) for score, row in zip(self.scores, rows, strict=True)]
 
     def term_means(self) -> dict[str, float]:
-        """The mean of each term over the responses that it scored, for the metrics; NaN where it scored none."""
+        """Each term's mean over the responses it scored, as metrics; NaN where it scored none.
+
+        The number of a response with per-token numbers is their sum.
+        """
         return {f"score/{name}": _mean(scores) for name, scores in self.terms.items()}
 
 
 class WeightedReward:
     """The weighted sum of several sources' scores.
 
-    score_b = Σ_i w_i · s_ib   over the sources i that have a score for response b
+    score_b = Σ_i w_i · s_ib   over the sources i with a score for response b; per-token scores likewise per token
 
-    A source of weight 0 is a judge: it is asked, and its scores are told as those of any other; nothing is learnt from
-    them.
+    A source of weight 0 is a judge: its scores are reported like those of any other source, but do not change the sum.
 
     Args:
-        terms: Pairs of a source and its weight. Sources of the same name are told apart by a number.
+        terms: Pairs of a source and its weight. Sources of the same name are numbered.
 
     Raises:
-        RewardError: No terms, all of weight 0, or a weight that is not a finite number.
+        RewardError: No terms, all weights are 0, or a weight is not finite.
     """
 
     def __init__(self, terms: Sequence[tuple[RewardSource, float]]) -> None:
@@ -56,7 +67,7 @@ class WeightedReward:
             if not math.isfinite(weight):
                 raise RewardError(f"the weight of reward {source.name!r} is {weight}; expected a finite number")
         if not any(weight for _, weight in terms):
-            raise RewardError("every reward has weight 0: nothing could be learnt; give one of them a weight")
+            raise RewardError("every reward has weight 0, so there is nothing to learn from; give one of them a weight")
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]
         self.names = _distinct([source.name for source in self.sources])
@@ -66,52 +77,83 @@ class WeightedReward:
         """The names of all terms."""
         return "+".join(self.names)
 
-    def scores(self, responses: Responses) -> Scores:
-        """The weighted sum per response, None where no source has a score."""
-        return self.score_terms(responses).scores
+    @property
+    def models(self) -> Mapping[str, ScoringModel]:
+        """The models of all sources, by the source's name."""
+        return {
+            name if len(source.models) == 1 else f"{name}/{own}": model
+            for name, source in zip(self.names, self.sources, strict=True)
+            for own, model in source.models.items()
+        }
+
+    def check(self, columns: Collection[str]) -> None:
+        """Check before a run that the prompts have the columns that every source needs (`RewardError` if not)."""
+        for source in self.sources:
+            source.check(columns)
+
+    def score(self, responses: Responses) -> Scores:
+        """One number per response, see `ScoredTerms.totals`."""
+        return self.score_terms(responses).totals()
 
     def score_terms(self, responses: Responses) -> ScoredTerms:
         """The weighted sum and its terms.
 
-        Functions in processes of their own and async functions are at work at the same time, everything else in turn.
-        A response on which a function failed that is to drop it has no score: a sum without that term would be on
+        Functions in worker processes and async functions run concurrently, all other sources one after another. A
+        response on which a function with `on_error=drop` failed has no score: a sum without that term would be on
         another scale than the others.
         """
-        begun = [_begin(source, responses) for source in self.sources]
-        answers = [answer() for answer in begun]
-        counting = zip(self.weights, answers, strict=True)
-        dropped = frozenset[int]().union(*(answer.dropped for weight, answer in counting if weight))
-        rows = range(len(responses))
-        totals = [None if row in dropped else self._total([each.scores[row] for each in answers]) for row in rows]
+        calls = [_start(source, responses) for source in self.sources]
+        results = [collect() for collect in calls]
+        dropped = frozenset[int]().union(
+            *(result.dropped for weight, result in zip(self.weights, results, strict=True) if weight)
+        )
+        entries = [
+            [] if row in dropped else self._weighted([result.scores[row] for result in results])
+            for row in range(len(responses))
+        ]
         failures: dict[str, float] = {}
-        for name, source, answer in zip(self.names, self.sources, answers, strict=True):
+        for name, source, result in zip(self.names, self.sources, results, strict=True):
             if isinstance(source, GuardedReward):
-                failures |= answer.metrics(name)
-        scored = [answer.scores for answer in answers]
-        return ScoredTerms(totals, dict(zip(self.names, scored, strict=True)), failures)
+                failures |= result.metrics(name)
+        token_scores = [_token_total(row) for row in entries]
+        return ScoredTerms(
+            scores=[_total(row) for row in entries],
+            terms={name: result.scores for name, result in zip(self.names, results, strict=True)},
+            failures=failures,
+            token_scores=None if all(row is None for row in token_scores) else token_scores,
+        )
 
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Check before a run that the prompts' columns give every function what it needs (`RewardError` if not)."""
-        for source in self.sources:
-            if isinstance(source, (FunctionReward, GuardedReward)):
-                source.check_columns(columns)
-
-    def _total(self, row: Scores) -> float | None:
-        pairs = zip(self.weights, row, strict=True)
-        weighted = [weight * score for weight, score in pairs if score is not None and weight]
-        return sum(weighted) if weighted else None
+    def _weighted(self, entries: Sequence[Score]) -> list[float | list[float]]:
+        """What the sources gave one response, times their weights, without the judges and those that gave nothing."""
+        pairs = [(weight, entry) for weight, entry in zip(self.weights, entries, strict=True) if weight]
+        return [
+            [weight * number for number in entry] if isinstance(entry, list) else weight * entry
+            for weight, entry in pairs
+            if entry is not None
+        ]
 
 
-def _begin(source: RewardSource, responses: Responses) -> Callable[[], Answer]:
+def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResult]:
     if isinstance(source, GuardedReward):
-        return source.ask(responses)
-    collect = source.ask(responses) if isinstance(source, FunctionReward) else partial(source.scores, responses)
-    return lambda: Answer(collect())
+        return source.start(responses)
+    collect = source.start(responses) if isinstance(source, FunctionReward) else partial(source.score, responses)
+    return lambda: CallResult(collect())
 
 
-def _mean(scores: Scores) -> float:
-    given = [score for score in scores if score is not None]
-    return sum(given) / len(given) if given else math.nan
+def _total(entries: Sequence[float | list[float]]) -> float | None:
+    """The sum of the per-response numbers."""
+    return float(sum(entry for entry in entries if not isinstance(entry, list))) if entries else None
+
+
+def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
+    """The sum of the per-token numbers, token by token."""
+    rows = [entry for entry in entries if isinstance(entry, list)]
+    return [sum(numbers) for numbers in zip(*rows, strict=True)] if rows else None
+
+
+def _mean(scores: Sequence[Score]) -> float:
+    numbers = [sum(score) if isinstance(score, list) else score for score in scores if score is not None]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rewards as the stages load them: those of the configuration, or what Python handed over in their place."""
+"""Loads a stage's rewards, from the configuration or from Python arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.output import REWARD_LOG
-from kedge.rewards import CallRules, RewardSpec, RewardTerm, WeightedReward, load_reward
+from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.run import Run
 
 __all__ = ["Rewards", "configured_rewards", "load_rewards"]
@@ -19,13 +19,12 @@ Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm
 
 
 def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> WeightedReward:
-    """Rewards for responses in `tokenizer`'s tokens, on the run's device; errors as in `load_reward`.
+    """Load rewards on the run's device; errors as in `load_reward`.
 
     Args:
-        rewards: What scores.
-        config: Says whether code beside a model may run, how many tokens a forward pass may have, and how long a
-            function may take.
-        run: The device and its number format, and the folder for what functions print.
+        rewards: The reward models and functions.
+        config: Its `runtime` and `reward_functions` settings apply.
+        run: The device, its number format, and the folder for functions' output.
         tokenizer: The policy's.
     """
     return load_reward(
@@ -35,19 +34,19 @@ def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrain
         trust_remote_code=config.runtime.trust_remote_code,
         micro_batch_tokens=config.runtime.micro_batch_tokens,
         precision=run.precision,
-        rules=_call_rules(config),
+        limits=_call_limits(config),
         log=run.folder / REWARD_LOG,
     )
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:
-    """`config.reward` as `load_reward` takes it."""
+    """`config.reward` in the form that `load_reward` takes."""
     return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
 
 
-def _call_rules(config: Config) -> CallRules:
+def _call_limits(config: Config) -> CallLimits:
     settings = config.reward_functions
-    return CallRules(
+    return CallLimits(
         timeout=settings.timeout,
         startup_timeout=settings.startup_timeout,
         retries=settings.retries,

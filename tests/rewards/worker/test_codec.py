@@ -1,4 +1,4 @@
-"""Messages between kedge and a worker: what goes in comes out, on one line, and nothing else passes."""
+"""Messages between kedge and a worker: values survive a round trip on one line, and anything else is rejected."""
 
 from __future__ import annotations
 

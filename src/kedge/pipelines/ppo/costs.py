@@ -13,7 +13,6 @@ from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel
 from kedge.output import ROLES_FILE, replace_file
 from kedge.pipelines.ppo.roles import Roles
-from kedge.rewards.model import ModelReward
 from kedge.runs.run import Run
 
 __all__ = ["Costs", "write_roles"]
@@ -75,7 +74,7 @@ class Costs:
     @classmethod
     def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
         """The costs of a run's models."""
-        models = [ForwardCost.of(source.model) for source in roles.reward.sources if isinstance(source, ModelReward)]
+        models = [ForwardCost.of(each.model) for each in roles.reward.models.values()]
         return cls(
             policy=ForwardCost.of(roles.actor_critic.policy),
             critic=ForwardCost.of(roles.actor_critic.critic),
@@ -116,9 +115,7 @@ def write_roles(run: Run, roles: Roles) -> None:
     policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
     models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
     sizes = {name: _role(model, trained=name != "reference") for name, model in models.items() if model is not None}
-    for name, source in zip(roles.reward.names, roles.reward.sources, strict=True):
-        if isinstance(source, ModelReward):
-            sizes[f"reward: {name}"] = _role(source.model, trained=False)
+    sizes |= {f"reward: {name}": _role(each.model, trained=False) for name, each in roles.reward.models.items()}
     replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
 
 

@@ -12,7 +12,6 @@ from kedge.config import Config
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo.roles import Roles
-from kedge.rewards.model import ModelReward
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, Incident
@@ -37,7 +36,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,
-        **{source.name: source.model for source in roles.reward.sources if isinstance(source, ModelReward)},
+        **{name: each.model for name, each in roles.reward.models.items()},
     }
     loaded = {name: module for name, module in modules.items() if module is not None}
     return Guard(

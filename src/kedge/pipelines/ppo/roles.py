@@ -28,7 +28,7 @@ from kedge.models import (
     stop_token_id,
 )
 from kedge.rewards import WeightedReward
-from kedge.rewards.model import ModelReward
+from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine, Sampler
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
@@ -43,19 +43,19 @@ __all__ = ["Roles", "load_roles"]
 
 @dataclass(frozen=True)
 class Roles:
-    """The four models of PPO, and what works with them.
+    """The models of PPO and what they need.
 
     Attributes:
         tokenizer: The policy's.
         stop_token: The token that ends a response.
-        prompts: What is asked.
+        prompts: All prompts of the run.
         engine: Samples from the policy.
         actor_critic: Policy and critic, trained.
-        reference: The policy as it was at the start, frozen; None where nothing is paid or measured against it.
+        reference: The initial policy, frozen; None where no KL to it is charged or measured.
         reward: Scores responses.
-        missing_eos_score: Score of a response without the stop token, or None to leave it alone.
+        missing_eos_score: Score of a response without the stop token, or None for no penalty.
         optimizer: Of policy and critic together.
-        pretraining: The pretraining texts that are mixed in, or None.
+        pretraining: The pretraining loss that is mixed in, or None.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -77,7 +77,7 @@ def load_roles(
 
     Args:
         config: The resolved configuration.
-        run: Where the run runs and writes.
+        run: The run.
         prompts: Texts or rows in place of `config.data.prompts`.
         reward: Functions or models in place of `config.reward`.
 
@@ -95,7 +95,7 @@ def load_roles(
         tokenizer,
     )
 
-    models = [source for source in rewards.sources if isinstance(source, ModelReward)]
+    models = list(rewards.models.values())
     shared = config.ppo.value.critic == "shared"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
@@ -116,7 +116,7 @@ def load_roles(
         room=_longest_prompt(config, policy, critic, models),
         prompts=prompts,
     )
-    rewards.check_columns(sorted({name for record in records for name in record.columns}))
+    rewards.check(sorted({name for record in records for name in record.columns}))
     actor_critic = ActorCritic(policy, critic)
     if config.runtime.activation_checkpointing:
         actor_critic.checkpoint_activations()
@@ -151,11 +151,11 @@ def load_roles(
 
 
 def _load_critic(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ModelReward]
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
 ) -> ScalarModel:
-    """A separate critic: a copy of the reward model, or a fresh head on the policy's trunk (spec §7.34).
+    """A separate critic: a copy of the reward model, or a fresh head on a copy of the policy's trunk (spec §7.34).
 
-    `auto` copies the reward model where there is exactly one and it reads the policy's tokens.
+    `auto` copies the reward model if there is exactly one and it reads the policy's tokens.
     """
     wanted = config.ppo.value.critic_init
     fits = len(models) == 1 and models[0].reads_policy_ids
@@ -180,9 +180,9 @@ def _load_critic(
 
 
 def _longest_prompt(
-    config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ModelReward]
+    config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ScoringModel]
 ) -> int | None:
-    """Tokens that a prompt may have for everybody who reads it together with its response."""
+    """The longest prompt that, with its response, fits into every model that reads both; tokens."""
     limits = [policy.context_length, None if critic is None else critic.context_length]
     limits += [model.max_tokens for model in models if model.reads_policy_ids]
     return room_for_prompt(limits, config.rollout.max_new_tokens)

@@ -69,11 +69,11 @@ def check_inputs(
     questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     columns = list(questions[0].columns)
     if config.reward:
-        load_rewards(configured_rewards(config), config, run, policy.tokenizer).check_columns(columns)
+        load_rewards(configured_rewards(config), config, run, policy.tokenizer).check(columns)
     if config.rlhf.num_rounds == 1:
         return RlhfInputs(questions, None)
     scorer = load_rewards(labeller or str(config.rlhf.labeller), config, run, policy.tokenizer)
-    scorer.check_columns(columns)
+    scorer.check(columns)
     return RlhfInputs(questions, scorer)
 
 

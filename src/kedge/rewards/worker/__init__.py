@@ -1,1 +1,4 @@
-"""Reward functions in isolated worker processes."""
+"""Reward functions in isolated worker processes.
+
+Not built on `pebble` (leaves a killed worker's children running) or `loky` (no deadline per call): both pickle.
+"""

@@ -1,4 +1,4 @@
-"""What kedge and a worker tell each other: one JSON object per line. Nothing that arrives is ever executed."""
+"""Messages between kedge and a worker: one JSON object per line. Received data is never executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["decode", "encode"]
 
 _TAG = "kedge:type"
 
-# What Parquet files and YAML hold beside JSON's own types. A datetime is a date, too: the order matters.
+# Types in Parquet files and YAML that JSON lacks. A datetime is also a date, so the order matters.
 _TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
@@ -27,11 +27,11 @@ _TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 def encode(message: dict[str, Any]) -> bytes:
     """A message as one line.
 
-    Dates, times, decimals and bytes arrive as what they are; tuples arrive as lists and numbers that are keys as texts.
+    Dates, times, decimals and bytes keep their type; tuples become lists, and numeric keys become texts.
 
     Raises:
-        TypeError: Something else than those and JSON's own types is inside.
-        ValueError: A list or mapping holds itself.
+        TypeError: It contains a value of another type.
+        ValueError: A list or mapping contains itself.
         RecursionError: It is nested too deeply.
     """
     return json.dumps(message, default=_tagged).encode("ascii") + b"\n"
@@ -41,7 +41,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """The message on a line.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The line is not a message.
     """
     message = json.loads(line, object_hook=_untagged)
     if not isinstance(message, dict):
@@ -60,6 +60,6 @@ def _untagged(value: dict[str, Any]) -> Any:
     written = value.get("value")
     kind = value.get(_TAG)
     if len(value) == 2 and isinstance(kind, str) and kind in _TYPES and isinstance(written, str):
-        with suppress(ValueError, ArithmeticError):  # a row of the data that only looks like one of ours
+        with suppress(ValueError, ArithmeticError):  # a row of the data that happens to have this form
             return _TYPES[kind][2](written)
     return value

@@ -1,4 +1,4 @@
-"""`reward.log`: what reward functions print, and the tracebacks of what they raise."""
+"""`reward.log`: the output of reward functions, and the tracebacks of their errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _LIMIT = 1 << 20
 
 
 class RewardLog:
-    """One function's lines in a file that all functions of a run add to, each line behind the function's name.
+    """Appends one function's output to a log file that all functions of a run share, each line prefixed by its name.
 
-    What comes before the run's folder exists waits in memory. Of one call no more than 1 MiB is kept: a function that
-    prints without end must not fill the disk.
+    Output is buffered until the run's folder exists. At most 1 MiB per call is kept, so that endless output does not
+    fill the disk.
 
     Args:
-        path: The file; None keeps nothing.
-        name: The function's.
+        path: The file; None discards the output.
+        name: The function's name.
     """
 
     def __init__(self, path: Path | None, name: str) -> None:
@@ -28,7 +28,7 @@ class RewardLog:
         self._room, self._left_out = _LIMIT, 0
 
     def add(self, printed: bytes) -> None:
-        """Add output as it comes; a line that has not ended waits for its end."""
+        """Add output as it is read; an incomplete line is buffered."""
         kept = printed[: self._room]
         self._room -= len(kept)
         self._left_out += len(printed) - len(kept)
@@ -36,7 +36,7 @@ class RewardLog:
         self._write(lines)
 
     def end(self, *lines: str) -> None:
-        """End a call's output with lines of kedge's own."""
+        """End a call's output, with further lines from kedge."""
         closing = [self._part] if self._part else []
         if self._left_out:
             closing.append(f"[{self._left_out:,} more bytes were printed]".encode())

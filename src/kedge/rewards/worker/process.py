@@ -1,4 +1,4 @@
-"""kedge's side of a worker: a process group of its own, one line out and one line back, and a deadline that is kept."""
+"""Starts, talks to and stops a worker process: its own process group, line-based messages, hard deadlines."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from typing import IO, cast
 
 from kedge.rewards.worker.main import GRACE
 
-__all__ = ["WorkerEnded", "WorkerLate", "WorkerProcess"]
+__all__ = ["WorkerEnded", "WorkerProcess", "WorkerTimeout"]
 
-# The folders that modules are found in are kedge's own: a name must not mean something else there.
+# The worker gets kedge's own `sys.path`, so that names refer to the same modules in both.
 _BOOT = (
     "import sys; _, n, *sys.path = sys.argv; del sys.argv[1:]; from kedge.rewards.worker.main import main; main(int(n))"
 )
-_LOOK_INTERVAL = 0.2
+_POLL_INTERVAL = 0.2
 _CHUNK = 1 << 16
 
 
 class WorkerEnded(Exception):
-    """The process is gone: it exited or crashed, or something killed it."""
+    """The process exited, crashed or was killed."""
 
 
-class WorkerLate(Exception):
-    """No answer came before the deadline; the process group is killed."""
+class WorkerTimeout(Exception):
+    """The process did not reply before the deadline; its process group was killed."""
 
 
 class WorkerProcess:
-    """A spawned interpreter that answers lines with lines.
+    """A Python subprocess that exchanges lines over a socket.
 
-    It has a session and a process group of its own: Ctrl-C in a terminal does not reach it, and whatever it starts can
-    be killed with it. Nothing it does blocks the caller: not an answer that never comes, not a request that is never
-    read, and not output without end. It is killed at the latest when this object is collected, or kedge exits; should
-    kedge be killed itself, the worker notices.
+    It has its own session and process group: Ctrl-C in a terminal does not reach it, and its children are killed with
+    it. It cannot block the caller, whether it never replies, never reads a request or prints without end. It is killed
+    when this object is garbage-collected or kedge exits; if kedge itself is killed, the worker notices and exits.
 
     Args:
-        on_output: Is given what the process prints, as it is read.
+        on_output: Called with the process's output as it is read.
     """
 
     def __init__(self, on_output: Callable[[bytes], None]) -> None:
@@ -59,7 +58,7 @@ class WorkerProcess:
                 bufsize=0,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                # Sets of texts are walked in the same order in every process, so that a resumed run scores alike.
+                # Sets of strings iterate in the same order in every process: a resumed run gets the same scores.
                 env={"PYTHONHASHSEED": "0", **os.environ},
             )
         self._output = cast("IO[bytes]", self._process.stdout)
@@ -71,31 +70,31 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process is running."""
         return self._finalizer.alive and self._process.poll() is None
 
     def send(self, line: bytes) -> None:
-        """Send a line as far as the process reads it at once; `receive` sends the rest."""
+        """Send as much of a line as the socket takes without blocking; `receive` sends the rest."""
         self._outgoing += line
         self._send()
 
     def receive(self, deadline: float) -> bytes:
-        """The next line that the process sends.
+        """The next line from the process.
 
         Args:
-            deadline: In the seconds of `time.monotonic`.
+            deadline: On the clock of `time.monotonic`, seconds.
 
         Raises:
-            WorkerLate: None came in time.
-            WorkerEnded: None will come, and why.
+            WorkerTimeout: No line arrived in time.
+            WorkerEnded: The process ended; the message describes how.
         """
         try:
             while b"\n" not in self._incoming:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise WorkerLate
-                self._exchange(min(remaining, _LOOK_INTERVAL))
-        except BaseException:  # Ctrl-C, too: an answer that is still under way must not be taken for the next one
+                    raise WorkerTimeout
+                self._exchange(min(remaining, _POLL_INTERVAL))
+        except BaseException:  # Ctrl-C, too: a late reply must not be read as the next one
             self.kill()
             raise
         self._read_output()
@@ -103,24 +102,24 @@ class WorkerProcess:
         return bytes(line)
 
     def close(self) -> None:
-        """Let the process end by itself, within moments; then as `kill`."""
+        """Give the process a second to exit by itself, then `kill` it."""
         self._finalizer()
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and its children."""
         if self._finalizer.detach():
             self._read_output()
             _end(*self._parts, grace=0.0)
 
     def _exchange(self, timeout: float) -> None:
-        """Wait until something can be read or sent, at most `timeout` seconds, and do so."""
+        """Wait up to `timeout` seconds until data can be read or sent, and read or send it."""
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
         if self._outgoing:
             poll.register(self._connection, select.POLLIN | select.POLLOUT)
         if not poll.poll(timeout * 1000):
-            # A child of the process may hold its end of the connection open, so that its end does not show there.
+            # A child may keep the worker's end of the connection open after the worker itself has ended.
             if self._process.poll() is not None:
                 raise WorkerEnded(self._ending())
             return
@@ -145,7 +144,7 @@ class WorkerProcess:
         self._incoming += received
 
     def _read_output(self) -> None:
-        """Pass on what was printed; one piece per look, so that output without end cannot hold the deadline up."""
+        """Pass on output, one chunk per call, so that endless output cannot delay the deadline."""
         with suppress(BlockingIOError):
             printed = os.read(self._output.fileno(), _CHUNK)
             if printed:
@@ -154,7 +153,7 @@ class WorkerProcess:
                 self._watched.remove(self._output.fileno())
 
     def _ending(self) -> str:
-        """How the process ended. One that has only closed its connection is taken for ended, too."""
+        """How the process ended; closing the connection counts as ending."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         status = self._process.returncode
@@ -169,16 +168,16 @@ class WorkerProcess:
 def _end(
     process: subprocess.Popen[bytes], connection: socket.socket, output: IO[bytes], owner: int, *, grace: float
 ) -> None:
-    """End a process: by itself within `grace` seconds of the end of its connection, then with its whole group."""
+    """End a process: close its connection, wait up to `grace` seconds for it to exit, then kill its process group."""
     if os.getpid() != owner:
-        return  # a fork of the owner is collecting its copies; the process is not its own
+        return  # a fork of the owner is collecting its copy; the process is not its child
     connection.close()
     if grace:
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    # Also when the process itself is gone: its children may not be.
+    # Also if the process itself has ended: its children may still be running.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # a process in the middle of a read from a dead disk cannot be reaped
+    with suppress(subprocess.TimeoutExpired):  # a process blocked in the kernel, as by a dead disk, cannot be reaped
         process.wait(GRACE)
     output.close()

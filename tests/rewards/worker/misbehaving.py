@@ -1,4 +1,4 @@
-"""Reward functions as one would rather not meet them; each is run by a real worker."""
+"""Misbehaving reward functions; each is run by a real worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import threading
 import time
 from decimal import Decimal
 
-HOARD: list[bytes] = []
+LEAKED: list[bytes] = []
 
 
 def lengths(completions):
@@ -47,7 +47,7 @@ def heavy_modules(completions):
     return [float(len({"torch", "transformers", "numpy", "pydantic"} & set(sys.modules)))] * len(completions)
 
 
-def knows_its_types(completions, when, price, raw):
+def checks_types(completions, when, price, raw):
     good = isinstance(when[0], datetime.datetime) and isinstance(price[0], Decimal) and isinstance(raw[0], bytes)
     return [float(good and raw[0] == b"\x00\xff" and price[0] == Decimal("0.10"))] * len(completions)
 
@@ -64,24 +64,24 @@ def raises(completions):
     return [1 / 0 for _ in completions]
 
 
-class Unspeakable(Exception):
+class Unprintable(Exception):
     def __str__(self):
-        raise ValueError("no words")
+        raise ValueError("no text")
 
 
-def raises_the_unspeakable(completions):
-    raise Unspeakable
+def raises_unprintable(completions):
+    raise Unprintable
 
 
 def raises_no_exception(completions):
     raise BaseException("base")
 
 
-def leaves(completions):
+def exits(completions):
     sys.exit(3)
 
 
-def leaves_at_once(completions):
+def exits_at_once(completions):
     os._exit(0)
 
 
@@ -112,7 +112,7 @@ def hangs_in_c(completions):
     re.fullmatch("(a|a)*b", "a" * 64)
 
 
-def hangs_where_it_is_awkward(completions):
+def hangs_on_request(completions):
     if completions[0].startswith("hang"):
         time.sleep(1000)
     return [1.0] * len(completions)
@@ -174,7 +174,7 @@ def forks(completions):
     return [float(len(text)) for text in completions]
 
 
-def forks_and_goes(completions):
+def forks_and_exits(completions):
     if os.fork() == 0:
         time.sleep(1000)
     os._exit(0)
@@ -185,16 +185,18 @@ def leaves_a_child(completions):
 
 
 def leaks(completions):
-    HOARD.append(os.urandom(1) * (64 << 20))
+    LEAKED.append(os.urandom(1) * (64 << 20))
     return [os.getpid()] * len(completions)
 
 
-def never_lets_go(completions):
+def keeps_a_thread(completions):
     threading.Thread(target=time.sleep, args=(1000,)).start()
     return [os.getpid()] * len(completions)
 
 
-def sulks_at(completions, **columns):
-    if any("bad" in text for text in completions):
-        raise ValueError("bad")
-    return [float(len(text)) for text in completions]
+def token_scores(completion_ids, weight=1.0):
+    return [[weight * id for id in ids] if len(ids) != 3 else None for ids in completion_ids]
+
+
+def one_token_short(completion_ids):
+    return [[0.0] * (len(ids) - 1) for ids in completion_ids]
