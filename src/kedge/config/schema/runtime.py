@@ -67,7 +67,7 @@ class Runtime(Section):
         meaning="Whether a run stops where it would only warn: when sampler and trainer disagree about a token.",
         source="kedge: a long run should not end over a doubt; a test of a new set-up should",
     )
-    plots: bool = knob(True, meaning="Whether the run draws its PNG plots.", source="kedge")
+    plots: bool = knob(True, meaning="Whether to draw PNG plots of evaluations and of the demo.", source="kedge")
     report: bool = knob(
         True,
         meaning="Whether the run leaves report.html, one page that shows what it did.",

@@ -37,7 +37,7 @@ class PpoResult:
 
 
 def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
-    """Save the policy, draw the plots and write the report, also of a run that was interrupted; return its metrics.
+    """Save the policy and write the report, also of a run that was interrupted; return its metrics.
 
     Nothing is kept of a run that was abandoned.
     """
@@ -45,11 +45,6 @@ def keep_what_was_learnt(config: Config, run: Run, roles: Roles) -> list[dict[st
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
-    if config.runtime.plots and metrics:
-        # Here, not above: a run should not wait for the drawing library before its first update.
-        from kedge.logs.plots.training import plot_training
-
-        plot_training(metrics, run.folder)
     leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.num_updates)
     return metrics
 
