@@ -12,7 +12,7 @@ from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, diagnose, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
 from kedge.inspect.page.demo import demo_checkpoints, demo_headlines
-from kedge.inspect.record import RunRecord, read_mapping, read_run
+from kedge.inspect.record import RunRecord, read_json_object, read_run
 from kedge.logs.progress import say
 from kedge.output import is_run, replace_file, writing
 
@@ -118,7 +118,7 @@ def _headlines(folders: Sequence[Path]) -> list[Headline]:
 def _summary(folder: Path) -> Mapping[str, Any]:
     """What a chain of stages came to; empty where it has not, or is none."""
     path = folder / "summary.json"
-    return {} if is_run(folder) or not path.is_file() else read_mapping(path)
+    return {} if is_run(folder) or not path.is_file() else read_json_object(path)
 
 
 def _reward_models(record: RunRecord, *, besides: set[Path]) -> dict[str, RunRecord]:
