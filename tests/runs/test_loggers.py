@@ -78,7 +78,7 @@ def ppo(policy: str, out: Path, **more: Any) -> None:
     run_ppo(settings("ppo", policy, out, **small, **more), prompts=["The boat"], reward=vowels)
 
 
-def test_loggers_are_told_what_the_files_hold(policy, tmp_path, opened):
+def test_loggers_get_what_the_files_hold(policy, tmp_path, opened):
     half = {"data.eval_fraction": 0.5, "batch_size": 2}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
