@@ -167,7 +167,7 @@ def test_the_clipping_follows_its_slider(page):
     slider.focus()
     page.keyboard.press("ArrowRight")
     playwright.expect(page.locator("#clipping output")).to_have_text("1")
-    playwright.expect(page.locator("#clipping table")).to_contain_text("75 %")
+    playwright.expect(page.locator("#clipping table")).to_contain_text("75%")
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen(page):

@@ -23,7 +23,7 @@ const format = (value, digits = 4) => {
   return value.toLocaleString("en-US", form).replace("-", "−");
 };
 const signed = value => (known(value) && value > 0 ? `+${format(value, 3)}` : format(value, 3));
-const percent = value => (known(value) ? `${format(100 * value, 3)} %` : "–");
+const percent = value => (known(value) ? `${format(100 * value, 3)}%` : "–");
 const seconds = value => {
   if (!known(value)) return "–";
   if (value < 90) return `${format(value, 3)} s`;
