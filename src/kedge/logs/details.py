@@ -78,9 +78,9 @@ def describe_update(
     }
 
 
-def _quantiles(figures: Tensor) -> list[float]:
-    at = torch.linspace(0, 1, NUM_QUANTILES, device=figures.device)
-    return [float(f"{each:.6g}") for each in torch.quantile(figures.float(), at).tolist()]
+def _quantiles(values: Tensor) -> list[float]:
+    at = torch.linspace(0, 1, NUM_QUANTILES, device=values.device)
+    return [float(f"{each:.6g}") for each in torch.quantile(values.float(), at).tolist()]
 
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:

@@ -94,11 +94,11 @@ def _sample(
 ) -> Sample:
     mask = experience.rollout.response_mask[row]
 
-    def counted(figures: Tensor) -> list[float]:
-        return figures[row][mask].tolist()
+    def counted(values: Tensor) -> list[float]:
+        return values[row][mask].tolist()
 
-    def known(figures: Tensor | None) -> list[float] | None:
-        return None if figures is None or figures[row][mask].isnan().any() else counted(figures)
+    def known(values: Tensor | None) -> list[float] | None:
+        return None if values is None or values[row][mask].isnan().any() else counted(values)
 
     ids = experience.rollout.response_ids[row][mask].tolist()
     return Sample(
@@ -142,6 +142,6 @@ def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batc
 
 def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """Pearson correlation; 0 if either is constant."""
-    centered = [figures - figures.mean() for figures in (first, second)]
+    centered = [values - values.mean() for values in (first, second)]
     norms = centered[0].norm() * centered[1].norm()
     return torch.where(norms > 0, (centered[0] * centered[1]).sum() / norms.clamp(min=1e-30), 0.0)

@@ -45,16 +45,16 @@ def describe_row(
     rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
     mask = rollout.response_mask[row]
     tokens = rollout.response_ids[row][mask].tolist()
-    figures: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
+    values: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
     if isinstance(evidence, Experience):
         names = ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns")
-        figures |= {name: getattr(evidence, name) for name in names}
+        values |= {name: getattr(evidence, name) for name in names}
     return {
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
         "response": str(tokenizer.decode(tokens)),
         "tokens": [str(tokenizer.decode([token])) for token in tokens],
         **({"score": float(evidence.scores[row])} if isinstance(evidence, Experience) else {}),
-        **{name: figure[row][mask].tolist() for name, figure in figures.items() if figure is not None},
+        **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }
 
 

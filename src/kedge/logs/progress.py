@@ -61,10 +61,10 @@ class Progress:
         ending = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
 
-    def update(self, step: int, figures: Mapping[str, float | None] | None = None) -> None:
+    def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:
         """Show that `step` steps are done, with the newest values."""
         self._done = step
-        shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (figures or {}).items())
+        shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (values or {}).items())
         self._view.show(step, f"{self._stage} {step}/{self._total}", shown, self.eta(), last=step >= self._total)
 
     def say(self, line: str) -> None:
@@ -104,7 +104,7 @@ def format_figure(value: float | None) -> str:
 
 class _View(Protocol):
     def start(self, stage: str, done: int) -> None: ...
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None: ...
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None: ...
     def say(self, line: str) -> None: ...
     def stop(self, line: str) -> None: ...
 
@@ -118,10 +118,10 @@ class _PlainLines:
     def start(self, stage: str, done: int) -> None:
         pass
 
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
         if last or self._clock() - self._written >= PLAIN_INTERVAL:
             self._written = self._clock()
-            self.say("  ".join(part for part in (position, figures, f"eta {eta}") if part))
+            self.say("  ".join(part for part in (position, values, f"eta {eta}") if part))
 
     def say(self, line: str) -> None:
         self._console.out(line)
@@ -134,17 +134,17 @@ class _Bar:
     """A live bar with the newest values behind it."""
 
     def __init__(self, console: Console, total: int) -> None:
-        columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[figures]}")
-        stage, eta, figures = (TextColumn(text, markup=False) for text in columns)
-        self._live = RichProgress(stage, BarColumn(24), MofNCompleteColumn(), eta, figures, console=console)
+        columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[values]}")
+        stage, eta, values = (TextColumn(text, markup=False) for text in columns)
+        self._live = RichProgress(stage, BarColumn(24), MofNCompleteColumn(), eta, values, console=console)
         self._total = total
 
     def start(self, stage: str, done: int) -> None:
-        self._task = self._live.add_task(stage, total=self._total, completed=done, eta="?", figures="")
+        self._task = self._live.add_task(stage, total=self._total, completed=done, eta="?", values="")
         self._live.start()
 
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
-        self._live.update(self._task, completed=step, eta=eta, figures=figures)
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
+        self._live.update(self._task, completed=step, eta=eta, values=values)
 
     def say(self, line: str) -> None:
         self._live.console.out(line)

@@ -14,7 +14,7 @@ from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
 __all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
 
 SAMPLES_FILE = "samples.jsonl"
-TOKEN_FIGURES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
+TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Sample:
         return dataclasses.replace(self, fixed=number)
 
     def __post_init__(self) -> None:
-        for name in TOKEN_FIGURES:
-            figures = getattr(self, name)
-            if figures is not None and len(figures) != len(self.tokens):
-                raise ShapeError(f"{name} has {len(figures)} entries; expected {len(self.tokens)}, one per token")
+        for name in TOKEN_VALUES:
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise ShapeError(f"{name} has {len(values)} entries; expected {len(self.tokens)}, one per token")
 
 
 class SamplesLog:

@@ -15,8 +15,8 @@ from rich.text import Text
 from kedge.inspect.doctor import Finding
 from kedge.inspect.doctor.telling import STYLES
 from kedge.inspect.record import RunRecord
-from kedge.inspect.watch.figures import labeled_series
 from kedge.inspect.watch.follower import Snapshot
+from kedge.inspect.watch.series import labeled_series
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_duration, format_figure
 from kedge.texts import printable
