@@ -63,8 +63,8 @@ def draw_forecast(story: TokenStory) -> Figure:
     figure, [axes] = new_axes(width=9.0, height=3.9)
     places = range(len(story.tokens))
     lines = [
-        Line(places, story.of(story.values), label="value", marked=True),
-        Line(places, story.of(story.returns), label="return", marked=True),
+        Line(places, story.of(story.values), label="value"),
+        Line(places, story.of(story.returns), label="return"),
     ]
     draw_lines(axes, lines, levels={"score": story.score})
     _name_tokens(axes, story)

@@ -114,7 +114,7 @@ def test_a_folder_that_holds_something_is_refused(
     Path("run").mkdir()
     Path("run/kept").touch()
     assert kedge(monkeypatch, stage, *COMMANDS.get(stage, []), "--out", "run") == 2
-    assert capsys.readouterr().err == "error: run already holds something; give another --out, or empty it\n"
+    assert capsys.readouterr().err == "error: run is not empty; choose another --out, or empty it\n"
     assert calls == []
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
     stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kedge(monkeypatch, stage, *COMMANDS.get(stage, []), "--out", "/dev/null/run") == 2
-    assert capsys.readouterr().err == "error: /dev/null/run cannot be made: /dev/null is not a folder\n"
+    assert capsys.readouterr().err == "error: /dev/null/run cannot be created: /dev/null is not a folder\n"
     assert calls == []
 
 

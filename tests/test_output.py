@@ -1,4 +1,4 @@
-"""Where a run may write: free folders are told from others, and what the system refuses is one line."""
+"""Checks before writing: free folders, and system errors as one line."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> N
     (folder / REWARD_LOG).touch()
     assert check_output(folder) == folder
     (folder / "notes.txt").touch()
-    with pytest.raises(OutputError, match="ppo already holds something; give another --out, or empty it"):
+    with pytest.raises(OutputError, match="ppo is not empty; choose another --out, or empty it"):
         check_output(folder)
 
 
-def test_home_is_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert check_output("~/run") == tmp_path / "run"
 
 
-def test_what_cannot_be_made_is_found_without_making_it(tmp_path: Path) -> None:
+def test_what_cannot_be_created_is_refused_without_creating_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
-        with pytest.raises(OutputError, match=r"cannot be made: .*file is not a folder$"):
+        with pytest.raises(OutputError, match=r"cannot be created: .*file is not a folder$"):
             check_output(folder)
-    with pytest.raises(OutputError, match=r"^/dev/null/run cannot be made: /dev/null is not a folder$"):
+    with pytest.raises(OutputError, match=r"^/dev/null/run cannot be created: /dev/null is not a folder$"):
         check_output("/dev/null/run")
 
 
 def test_a_write_protected_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # The rights themselves would not do: whoever runs the tests as root may write everywhere.
+    # Real permissions would not do: root may write everywhere.
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
-    with pytest.raises(OutputError, match=f"cannot be made: {tmp_path} may not be written to"):
+    with pytest.raises(OutputError, match=f"cannot be created: {tmp_path} is write-protected"):
         check_output(tmp_path / "runs" / "ppo")
     (tmp_path / "open").mkdir()
     assert check_output(tmp_path / "open" / "ppo") == tmp_path / "open" / "ppo"
@@ -61,7 +61,7 @@ def test_the_first_free_folder(tmp_path: Path) -> None:
     assert first_free_folder(demo) == tmp_path / "demo-3"
 
 
-def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+def test_a_system_error_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "none" / "file"
     with (
         pytest.raises(OutputError, match=r"^\S+/none/file cannot be written: No such file or directory$"),
@@ -70,7 +70,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
         path.write_text("text")
 
 
-def test_a_file_is_replaced_as_a_whole_or_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "log"
     replace_file(path, [b"a", b"b"])
     assert path.read_bytes() == b"ab"

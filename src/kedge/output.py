@@ -1,4 +1,4 @@
-"""Where a run may write: a folder that nobody has written to, on a disk that takes it."""
+"""File names of a run's folder, checks before writing, and safe replacement of files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kedge.errors import OutputError
 
 __all__ = [
     "CONFIG_FILE",
+    "DIAGNOSTIC_FILES",
     "FINISHED_FILE",
     "INCIDENTS_FILE",
-    "LEFT_BEHIND",
     "REJECTED_FILE",
     "REWARD_LOG",
     "ROLES_FILE",
@@ -28,59 +28,63 @@ __all__ = [
 ]
 
 CONFIG_FILE = "config.yaml"
-"""What a run was made under. A folder that holds it is a run's."""
+"""The resolved configuration. A folder that contains it is a run's."""
 
 FINISHED_FILE = "finished.json"
-"""What a run leaves that has come to its end."""
+"""Written when a run finishes."""
 
 ROLES_FILE = "roles.json"
-"""Which models take part in a run, and how large they are."""
+"""The models of a run and their sizes."""
 
 REJECTED_FILE = "rejected.jsonl"
-"""The rows that cannot be used. Readers write it before a run starts."""
+"""Rows of the data that cannot be used; written by the readers, before a run starts."""
 
 REWARD_LOG = "reward.log"
-"""What reward functions print and raise."""
+"""Output and exceptions of reward functions."""
 
 INCIDENTS_FILE = "incidents.jsonl"
-"""What a run met that must not be learnt from."""
+"""Non-finite values and loss spikes that a run refused to train on."""
 
-LEFT_BEHIND = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
-"""What tells why a run came to nothing. A folder that holds nothing else is free."""
+DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
+"""Files that explain why a run failed. A folder with nothing else counts as free."""
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
-    """The folder, once it is shown to be free and, as far as can be told without making it, possible to make.
+    """The folder, after checking that it is free and, as far as possible without creating it, can be created.
 
     Raises:
-        OutputError: Something is in it, or the nearest folder above it that exists is none or is write-protected.
+        OutputError: It is not empty, or its nearest existing ancestor is not a folder or is write-protected.
     """
     folder = Path(os.path.expanduser(path))
     _check_name(folder)
     nearest = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
     if not os.path.isdir(nearest):
-        raise OutputError(f"{folder} cannot be made: {nearest} is not a folder")
+        raise OutputError(f"{folder} cannot be created: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder} cannot be made: {nearest} may not be written to")
+        raise OutputError(f"{folder} cannot be created: {nearest} is write-protected")
     with writing(folder):
         free = _is_free(folder)
     if not free:
-        raise OutputError(f"{path} already holds something; give another --out, or empty it")
+        raise OutputError(f"{path} is not empty; choose another --out, or empty it")
     return folder
 
 
 def _check_name(folder: Path) -> None:
-    """Refuse what no folder can be called: the system says so at once, before anything is loaded."""
+    """Refuse invalid names now, before anything is loaded."""
     if str(folder).startswith("~"):
-        raise OutputError(f"{folder} cannot be made: there is no user of that name")
+        raise OutputError(f"{folder} cannot be created: there is no user of that name")
     try:
         folder.lstat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # told below, with the folder that is in the way
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        PermissionError,
+    ):  # reported by check_output, with the path in the way
         pass
     except OSError as error:
-        raise OutputError(f"{folder} cannot be made: {error.strerror or error}") from error
+        raise OutputError(f"{folder} cannot be created: {error.strerror or error}") from error
     except ValueError as error:  # a NUL, or half of a surrogate pair
-        raise OutputError(f"{folder} cannot be made: {error}") from error
+        raise OutputError(f"{folder} cannot be created: {error}") from error
 
 
 def first_free_folder(path: Path) -> Path:
@@ -90,13 +94,13 @@ def first_free_folder(path: Path) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun in this folder."""
+    """Whether the folder is a run's."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Tell what the system refuses (a full disk, missing rights, a file in the way) in one line that names the path.
+    """Turn system errors (full disk, missing permissions, a file in the way) into one line that names the path.
 
     Raises:
         OutputError: The block raised an OSError.
@@ -108,10 +112,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file anew so that a kill or a power cut leaves it as it was or as it shall be, never between.
+    """Replace a file atomically: after a kill or a power cut it has either its old or its new content.
 
     Raises:
-        OutputError: The system refuses; the file is as it was.
+        OutputError: The system refuses; the file keeps its old content.
     """
     part = path.with_name(f"{path.name}.part")
     with writing(path):
@@ -127,8 +131,8 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk take a folder's names now: a new or renamed file is safe only from then on."""
-    if sys.platform == "win32":  # which opens no folders, and takes names at once
+    """Flush a folder's entries to disk: only then is a new or renamed file safe."""
+    if sys.platform == "win32":  # cannot open folders, and flushes entries itself
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -139,5 +143,5 @@ def sync_folder(folder: Path) -> None:
 
 def _is_free(folder: Path) -> bool:
     if os.path.isdir(folder):
-        return all(path.name in LEFT_BEHIND for path in folder.iterdir())
+        return all(path.name in DIAGNOSTIC_FILES for path in folder.iterdir())
     return not os.path.exists(folder)

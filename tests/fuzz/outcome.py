@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kedge.cli import main
 from kedge.errors import KedgeError
-from kedge.output import LEFT_BEHIND
+from kedge.output import DIAGNOSTIC_FILES
 
 __all__ = ["Hang", "case_counts", "debris", "fuzz", "kedge", "line_or_result", "lines_of", "within"]
 
@@ -112,4 +112,4 @@ def lines_of(path: Path) -> list[str]:
 
 def debris(folder: Path) -> list[str]:
     """Unexpected files in the folder of a failed run."""
-    return sorted(path.name for path in folder.glob("*") if path.name not in LEFT_BEHIND)
+    return sorted(path.name for path in folder.glob("*") if path.name not in DIAGNOSTIC_FILES)

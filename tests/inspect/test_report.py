@@ -1,4 +1,4 @@
-"""Reports: which runs stand on a page, where it is written, and that it never costs anybody anything."""
+"""Reports: which runs are on a page, where it is written, and that failures do not end a run."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ def test_several_runs_share_a_page_in_the_current_folder(tmp_path, monkeypatch):
     assert write_report(folders, tmp_path / "both.html").is_file()
 
 
-def test_what_is_no_page_of_kedges_is_left_alone(tmp_path):
+def test_a_file_that_is_not_a_report_is_left_alone(tmp_path):
     folder = write_run(tmp_path / "story", ppo_record())
     (folder / "report.html").write_text("my own report", encoding="utf-8")
-    with pytest.raises(OutputError, match="no report of kedge's"):
+    with pytest.raises(OutputError, match="is not a kedge report"):
         write_report([folder])
     assert (folder / "report.html").read_text(encoding="utf-8") == "my own report"
     with pytest.raises(OutputError):
         write_report([folder], tmp_path)
 
 
-def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+def test_a_folder_without_a_run_is_one_line(tmp_path):
     with pytest.raises(DataError, match="not the folder of a run"):
         write_report([tmp_path / "nothing"])
-    with pytest.raises(DataError, match="no run is named"):
+    with pytest.raises(DataError, match="no run folder given"):
         write_report([])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_chain_is_told_stage_by_stage_in_its_order(tmp_path):
+def test_a_chain_is_reported_stage_by_stage_in_order(tmp_path):
     for name, record in (("ppo-2", ppo_record()), ("ppo", ppo_record()), ("reward", reward_record())):
         write_run(tmp_path / name, record)
     assert names(collect_page([tmp_path])) == ["reward", "ppo", "ppo-2"]
 
 
-def test_the_demos_judge_stands_above_and_in_its_curve(tmp_path):
+def test_the_demos_judge_is_in_the_headlines_and_the_curve(tmp_path):
     write_run(tmp_path / "ppo", ppo_record())
     rate = {"value": 0.85, "low": 0.8, "high": 0.9}
     point = {"update": 2, "kl": 4.0, "proxy": 1.0, "gold": {"value": 0.9, "low": 0.8, "high": 1.0}}
@@ -76,10 +76,10 @@ def test_the_demos_judge_stands_above_and_in_its_curve(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     data = collect_page([tmp_path])
     assert [(each["value"], each["low"]) for each in data["headlines"]] == [(0.85, 0.8), (0.7, None)]
-    assert data["runs"][0]["frontier"]["judges"][0]["figures"] == [0.9]
+    assert data["runs"][0]["frontier"]["judges"][0]["values"] == [0.9]
 
 
-def test_a_runs_reward_model_is_found_beside_it(tmp_path):
+def test_a_runs_reward_model_is_found(tmp_path):
     reward = write_run(tmp_path / "reward", reward_record())
     config = {**CONFIG, "reward": [{"source": str(reward / "model"), "weight": 1.0}]}
     ppo = write_run(tmp_path / "elsewhere" / "ppo", ppo_record(config=config))
@@ -89,7 +89,7 @@ def test_a_runs_reward_model_is_found_beside_it(tmp_path):
     assert trained["reward_models"][0]["name"] == "reward"
 
 
-def test_how_a_run_ends_is_told_before_it_has_said_so_itself(tmp_path):
+def test_the_ending_of_an_unfinished_run_can_be_given(tmp_path):
     folder = write_run(tmp_path / "story", ppo_record(), finished=False)
     states = [collect_page([folder], ending=ending)["runs"][0]["state"] for ending in (None, "finished", "stopped")]
     assert states == ["running", "finished", "stopped"]
@@ -98,15 +98,15 @@ def test_how_a_run_ends_is_told_before_it_has_said_so_itself(tmp_path):
     assert collect_page([folder])["runs"][0]["state"] == "stopped"
 
 
-def test_a_report_that_fails_costs_a_line_and_no_run(tmp_path, monkeypatch, capsys):
+def test_a_report_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(reporting, "render_page", broken)
     leave_report(write_run(tmp_path / "story", ppo_record()))
-    told = capsys.readouterr().err
-    assert "is not written: ZeroDivisionError: a defect" in told
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert "could not be written: ZeroDivisionError: a defect" in err
+    assert err.count("\n") == 1
 
 
 def test_runtime_report_false_leaves_none(tmp_path):
@@ -118,7 +118,7 @@ def test_runtime_report_false_leaves_none(tmp_path):
     assert not list(tmp_path.rglob("report.html"))
 
 
-def test_a_chain_that_is_interrupted_leaves_its_page_and_one_not_begun_none(tmp_path):
+def test_an_interrupted_chain_leaves_a_page_unless_it_has_no_run(tmp_path):
     write_run(tmp_path / "begun" / "ppo", ppo_record())
     (tmp_path / "empty").mkdir()
     for name in ("begun", "empty"):

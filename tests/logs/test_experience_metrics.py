@@ -1,4 +1,4 @@
-"""What is told of a batch of experience, against loops and hand-computed figures."""
+"""Metrics of a batch of experience, against loops and hand-computed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `incidents.jsonl` holds: a row per incident, whole at once, with the figures of each token."""
+"""`incidents.jsonl`: one row per incident, with values per token."""
 
 import json
 import math
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from kedge.logs.incidents import add_incident, describe_row, read_incidents
-from kedge.output import LEFT_BEHIND
+from kedge.output import DIAGNOSTIC_FILES
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models
 
 
-def test_rows_are_added_and_what_json_has_no_word_for_is_spelled_out(tmp_path):
+def test_rows_are_appended_with_nonfinite_values_as_text(tmp_path):
     add_incident(tmp_path, {"update": 1, "what": "ü\ud800", "figures": {"loss": math.nan}})
     add_incident(tmp_path, {"update": 2, "values": [1.5, math.inf, -math.inf], "row": None})
     lines = (tmp_path / "incidents.jsonl").read_text(encoding="utf-8").splitlines()
@@ -22,12 +22,12 @@ def test_rows_are_added_and_what_json_has_no_word_for_is_spelled_out(tmp_path):
     assert second == {"update": 2, "values": [1.5, "inf", "-inf"], "row": None}
 
 
-def test_they_outlive_a_run_that_came_to_nothing():
-    assert "incidents.jsonl" in LEFT_BEHIND
+def test_incidents_outlive_a_run_without_results():
+    assert "incidents.jsonl" in DIAGNOSTIC_FILES
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_response_is_told_with_all_that_is_known_of_it(complete):
+def test_a_response_has_all_known_values(complete):
     experience = make_experience(make_models())
     row = describe_row(experience if complete else experience.rollout, 2, tiny_tokenizer())
     length = int(experience.rollout.response_lengths[2])

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `samples.jsonl`: valid JSON whatever is measured, the same bytes for the same figures."""
+"""`metrics.jsonl` and `samples.jsonl`: valid JSON whatever is measured, equal bytes for equal values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_order_of_the_figures_changes_no_byte(tmp_path):
     assert (tmp_path / "one" / METRICS_FILE).read_bytes() == (tmp_path / "two" / METRICS_FILE).read_bytes()
 
 
-def test_what_json_has_no_word_for_is_null(tmp_path):
+def test_nonfinite_values_are_null(tmp_path):
     figures = {"nan": math.nan, "inf": torch.tensor(math.inf), "minus": np.float64(-math.inf), "none": None}
     with MetricsLog(tmp_path) as log:
         log.write(1, figures)
@@ -79,11 +79,21 @@ def test_figures_survive_exactly(tmp_path):
     assert read_metrics(tmp_path)[0]["x"] == 0.1 + 0.2
 
 
-def test_a_log_is_added_to_never_written_over(tmp_path):
+def test_a_log_is_appended_to(tmp_path):
     for update in (1, 2):
         with MetricsLog(tmp_path) as log:
             log.write(update, {})
     assert [row["update"] for row in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_metrics_of_an_earlier_version_are_read_under_their_current_names(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"policy/optimiser_steps": 16, "policy/loss": 0.5})
+        log.write(2, {"policy/optimizer_steps": 8})
+    assert read_metrics(tmp_path) == [
+        {"update": 1, "policy/loss": 0.5, "policy/optimizer_steps": 16},
+        {"update": 2, "policy/optimizer_steps": 8},
+    ]
 
 
 def test_a_last_line_cut_short_is_left_out(tmp_path):
@@ -152,15 +162,15 @@ def test_all_samples_of_an_update_stay_or_go(tmp_path):
     assert [row["update"] for row in read_samples(tmp_path)] == [1, 1, 2, 2]
 
 
-def test_a_log_that_is_not_there_has_no_rows_and_is_not_made(tmp_path):
+def test_a_missing_log_has_no_rows_and_is_not_created(tmp_path):
     assert truncate_rows(tmp_path / METRICS_FILE, 5) == 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("row", ['{"upd', "[]", "{}", '{"update": null}', "7", ""])
-def test_a_log_with_a_line_that_is_no_row_is_left_as_it_is(tmp_path, row):
+def test_a_log_with_an_invalid_line_is_left_unchanged(tmp_path, row):
     text = f'{{"update": 1}}\n{row}\n{{"update": 3}}\n'
     (tmp_path / METRICS_FILE).write_text(text)
-    with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not a row with its update"):
+    with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not a row with an update"):
         truncate_rows(tmp_path / METRICS_FILE, 1)
     assert (tmp_path / METRICS_FILE).read_text() == text

@@ -1,4 +1,4 @@
-"""Progress: plain lines off a terminal, a bar on one, and an honest estimate of the time to come."""
+"""Progress: plain lines without a terminal, a bar on one, and the estimate of the time left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kedge.logs.progress import Progress, format_duration, format_figure
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that is moved by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_tell_position_figures_and_time_to_come():
+def test_plain_lines_have_position_values_and_time_left():
     stream, clock = io.StringIO(), Clock()
     with Progress("ppo", total=4, stream=stream, clock=clock) as progress:
         for step in range(1, 5):
@@ -61,7 +61,7 @@ def test_the_estimate_counts_only_this_runs_steps():
 @pytest.mark.parametrize(
     ("error", "ending"), [(KeyboardInterrupt, "interrupted after 1 of 9"), (ValueError, "failed after 1 of 9")]
 )
-def test_how_it_ended_is_said(error, ending):
+def test_the_last_line_says_how_it_ended(error, ending):
     stream = io.StringIO()
 
     def fail() -> None:
@@ -75,7 +75,7 @@ def test_how_it_ended_is_said(error, ending):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_a_line_that_is_said_stays_as_it_is(stream):
+def test_a_line_is_printed_literally(stream):
     with Progress("ppo", total=2, stream=stream) as progress:
         progress.say("the [bold] KL is 3.2")
     assert "the [bold] KL is 3.2" in stream.getvalue()

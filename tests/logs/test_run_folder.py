@@ -1,4 +1,4 @@
-"""A run's folder is never a second run's, and its configuration file is a configuration again."""
+"""A run's folder is never shared with a second run, and its configuration file can be loaded again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from kedge.errors import OutputError
-from kedge.logs.run_folder import create_run_folder, take_back_folder, write_config
+from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 
 
-def test_new_and_empty_folders_are_taken(tmp_path):
+def test_new_and_empty_folders_are_accepted(tmp_path):
     folder = create_run_folder(tmp_path / "runs" / "demo")
     assert folder.is_dir()
     assert create_run_folder(folder) == folder
@@ -18,21 +18,21 @@ def test_new_and_empty_folders_are_taken(tmp_path):
 def test_a_folder_with_anything_in_it_is_refused_and_left_alone(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / ".hidden").write_text("mine")
-    with pytest.raises(OutputError, match="demo already holds something"):
+    with pytest.raises(OutputError, match="demo is not empty"):
         create_run_folder(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [".hidden"]
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "demo").write_text("a file")
-    with pytest.raises(OutputError, match=r"demo cannot be made: .*demo is not a folder"):
+    with pytest.raises(OutputError, match=r"demo cannot be created: .*demo is not a folder"):
         create_run_folder(tmp_path / "demo")
-    with pytest.raises(OutputError, match=r"below cannot be made: .*demo is not a folder"):
+    with pytest.raises(OutputError, match=r"below cannot be created: .*demo is not a folder"):
         create_run_folder(tmp_path / "demo" / "below")
 
 
-def test_what_cannot_be_made_after_all_is_named(tmp_path):
-    with pytest.raises(OutputError, match="cannot be made: File name too long"):
+def test_a_folder_that_cannot_be_created_is_named(tmp_path):
+    with pytest.raises(OutputError, match="cannot be created: File name too long"):
         create_run_folder(tmp_path / ("n" * 300))
 
 
@@ -44,25 +44,25 @@ def started(folder, **files):
     return folder
 
 
-def test_a_run_that_came_to_nothing_leaves_no_folder(tmp_path):
-    take_back_folder(started(tmp_path / "run", metrics="", samples=""))
+def test_a_run_without_results_leaves_no_folder(tmp_path):
+    discard_run_folder(started(tmp_path / "run", metrics="", samples=""))
     assert not (tmp_path / "run").exists()
 
 
 def test_rejected_rows_outlive_their_run(tmp_path):
     folder = started(tmp_path / "run", metrics="", rejected="{}\n")
-    take_back_folder(folder)
+    discard_run_folder(folder)
     assert [path.name for path in folder.iterdir()] == ["rejected.jsonl"]
     assert create_run_folder(folder) == folder
 
 
-def test_a_run_that_left_something_is_left_alone(tmp_path):
+def test_a_run_with_results_is_left_alone(tmp_path):
     folder = started(tmp_path / "run", metrics='{"update": 1}\n', samples="")
-    take_back_folder(folder)
+    discard_run_folder(folder)
     assert len(list(folder.iterdir())) == 3
     folder = started(tmp_path / "other", metrics="")
     (folder / "model").mkdir()
-    take_back_folder(folder)
+    discard_run_folder(folder)
     assert len(list(folder.iterdir())) == 3
 
 

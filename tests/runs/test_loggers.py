@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kedge.cli import main
 from kedge.config import Config, config_from_settings
-from kedge.logs.loggers import LoggedRun, feed, opening
+from kedge.logs.loggers import LoggedRun, group, opening
 from kedge.logs.metrics import read_metrics
 from kedge.logs.samples import read_samples
 from kedge.pipelines.ppo import run_ppo
@@ -54,7 +54,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Keeping]:
         keeping.append(Keeping(run))
         return keeping[-1]
 
-    monkeypatch.setattr(feed, "open_logger", open_logger)
+    monkeypatch.setattr(group, "open_logger", open_logger)
     return keeping
 
 
@@ -78,7 +78,7 @@ def ppo(policy: str, out: Path, **more: Any) -> None:
     run_ppo(settings("ppo", policy, out, **small, **more), prompts=["The boat"], reward=vowels)
 
 
-def test_loggers_are_told_what_the_files_hold(policy, tmp_path, opened):
+def test_loggers_get_what_the_files_hold(policy, tmp_path, opened):
     half = {"data.eval_fraction": 0.5, "batch_size": 2}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
@@ -110,10 +110,10 @@ def test_a_logger_that_fails_does_not_end_a_run(policy, tmp_path, monkeypatch, c
     def refuse(name: str, run: LoggedRun) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(feed, "open_logger", refuse)
+    monkeypatch.setattr(group, "open_logger", refuse)
     ppo(policy, tmp_path / "run")
     assert len(read_metrics(tmp_path / "run")) == 2
-    assert capsys.readouterr().err.count("tensorboard failed and logs no more") == 1
+    assert capsys.readouterr().err.count("tensorboard failed and is disabled") == 1
 
 
 def test_a_missing_package_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):

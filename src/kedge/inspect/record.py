@@ -1,4 +1,4 @@
-"""A run as its folder tells it: finished, still running, or dead; read by reports, views and the doctor alike."""
+"""A run as read from its folder: the input of reports, live views and the doctor."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import yaml
 from kedge.errors import DataError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.json_lines import read_json_lines
-from kedge.logs.metrics import METRICS_FILE
+from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, ROLES_FILE
 
-__all__ = ["RunRecord", "guess_state", "read_heading", "read_mapping", "read_run"]
+__all__ = ["RunRecord", "build_record", "last_written", "read_config", "read_json_object", "read_run"]
 
 SUMMARY_FILE = "summary.json"
 QUIET_SECONDS = 60.0
-"""A run that has written nothing for so long, and for three of its own steps, is taken for dead."""
+"""A run that has written nothing for this long, and for three of its own updates, counts as stopped."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything that a run has written so far.
+    """Everything a run has written so far.
 
     Attributes:
-        folder: Where it lies.
-        facts: What stands above its configuration: stage, device, precision, versions.
+        folder: The run's folder.
+        facts: The comments above its configuration: stage, device, precision, versions.
         config: The resolved configuration, section by section.
-        metrics: The rows of `metrics.jsonl`.
-        details: Those of `details.jsonl`: figures of an update that are more than one number.
-        samples: Those of `samples.jsonl`.
-        incidents: Those of `incidents.jsonl`.
-        roles: `roles.json`: the size of each model that takes part, by its role.
-        summary: `summary.json` or `finished.json`: what it came to, where it came to an end.
-        state: Whether it came to its end, is at work as far as its files tell, or stopped before its end.
+        metrics: Rows of `metrics.jsonl`.
+        details: Rows of `details.jsonl`: distributions per update.
+        samples: Rows of `samples.jsonl`.
+        incidents: Rows of `incidents.jsonl`.
+        roles: `roles.json`: the size of each model, by role.
+        summary: `finished.json` and `summary.json` merged; empty before the end.
+        state: Whether the run finished, is running as far as its files show, or stopped early.
     """
 
     folder: Path
@@ -59,54 +59,81 @@ class RunRecord:
         return self.facts.get("stage", "")
 
     def setting(self, name: str) -> Any:
-        """A setting by its dotted name; None where the run's configuration does not know it."""
+        """A setting by its dotted name; None if the run's configuration lacks it."""
         value: Any = self.config
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """A metric's course: the updates that have it, and its figures; null is left out."""
+        """The updates that have a metric, and its values; null is left out."""
         rows = [(row["update"], row[name]) for row in self.metrics if isinstance(row.get(name), (int, float))]
-        return [update for update, _ in rows], [float(figure) for _, figure in rows]
+        return [update for update, _ in rows], [float(value) for _, value in rows]
 
     @property
     def judges(self) -> list[str]:
-        """The metrics of the reward terms that have no weight: they are measured, and never trained on."""
+        """The metrics of reward terms of weight 0, which are measured but not trained on."""
         terms = self.config.get("reward")
-        silent = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
+        unweighted = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
         names = {name for row in self.metrics[:1] for name in row if name.startswith("score/")}
-        return sorted(name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in silent))
+        return sorted(
+            name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in unweighted)
+        )
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run's folder, also while the run is at work. Files that its stage does not write are empty.
+    """Read a run's folder, also of a running run. Files that its stage does not write are empty.
 
     Raises:
-        DataError: It is no run's folder, or a file is damaged.
+        DataError: The folder is not a run's, or a file in it is damaged.
     """
-    facts, config = read_heading(folder)
-    metrics = _rows(folder / METRICS_FILE)
-    ending = read_mapping(folder / FINISHED_FILE)
+    facts, config = read_config(folder)
+    return build_record(
+        folder,
+        facts,
+        config,
+        metrics=read_metrics(folder) if (folder / METRICS_FILE).is_file() else [],
+        details=_rows(folder / DETAILS_FILE),
+        samples=_rows(folder / SAMPLES_FILE),
+        incidents=_rows(folder / INCIDENTS_FILE),
+    )
+
+
+def build_record(
+    folder: Path,
+    facts: Mapping[str, str],
+    config: Mapping[str, Any],
+    *,
+    metrics: Sequence[dict[str, Any]],
+    details: Sequence[dict[str, Any]],
+    samples: Sequence[dict[str, Any]],
+    incidents: Sequence[dict[str, Any]],
+) -> RunRecord:
+    """A run's record from the rows of its logs; its small JSON files are read here.
+
+    Raises:
+        DataError: A JSON file is damaged.
+    """
+    finished = read_json_object(folder / FINISHED_FILE)
     return RunRecord(
         folder,
         facts=facts,
         config=config,
         metrics=metrics,
-        details=_rows(folder / DETAILS_FILE),
-        samples=_rows(folder / SAMPLES_FILE),
-        incidents=_rows(folder / INCIDENTS_FILE),
-        roles=read_mapping(folder / ROLES_FILE),
-        summary={**ending, **read_mapping(folder / SUMMARY_FILE)},
-        state="finished" if ending else guess_state(folder, metrics),
+        details=details,
+        samples=samples,
+        incidents=incidents,
+        roles=read_json_object(folder / ROLES_FILE),
+        summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
+        state="finished" if finished else _guess_state(folder, metrics),
     )
 
 
-def read_heading(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
+def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
     """A run's facts and its configuration.
 
     Raises:
-        DataError: It is no run's folder, or its configuration is damaged.
+        DataError: The folder is not a run's, or its configuration is damaged.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -120,29 +147,17 @@ def read_heading(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
     return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
 
 
-def guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["running", "stopped"]:
-    """Whether a run that has not come to its end is at work, by when it wrote last and how long its steps take."""
+def last_written(folder: Path) -> float:
+    """When a run wrote its last row of metrics, or its configuration if it has none yet; seconds since the epoch."""
     path = folder / METRICS_FILE
-    written = (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
-    slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
-    return "running" if time.time() - written < max(QUIET_SECONDS, 3 * slowest) else "stopped"
+    return (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
 
 
-def _is_called(name: str, term: Mapping[str, Any]) -> bool:
-    """Whether a reward term's metric has this name: its own, or the last part of its source."""
-    source = str(term.get("source") or "")
-    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path) if path.is_file() else []
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """What a JSON file holds; empty where there is none.
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
 
     Raises:
-        DataError: It is damaged.
+        DataError: The file is damaged.
     """
     if not path.is_file():
         return {}
@@ -151,3 +166,19 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"{str(path)!r} is damaged: {error}") from error
     return found if isinstance(found, Mapping) else {}
+
+
+def _guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["running", "stopped"]:
+    """Whether an unfinished run is still running, judged by its last write and the length of its updates."""
+    slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
+    return "running" if time.time() - last_written(folder) < max(QUIET_SECONDS, 3 * slowest) else "stopped"
+
+
+def _is_called(name: str, term: Mapping[str, Any]) -> bool:
+    """Whether a reward term's metric has this name: the term's own, or the last part of its source."""
+    source = str(term.get("source") or "")
+    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_json_lines(path) if path.is_file() else []

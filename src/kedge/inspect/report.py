@@ -1,4 +1,4 @@
-"""The report of a run, of several, or of a chain: one page, at a run's end or whenever it is asked for."""
+"""Reports of one run, several runs, or a chain of stages, as one HTML page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal
 from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, diagnose, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
-from kedge.inspect.page.demo import demo_checkpoints, demo_headlines
-from kedge.inspect.record import RunRecord, read_mapping, read_run
+from kedge.inspect.page.demo import demo_frontier, demo_headlines
+from kedge.inspect.record import RunRecord, read_json_object, read_run
 from kedge.logs.progress import say
 from kedge.output import is_run, replace_file, writing
 
@@ -20,10 +20,10 @@ __all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "
 
 REPORT_FILE = "report.html"
 ORDER = ("sft", "reward", "ppo")
-"""Stages of a chain, as they follow from each other."""
+"""Order of the stages of a chain."""
 
 MARKED_WITHIN = 4096
-"""Bytes at the beginning of a file that tell whether it is a page of kedge's."""
+"""Bytes at the start of a file in which to look for the marker of a report."""
 
 Ending = Literal["finished", "stopped"]
 
@@ -31,22 +31,22 @@ Ending = Literal["finished", "stopped"]
 def write_report(
     folders: Sequence[Path], out: Path | None = None, *, ending: Ending | None = None, advice: Advice = no_advice
 ) -> Path:
-    """Write one page about runs, whether they are at work, finished or dead; return where it is.
+    """Write one page about runs, whether running, finished or stopped; return its path.
 
-    A folder that holds the runs of several stages, such as those of `kedge rlhf` and `kedge demo`, stands for them.
+    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, stands for the runs of its stages.
 
     Args:
-        folders: Of the runs. Those of one stage are drawn over each other.
-        out: The page; by default `report.html` in the folder of a single run, and in the current one for several.
-        ending: How the runs end, where they are about to say so themselves.
-        advice: What a field's documentation says about a value that is too high or too low.
+        folders: Folders of the runs. Runs of the same stage are overlaid.
+        out: The page; by default `report.html` in the folder of a single run, or in the current folder for several.
+        ending: How unfinished runs end, if the caller is about to end them.
+        advice: Looks up what a field's documentation says about values that are too high or too low.
 
     Raises:
-        DataError: No folder is given, one is no run's, or a file in it is damaged.
-        OutputError: The page cannot be written, or something else than a page of kedge's is there.
+        DataError: No folder is given, a folder is not a run's, or a file in it is damaged.
+        OutputError: The page cannot be written, or the file there is not a kedge report.
     """
     if not folders:
-        raise DataError("no run is named that a report could be about")
+        raise DataError("no run folder given")
     path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     _check_replaceable(path)
     replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice))])
@@ -54,17 +54,17 @@ def write_report(
 
 
 def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice = no_advice) -> None:
-    """Write the report of a run that ends. Whatever is the matter with it is one line: the run's result stays."""
+    """Write the report of a run that ends; any error is printed as one line, so that the run's result is kept."""
     try:
         write_report([folder], ending=ending, advice=advice)
-    except Exception as error:  # a defect of the page, too, must not cost hours of training
-        say(f"{folder / REPORT_FILE} is not written: {type(error).__name__}: {error}")
+    except Exception as error:  # a bug in the page must not cost hours of training
+        say(f"{folder / REPORT_FILE} could not be written: {type(error).__name__}: {error}")
 
 
 def collect_page(
     folders: Sequence[Path], *, ending: Ending | None = None, advice: Advice = no_advice
 ) -> dict[str, Any]:
-    """What the page about these runs shows; see `page_data`.
+    """The data of the page about these runs; see `page_data`.
 
     Raises:
         DataError: As `write_report`.
@@ -73,7 +73,7 @@ def collect_page(
     runs = [_reported(name, path, ending, advice) for name, path in named.items()]
     trained = {run.record.folder.resolve() for run in runs}
     return page_data(
-        [replace(run, reward_models=_reward_models(run.record, besides=trained)) for run in runs],
+        [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
         title=", ".join(folder.resolve().name for folder in folders),
         headlines=_headlines(folders),
         written=time.strftime("Written %d %B %Y, %H:%M"),
@@ -81,7 +81,7 @@ def collect_page(
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs of a chain's stages, in their order; a single run is its own."""
+    """The runs of a chain's stages in order; of a single run, the run itself."""
     stages = [path for path in folder.glob("*") if is_run(path)] if folder.is_dir() else []
     if not stages:
         return [folder]
@@ -93,7 +93,7 @@ def _place(name: str) -> int:
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """A name for each run: its folder's, with as much of what is above it as tells it from the others."""
+    """A unique name for each run: its folder's name, with as many parent folders as needed."""
     found: dict[Path, str] = {}
     for path in dict.fromkeys(path.resolve() for path in paths):
         found[path] = path.name
@@ -108,7 +108,7 @@ def _reported(name: str, path: Path, ending: Ending | None, advice: Advice) -> R
     if ending is not None and record.state == "running":
         record = replace(record, state=ending)
     findings = [finding.as_json() for finding in diagnose(record, advice=advice)]
-    return ReportedRun(name, record, findings, demo_checkpoints(_summary(path.parent), path.name))
+    return ReportedRun(name, record, findings, demo_frontier(_summary(path.parent), path.name))
 
 
 def _headlines(folders: Sequence[Path]) -> list[Headline]:
@@ -116,20 +116,20 @@ def _headlines(folders: Sequence[Path]) -> list[Headline]:
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
-    """What a chain of stages came to; empty where it has not, or is none."""
+    """The summary of a chain; empty if it has none yet, or if the folder is a single run."""
     path = folder / "summary.json"
-    return {} if is_run(folder) or not path.is_file() else read_mapping(path)
+    return {} if is_run(folder) or not path.is_file() else read_json_object(path)
 
 
-def _reward_models(record: RunRecord, *, besides: set[Path]) -> dict[str, RunRecord]:
-    """The runs that trained what this one was rewarded by, where their folders are still there."""
+def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRecord]:
+    """The runs that trained the reward models of this one, if their folders still exist."""
     terms = [term for term in record.config.get("reward") or [] if isinstance(term, Mapping)]
     folders = {Path(str(term.get("source"))).resolve().parent for term in terms}
     found = {}
-    for folder in sorted(folder for folder in folders - besides if is_run(folder)):
+    for folder in sorted(folder for folder in folders - exclude if is_run(folder)):
         try:
             trained = read_run(folder)
-        except DataError:  # it is another run, whose faults are not told here
+        except DataError:  # a damaged folder of another run is not this report's business
             continue
         if trained.stage == "reward":
             found[folder.name] = trained
@@ -137,11 +137,11 @@ def _reward_models(record: RunRecord, *, besides: set[Path]) -> dict[str, RunRec
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse to write over what is no page of kedge's."""
+    """Refuse to overwrite a file that is not a kedge report."""
     with writing(path):
         if not path.exists():
             return
         with path.open("rb") as file:
             if is_page(file.read(MARKED_WITHIN)):
                 return
-    raise OutputError(f"{path} is no report of kedge's, and is left alone; name another file with --out")
+    raise OutputError(f"{path} exists and is not a kedge report; choose another file with --out")

@@ -1,4 +1,4 @@
-"""`details.jsonl`: what an update looked like where one number does not tell it, a row per update."""
+"""`details.jsonl`: the distributions of an update (scores, lengths, ratios per epoch), one row per update."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DETAILS_FILE = "details.jsonl"
 NUM_QUANTILES = 21
 NUM_BINS = 41
 WIDEST = 1.0
-"""Bins of log ρ end here, either way; what lies beyond counts in the outermost."""
+"""Largest |log ρ| of the bins; values beyond count in the outermost bins."""
 
 
 class DetailsLog:
-    """Rows of `details.jsonl`, its update in front; flushed row by row.
+    """Writes `details.jsonl`; flushed after each row.
 
     Args:
         folder: The run's folder.
@@ -33,11 +33,11 @@ class DetailsLog:
         self._lines = JsonLines(folder / DETAILS_FILE)
 
     def write(self, update: int, details: Mapping[str, Any]) -> None:
-        """Add the row of one update."""
+        """Append the row of one update."""
         self._lines.write({"update": update, **details})
 
     def sync(self) -> None:
-        """Have the disk take all rows now, before a checkpoint that counts on them."""
+        """Flush all rows to disk, before a checkpoint that relies on them."""
         self._lines.sync()
 
     def close(self) -> None:
@@ -57,16 +57,16 @@ def describe_update(
     *,
     clip: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """How scores and lengths are spread, and where the ratios stood in each epoch.
+    """Distributions of scores and lengths, and of the ratios in each epoch.
 
-    `scores`, `lengths`: their quantiles at 0, 5, …, 100 %. `epochs`, each: `approx_kl`, nats per token; `cases`, the
-    shares of tokens that are raised or lowered (by their advantage's sign) and of those the clip holds back;
-    `clip_fraction`, their sum; `ratios`, counts of tokens in 41 equal bins of log ρ from −1 to 1.
+    `scores`, `lengths`: quantiles at 0, 5, …, 100 %. `epochs`, each: `approx_kl`, nats per token; `cases`, the shares
+    of tokens that are raised or lowered (by the sign of the advantage), each split into clipped (`_held`) and not;
+    `clip_fraction`, the sum of the clipped shares; `ratios`, token counts in 41 equal bins of log ρ from −1 to 1.
 
     Args:
-        experience: What was learnt from.
-        passes: Log probabilities under the policy in training, epoch by epoch; NaN where an epoch has not come by.
-        clip: ε below 1 and above; None where nothing is clipped.
+        experience: The experience trained on.
+        passes: Log probabilities under the policy in training, per epoch; NaN where a token was not visited.
+        clip: ε below 1 and above; None if nothing is clipped.
 
     Source: PPO figure 1.
     """
@@ -78,9 +78,9 @@ def describe_update(
     }
 
 
-def _quantiles(figures: Tensor) -> list[float]:
-    at = torch.linspace(0, 1, NUM_QUANTILES, device=figures.device)
-    return [float(f"{each:.6g}") for each in torch.quantile(figures.float(), at).tolist()]
+def _quantiles(values: Tensor) -> list[float]:
+    at = torch.linspace(0, 1, NUM_QUANTILES, device=values.device)
+    return [float(f"{each:.6g}") for each in torch.quantile(values.float(), at).tolist()]
 
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a batch of experience says about a run, as figures and as samples to read."""
+"""Metrics and samples of a batch of experience."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kedge.logs.samples import Sample
 __all__ = ["correlation", "describe_experience", "describe_samples", "repetition"]
 
 GRAM = 4
-"""Tokens in a row that are looked for a second time: fewer recur in good prose, too."""
+"""Length of the repeated sequences that count: shorter ones recur in good prose too."""
 HASH = 1_000_003
 
 
 def describe_experience(experience: Experience) -> dict[str, float]:
-    """The figures of one update's responses, all of them over counted tokens only (spec §10).
+    """Metrics of one update's responses, over counted tokens only (spec §10).
 
     `objective/kl`: KL to the reference, summed over each response, batch mean, nats; absent without a reference.
-    `reward/kl`: what that costs in units of the score; `reward/total`: the score less that cost, per response.
-    `policy/sampler_ratio_max`: the largest ratio, either way, between a token's probability as the trainer sees it and
-    as it was when it was sampled. `advantage/…`: before any whitening.
+    `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response.
+    `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
+    the trainer and as sampled. `advantage/…`: before any whitening.
     """
     rollout, mask = experience.rollout, experience.action_mask
     scores, lengths = experience.total_scores, rollout.response_lengths.float()
@@ -75,15 +75,15 @@ def describe_samples(
     entropies: Float[Tensor, "batch time"] | None = None,
     new_logprobs: Float[Tensor, "batch time"] | None = None,
 ) -> list[Sample]:
-    """The first `count` responses with the figures of each of their tokens.
+    """The first `count` responses with their values per token.
 
     Args:
-        experience: What was learnt from.
-        prompts: As text, one per response.
-        tokenizer: The policy's.
-        count: How many.
-        entropies: Of each token's distribution, nats; NaN where they are not known.
-        new_logprobs: Each token's log probability after the epochs, nats; NaN likewise.
+        experience: The experience trained on.
+        prompts: The prompts as text, one per response.
+        tokenizer: The policy's tokenizer.
+        count: Number of responses.
+        entropies: Entropy of each token's distribution, nats; NaN where unknown.
+        new_logprobs: Log probability of each token after the epochs, nats; NaN where unknown.
     """
     return [
         _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs)
@@ -101,11 +101,11 @@ def _sample(
 ) -> Sample:
     mask = experience.action_mask[row]
 
-    def counted(figures: Tensor) -> list[float]:
-        return figures[row][mask].tolist()
+    def counted(values: Tensor) -> list[float]:
+        return values[row][mask].tolist()
 
-    def known(figures: Tensor | None) -> list[float] | None:
-        return None if figures is None or figures[row][mask].isnan().any() else counted(figures)
+    def known(values: Tensor | None) -> list[float] | None:
+        return None if values is None or values[row][mask].isnan().any() else counted(values)
 
     ids = experience.rollout.response_ids[row][mask].tolist()
     return Sample(
@@ -125,18 +125,18 @@ def _sample(
 
 
 def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, " batch"]:
-    """Share of a response's 4-grams of tokens that have occurred in it before; 0 for shorter ones.
+    """Share of a response's 4-grams of tokens that occur earlier in it; 0 for responses of fewer than 4 tokens.
 
     Args:
         response_ids: Right-padded.
-        mask: True on a response's own tokens.
+        mask: True on the tokens of the response.
     """
     num_grams = (mask.sum(-1) - GRAM + 1).clamp(min=0)
     if not num_grams.any():
         return num_grams.float()
     keys = torch.zeros_like(response_ids[:, GRAM - 1 :], dtype=torch.int64)
     for shift in range(GRAM):
-        # Overflow wraps around: two 4-grams share a key by accident once in 2⁶⁴.
+        # Overflow wraps around: two different 4-grams share a key with probability 2⁻⁶⁴.
         keys = keys * HASH + response_ids[:, shift : response_ids.shape[1] - GRAM + 1 + shift] + 1
     places = torch.arange(keys.shape[1], device=keys.device)
     inside = places < num_grams[:, None]
@@ -148,7 +148,7 @@ def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batc
 
 
 def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Pearson's; 0 where either is constant."""
-    centred = [figures - figures.mean() for figures in (first, second)]
-    norms = centred[0].norm() * centred[1].norm()
-    return torch.where(norms > 0, (centred[0] * centred[1]).sum() / norms.clamp(min=1e-30), 0.0)
+    """Pearson correlation; 0 if either is constant."""
+    centered = [values - values.mean() for values in (first, second)]
+    norms = centered[0].norm() * centered[1].norm()
+    return torch.where(norms > 0, (centered[0] * centered[1]).sum() / norms.clamp(min=1e-30), 0.0)

@@ -1,4 +1,4 @@
-"""`incidents.jsonl`: what a run met that must not be learnt from, a row per incident, with the response to blame."""
+"""`incidents.jsonl`: non-finite values and loss spikes that a run refused to train on, one row per incident."""
 
 from __future__ import annotations
 
@@ -19,48 +19,50 @@ __all__ = ["add_incident", "describe_row", "read_incidents"]
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
-    """Add a row, and have the disk take it: the run may end the next moment. No run without incidents has the file.
+    """Append a row and flush it to disk, because the run may end right after. The first incident creates the file.
 
-    NaN and infinity, which JSON has no words for, are the texts `nan`, `inf` and `-inf` here: they are what is told.
+    NaN and infinity are written as the strings `nan`, `inf` and `-inf`: they are the point of the row.
     """
     with closing(JsonLines(folder / INCIDENTS_FILE)) as lines:
-        lines.write(_spelled_out(incident))
+        lines.write(_with_nonfinite_as_text(incident))
 
 
 def read_incidents(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `incidents.jsonl`; `DataError` as `read_json_lines`."""
+    """The rows of a run's `incidents.jsonl`; raises `DataError` as `read_json_lines`."""
     return read_json_lines(folder / INCIDENTS_FILE)
 
 
 def describe_row(
     evidence: Rollout | Experience, row: int, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, str | float | Sequence[str] | Sequence[float]]:
-    """One response of an update with all that is known of each of its tokens.
+    """One response of an update with all values known per token.
 
     Args:
-        evidence: The update's responses; experience where there is some already.
-        row: Which one.
-        tokenizer: The policy's.
+        evidence: The update's rollout, or its experience if there is one already.
+        row: Index of the response.
+        tokenizer: The policy's tokenizer.
     """
     rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
     mask = rollout.action_mask[row]
     tokens = rollout.response_ids[row][mask].tolist()
-    figures: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
+    values: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
     if isinstance(evidence, Experience):
         names = ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns")
-        figures |= {name: getattr(evidence, name) for name in names}
+        values |= {name: getattr(evidence, name) for name in names}
     return {
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
         "response": str(tokenizer.decode(tokens)),
         "tokens": [str(tokenizer.decode([token])) for token in tokens],
         **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
-        **{name: figure[row][mask].tolist() for name, figure in figures.items() if figure is not None},
+        **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }
 
 
-def _spelled_out(value: Any) -> Any:
+def _with_nonfinite_as_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: _spelled_out(entry) for name, entry in value.items()}
-    return [_spelled_out(entry) for entry in value] if isinstance(value, (list, tuple)) else plain_json(value)
+        return {name: _with_nonfinite_as_text(entry) for name, entry in value.items()}
+    return (
+        [_with_nonfinite_as_text(entry) for entry in value] if isinstance(value, (list, tuple)) else plain_json(value)
+    )

@@ -1,4 +1,4 @@
-"""A file with a JSON object on each line, that is added to while others read it."""
+"""JSON-lines files that may be read while they are being written."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from kedge.output import replace_file
 __all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
 
 LONGEST_INT = 8192
-"""Bits of a whole number that is written in decimal; Python refuses to at 4,300 digits."""
+"""Largest integer written in decimal, in bits: Python refuses to convert more than 4,300 digits."""
 
 
 class JsonLines:
-    """A JSON-lines file: rows are added to what it holds and flushed one by one.
+    """Appends rows to a JSON-lines file, flushing each one.
 
-    The same rows give the same bytes. What JSON has no word for (NaN, ±∞) is null.
+    Equal rows give equal bytes. NaN and ±∞ become null.
 
     Args:
-        path: The file; made if it does not exist, never written over.
+        path: The file; created if missing, never truncated.
     """
 
     def __init__(self, path: Path) -> None:
-        # UTF-8 has no form for half of a surrogate pair; what backslashreplace writes is JSON's own escape for it.
+        # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
         self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add a row, its keys in the order given."""
+        """Append a row; its keys keep their order."""
         self._file.write(json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
-        """Have the disk take all rows now, so that a power cut leaves none of them out."""
+        """Flush all rows to disk, so that a power cut loses none of them."""
         if not self._file.closed:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; the disk has all rows then."""
+        """Flush all rows to disk and close the file."""
         self.sync()
         self._file.close()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file, also while it is written.
+    """All rows of a file, which may still be written to.
 
     Raises:
-        DataError: There is no such file, or a line before the last is broken.
+        DataError: The file does not exist, or a line before the last is not JSON.
     """
     if not path.is_file():
         raise DataError(f"{str(path)!r} does not exist; expected a run's folder")
@@ -64,27 +64,27 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows += [json.loads(line)] if line else []
         except json.JSONDecodeError as error:
-            # The last line of a run that is being written or was killed may be cut short; no other one may.
+            # Only the last line may be incomplete: the run is writing it, or was killed while writing.
             if number < len(lines):
                 raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
     return rows
 
 
 def truncate_rows(path: Path, last_update: int) -> int:
-    """Take the rows of later updates out of a log, and a last line that was cut short; return how many rows stay.
+    """Remove the rows of later updates and an incomplete last line; return how many rows stay.
 
-    A run that is resumed after `last_update` makes those rows again. The rows that stay keep their bytes, and the file
-    is replaced as a whole: a log that is open goes on writing to the old one. Where there is no file there are no rows.
+    A run resumed after `last_update` writes those rows again. The rows that stay keep their bytes, and the file is
+    replaced atomically, so a `JsonLines` that is open keeps writing to the old file. A missing file has no rows.
 
     Args:
         path: A log whose rows have an `update`.
         last_update: The last update whose rows stay.
 
     Raises:
-        DataError: A line before the last is no row of a log.
+        DataError: A line before the last is not a row of a log.
         OutputError: The file cannot be written.
     """
-    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last break is no whole row
+    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last newline is incomplete
     kept = [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
     if path.is_file():
         replace_file(path, kept)
@@ -95,12 +95,12 @@ def _update_of(line: bytes, path: Path, number: int) -> int:
     try:
         return int(json.loads(line)["update"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{str(path)!r}, line {number}: not a row with its update") from error
+        raise DataError(f"{str(path)!r}, line {number}: not a row with an update") from error
 
 
 def plain_json(value: Any) -> Any:
-    """A value in JSON's own types. A log must not end a run, so what it does not know becomes text."""
-    if type(value) is float:  # nearly all there is, and told eight times as fast
+    """A value in JSON types. Unknown types become text, because a log must not end a run."""
+    if type(value) is float:  # by far the most common case; this check is eight times faster
         return value if math.isfinite(value) else None
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: what a run measured, a row per update."""
+"""`metrics.jsonl`: a run's metrics, one row per update."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from typing import Any
 
 from kedge.logs.json_lines import JsonLines, read_json_lines
 
-__all__ = ["METRICS_FILE", "MetricsLog", "read_metrics"]
+__all__ = ["METRICS_FILE", "MetricsLog", "read_metrics", "with_current_names"]
 
 METRICS_FILE = "metrics.jsonl"
 MEASURED = ("time/", "tokens_per_second", "memory/")
-"""How the names of those fields begin that differ between two runs of the same seed."""
+"""Prefixes of the metrics that differ between two runs with the same seed."""
+
+RENAMED = {"policy/optimiser_steps": "policy/optimizer_steps"}
+"""Metrics of earlier versions, with their current names."""
 
 
 class MetricsLog:
-    """Rows of `metrics.jsonl`: `update` first, times and memory last, the rest by name; flushed row by row.
+    """Writes `metrics.jsonl`: `update` first, times and memory last, the rest by name; flushed after each row.
 
-    The same figures give the same bytes. What JSON has no word for (NaN, ±∞) is null. Rows are added to a file that
-    exists, never written over.
+    Equal metrics give equal bytes. NaN and ±∞ become null. An existing file is appended to.
 
     Args:
         folder: The run's folder.
-        also: Who else is told, such as `Loggers.write`, once the file has the row.
+        also: Called with each row once it is in the file, such as `LoggerGroup.write`.
     """
 
     def __init__(self, folder: Path, also: Callable[[int, Mapping[str, Any]], None] | None = None) -> None:
         self._lines, self._also = JsonLines(folder / METRICS_FILE), also
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Add the row of one update.
+        """Append the row of one update.
 
         Args:
-            update: Its number, from 1.
-            metrics: Figures by name: numbers, one-element tensors or arrays, text, None.
+            update: Number of the update, from 1.
+            metrics: Values by name: numbers, one-element tensors or arrays, text, None.
         """
         names = sorted(metrics, key=lambda name: (name.startswith(MEASURED), name))
         self._lines.write({"update": update, **{name: metrics[name] for name in names}})
@@ -42,7 +44,7 @@ class MetricsLog:
             self._also(update, metrics)
 
     def sync(self) -> None:
-        """Have the disk take all rows now, before a checkpoint that counts on them."""
+        """Flush all rows to disk, before a checkpoint that relies on them."""
         self._lines.sync()
 
     def close(self) -> None:
@@ -57,5 +59,14 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, also while it is running; `DataError` as `read_json_lines`."""
-    return read_json_lines(folder / METRICS_FILE)
+    """The rows of a run's `metrics.jsonl` under current metric names, also of a running run.
+
+    Raises:
+        DataError: As `read_json_lines`.
+    """
+    return [with_current_names(row) for row in read_json_lines(folder / METRICS_FILE)]
+
+
+def with_current_names(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.jsonl`, the metrics of earlier versions renamed."""
+    return {RENAMED.get(name, name): value for name, value in row.items()}

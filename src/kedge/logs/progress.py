@@ -1,4 +1,4 @@
-"""How far a stage has come, while it runs: a live bar on a terminal, plain lines everywhere else."""
+"""Progress of a running stage: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kedge.texts import printable
 __all__ = ["Progress", "format_duration", "format_figure", "say"]
 
 PLAIN_INTERVAL = 1.0
-"""Seconds between two plain lines: a fast stage must not fill a log file."""
+"""Seconds between two plain lines, so that a fast stage does not fill a log file."""
 
 
 class Progress:
-    """The progress of one stage, to be used as a context.
+    """The progress of one stage, used as a context.
 
         with Progress("ppo", total=60) as progress:
             progress.update(step, {"score": 0.1, "kl": 2.3})
 
     Args:
-        stage: What is running.
-        total: Steps to come to.
-        done: Steps that an earlier run has taken already.
-        stream: Where to write; standard error by default.
-        clock: Seconds, never going back.
+        stage: Name of the stage.
+        total: Number of steps.
+        done: Steps taken before this process, in a resumed run.
+        stream: Output stream; standard error by default.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Progress:
         ending = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
 
-    def update(self, step: int, figures: Mapping[str, float | None] | None = None) -> None:
-        """Show that `step` steps are done, with the newest figures."""
+    def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:
+        """Show that `step` steps are done, with the newest values."""
         self._done = step
-        shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (figures or {}).items())
+        shown = "  ".join(f"{name} {format_figure(value)}" for name, value in (values or {}).items())
         self._view.show(step, f"{self._stage} {step}/{self._total}", shown, self.eta(), last=step >= self._total)
 
     def say(self, line: str) -> None:
-        """Write a line that stays, above whatever is live."""
+        """Print a permanent line above the live bar."""
         self._view.say(line)
 
     def eta(self) -> str:
-        """Time to come at the mean speed so far, such as `1:05`; `?` before the first step."""
+        """Estimated time left at the mean speed so far, such as `1:05`; `?` before the first step."""
         taken = self._done - self._first
         if taken <= 0:
             return "?"
@@ -80,7 +80,7 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """Write a line to standard error, where progress is shown, before or after there is any."""
+    """Print a line to standard error, where progress is shown, before or after the progress bar."""
     Console(file=sys.stderr, highlight=False, soft_wrap=True).print(line, markup=False)
 
 
@@ -92,7 +92,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_figure(value: float | None) -> str:
-    """A figure in few characters: three significant digits, `–` for none."""
+    """A number with three significant digits; `–` for None."""
     if value is None or not math.isfinite(value):
         return "–" if value is None else str(value)
     if isinstance(value, int) or value == 0:
@@ -104,13 +104,13 @@ def format_figure(value: float | None) -> str:
 
 class _View(Protocol):
     def start(self, stage: str, done: int) -> None: ...
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None: ...
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None: ...
     def say(self, line: str) -> None: ...
     def stop(self, line: str) -> None: ...
 
 
 class _PlainLines:
-    """A line per update, but no more than one per second; the last one always."""
+    """One line per update, at most one per second, and always the last one."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console, self._clock, self._written = console, clock, -math.inf
@@ -118,10 +118,10 @@ class _PlainLines:
     def start(self, stage: str, done: int) -> None:
         pass
 
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
         if last or self._clock() - self._written >= PLAIN_INTERVAL:
             self._written = self._clock()
-            self.say("  ".join(part for part in (position, figures, f"eta {eta}") if part))
+            self.say("  ".join(part for part in (position, values, f"eta {eta}") if part))
 
     def say(self, line: str) -> None:
         self._console.out(line)
@@ -131,20 +131,20 @@ class _PlainLines:
 
 
 class _Bar:
-    """A bar that stays in place, with the newest figures behind it."""
+    """A live bar with the newest values behind it."""
 
     def __init__(self, console: Console, total: int) -> None:
-        columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[figures]}")
-        stage, eta, figures = (TextColumn(text, markup=False) for text in columns)
-        self._live = RichProgress(stage, BarColumn(24), MofNCompleteColumn(), eta, figures, console=console)
+        columns = ("{task.description}", "eta {task.fields[eta]}", "{task.fields[values]}")
+        stage, eta, values = (TextColumn(text, markup=False) for text in columns)
+        self._live = RichProgress(stage, BarColumn(24), MofNCompleteColumn(), eta, values, console=console)
         self._total = total
 
     def start(self, stage: str, done: int) -> None:
-        self._task = self._live.add_task(stage, total=self._total, completed=done, eta="?", figures="")
+        self._task = self._live.add_task(stage, total=self._total, completed=done, eta="?", values="")
         self._live.start()
 
-    def show(self, step: int, position: str, figures: str, eta: str, *, last: bool) -> None:
-        self._live.update(self._task, completed=step, eta=eta, figures=figures)
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
+        self._live.update(self._task, completed=step, eta=eta, values=values)
 
     def say(self, line: str) -> None:
         self._live.console.out(line)

@@ -1,20 +1,20 @@
-"""The folder of one run: never a second run's, and always with the configuration that made it."""
+"""Creating, describing and discarding the folder of a run, which is never shared with a second run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.output import CONFIG_FILE, LEFT_BEHIND, ROLES_FILE, check_output, writing
+from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, ROLES_FILE, check_output, writing
 
-__all__ = ["create_run_folder", "take_back_folder", "write_config"]
+__all__ = ["create_run_folder", "discard_run_folder", "write_config"]
 
 
 def create_run_folder(path: str | Path) -> Path:
-    """Make a run's folder; one that exists already may hold rejected rows and nothing else.
+    """Create a run's folder; an existing one may contain diagnostic files only.
 
     Raises:
-        OutputError: Something is in it, it is a file, or it cannot be made. Nothing is ever overwritten.
+        OutputError: It is not empty, is a file, or cannot be created. Nothing is ever overwritten.
     """
     folder = check_output(path)
     with writing(folder):
@@ -22,12 +22,12 @@ def create_run_folder(path: str | Path) -> Path:
     return folder
 
 
-def take_back_folder(folder: Path) -> None:
-    """Make the folder of a run that came to nothing free again; rejected rows stay.
+def discard_run_folder(folder: Path) -> None:
+    """Remove the folder of a run that has no results; diagnostic files stay.
 
-    Only the configuration, the roles and logs without a row are removed. Where anything else is there, nothing is.
+    Only the configuration, the roles and empty logs are removed. If there is anything else, nothing is.
     """
-    paths = [path for path in folder.iterdir() if path.name not in LEFT_BEHIND]
+    paths = [path for path in folder.iterdir() if path.name not in DIAGNOSTIC_FILES]
     if not all(path.name in (CONFIG_FILE, ROLES_FILE) or _is_empty_log(path) for path in paths):
         return
     for path in paths:
@@ -37,9 +37,7 @@ def take_back_folder(folder: Path) -> None:
 
 
 def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> Path:
-    """Write `config.yaml`: facts about the run as comments above, then the configuration itself.
-
-    The file is a configuration again: comments are all that is added.
+    """Write `config.yaml`: facts about the run as comments, then the configuration, so that it can be loaded again.
 
     Raises:
         OutputError: It cannot be written.

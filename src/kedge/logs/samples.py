@@ -1,4 +1,4 @@
-"""`samples.jsonl`: a few responses of every update, with the figures of each of their tokens."""
+"""`samples.jsonl`: a few responses of every update, with values per token."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
 __all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
 
 SAMPLES_FILE = "samples.jsonl"
-TOKEN_FIGURES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
+TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with what everybody thought of each of its tokens; one figure per token in every list.
+    """One response with one value per token in every list.
 
     Attributes:
-        prompt: the prompt as text.
-        response: the response as text.
-        tokens: the response's tokens as text, the stop token included.
-        score: the response's score, or None where no source had one.
-        stopped: False where the response was cut.
-        logprobs: the policy's log probability of each token, nats.
-        ref_logprobs: the reference's, nats, or None where no reference takes part.
-        values: the critic's value before each token, or None without a critic.
-        rewards: reward per token.
-        advantages: advantage per token, as the policy loss weighs it.
-        entropies: entropy of the distribution that each token was drawn from, nats, or None where nobody computed it.
-        new_logprobs: log probabilities in the update's last epoch, nats, or None where it had no such epoch.
-        fixed: the number of a prompt that is asked again and again, from 0, or None.
+        prompt: The prompt as text.
+        response: The response as text.
+        tokens: The response's tokens as text, including the stop token.
+        score: The response's score, or None if it was not scored.
+        stopped: False if the response was truncated.
+        logprobs: The policy's log probability of each token, nats.
+        ref_logprobs: The reference's, nats, or None without a reference.
+        values: The critic's value before each token, or None without a critic.
+        rewards: Reward per token.
+        advantages: Advantage per token, as used in the policy loss.
+        entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
+        new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
+        fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
 
     Raises:
-        ShapeError: A list has another length than `tokens`.
+        ShapeError: A list differs in length from `tokens`.
     """
 
     prompt: str
@@ -55,31 +55,31 @@ class Sample:
     fixed: int | None = None
 
     def as_fixed(self, number: int) -> Sample:
-        """The same as an answer to a prompt that is asked again and again."""
+        """The same sample as a response to a fixed prompt."""
         return dataclasses.replace(self, fixed=number)
 
     def __post_init__(self) -> None:
-        for name in TOKEN_FIGURES:
-            figures = getattr(self, name)
-            if figures is not None and len(figures) != len(self.tokens):
-                raise ShapeError(f"{name} has {len(figures)} entries; expected {len(self.tokens)}, one per token")
+        for name in TOKEN_VALUES:
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise ShapeError(f"{name} has {len(values)} entries; expected {len(self.tokens)}, one per token")
 
 
 class SamplesLog:
-    """Rows of `samples.jsonl`: one per kept response, its update in front; flushed update by update.
+    """Writes `samples.jsonl`: one row per kept response, flushed after each update.
 
-    Figures have six significant digits: they are for reading.
+    Values are rounded to six significant digits: they are for reading.
 
     Args:
         folder: The run's folder.
-        also: Who else is told, such as `Loggers.write_samples`, once the file has the rows.
+        also: Called with the samples once they are in the file, such as `LoggerGroup.write_samples`.
     """
 
     def __init__(self, folder: Path, also: Callable[[int, Sequence[Sample]], None] | None = None) -> None:
         self._lines, self._also = JsonLines(folder / SAMPLES_FILE), also
 
     def write(self, update: int, samples: Iterable[Sample]) -> None:
-        """Add the kept responses of one update."""
+        """Append the kept responses of one update."""
         samples = list(samples)
         for sample in samples:
             row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
@@ -88,7 +88,7 @@ class SamplesLog:
             self._also(update, samples)
 
     def sync(self) -> None:
-        """Have the disk take all rows now, before a checkpoint that counts on them."""
+        """Flush all rows to disk, before a checkpoint that relies on them."""
         self._lines.sync()
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class SamplesLog:
 
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `samples.jsonl`; `DataError` as `read_json_lines`."""
+    """The rows of a run's `samples.jsonl`; raises `DataError` as `read_json_lines`."""
     return read_json_lines(folder / SAMPLES_FILE)
 
 

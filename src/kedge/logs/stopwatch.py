@@ -1,4 +1,4 @@
-"""Where the time of an update goes."""
+"""Time per phase of an update."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Seconds by phase of one update, from its making to `metrics`.
+    """Seconds by phase of one update, measured from construction to `metrics`.
 
     Args:
-        device: Where the work is done; a GPU is waited for at the end of each phase, or its time would be the next's.
+        device: Where the work is done; a GPU is synchronized at the end of each phase so that its time counts there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside towards `time/<name>`."""
+        """Add the time spent inside to `time/<name>`."""
         started = time.perf_counter()
         yield
         if self._device.type == "cuda":
@@ -36,7 +36,7 @@ class Stopwatch:
         """`time/<phase>` and `time/update` in seconds, and `tokens_per_second` of the whole update.
 
         Args:
-            num_tokens: Real tokens of the update, prompts and responses; padding is not counted.
+            num_tokens: Tokens of prompts and responses in the update, without padding.
         """
         total = time.perf_counter() - self._started
         phases = {f"time/{name}": seconds for name, seconds in self._phases.items()}

@@ -1,4 +1,4 @@
-"""Final results as a table on the terminal."""
+"""Tables of results on the terminal."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Cell", "print_table"]
 Cell = Interval | float | str | None
 
 PLAIN_WIDTH = 120
-"""Characters of a line where the stream is no terminal and has no width of its own."""
+"""Characters per line if the stream is not a terminal."""
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Cell]], *, stream: TextIO | None = None
 ) -> None:
-    """Print named rows of figures: intervals as `0.71 (0.66–0.76)`, numbers with three digits, `–` for none.
+    """Print named rows of values: intervals as `0.71 (0.66–0.76)`, numbers with three digits, `–` for None.
 
     Args:
-        title: Above the table.
-        columns: Headings, that of the rows' names first.
-        rows: Cells by the rows' names.
-        stream: Where to print; standard output by default.
+        title: Title above the table.
+        columns: Headings; the first is that of the row names.
+        rows: Cells by row name.
+        stream: Output stream; standard output by default.
 
     Raises:
-        ShapeError: A row has more or fewer cells than there are headings for.
+        ShapeError: The number of cells in a row does not match the headings.
     """
     table = Table(title=printable(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for index, column in enumerate(columns):

@@ -16,9 +16,6 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
-from kedge.logs.metrics import read_metrics
-from kedge.logs.plots.results import plot_calibration
-from kedge.logs.plots.training import plot_training
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
@@ -114,8 +111,6 @@ def run_reward(
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
         save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report))
-        if config.runtime.plots:
-            _plot(run.folder, report)
         leave_stage_report(config, run.folder, interrupted=report.outcome.interruption is not None)
         if report.outcome.interruption is not None:
             raise report.outcome.interruption
@@ -142,10 +137,3 @@ def _card(source: str, report: RewardModelReport) -> ModelCard:
         facts["accuracy of taking the longer answer"] = report.agreement.length_accuracy
         facts["calibration error"] = f"{report.agreement.calibration.error:.3f}"
     return ModelCard("reward", source, facts)
-
-
-def _plot(folder: Path, report: RewardModelReport) -> None:
-    if report.outcome.num_steps:
-        plot_training(read_metrics(folder), folder, x_label="optimiser step")
-    if report.agreement is not None:
-        plot_calibration(report.agreement.leads, folder / "plots" / "calibration.png")

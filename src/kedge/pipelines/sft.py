@@ -17,8 +17,6 @@ from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
-from kedge.logs.metrics import read_metrics
-from kedge.logs.plots.training import plot_training
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
@@ -108,8 +106,6 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         )
         facts = {"demonstrations": len(split.train), "optimiser steps": outcome.num_steps, **outcome.evaluation}
         save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
-        if config.runtime.plots and outcome.num_steps:
-            plot_training(read_metrics(run.folder), run.folder, x_label="optimiser step")
         leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
         if outcome.interruption is not None:
             raise outcome.interruption

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from kedge.config import Config
 from kedge.logs.json_lines import plain_json
-from kedge.logs.loggers import LoggedRun, Loggers
-from kedge.logs.loggers.logbook import Logbook
+from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.runs.run import Run
 
 __all__ = ["open_loggers"]
 
 
-def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Loggers:
+def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
     """The loggers of a run that has been started; nothing is begun before their first row.
 
     Args:
@@ -21,8 +20,8 @@ def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Lo
         run: What is running.
         warn: Tells a user a line.
     """
-    logbook = Logbook(run.folder)
+    state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
-    logged = LoggedRun(run.folder, run.stage, config.runtime.project, logbook.id, settings)
-    return Loggers(config.runtime.loggers, logbook, logged, warn=warn)
+    logged = LoggedRun(run.folder, run.stage, config.runtime.project, state.id, settings)
+    return LoggerGroup(config.runtime.loggers, state, logged, warn=warn)

@@ -24,9 +24,9 @@ from kedge.config import (
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
-from kedge.logs.run_folder import create_run_folder, take_back_folder, write_config
+from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import model_width, resolve_precision
-from kedge.output import CONFIG_FILE, FINISHED_FILE, LEFT_BEHIND, REJECTED_FILE, is_run, replace_file, writing
+from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, FINISHED_FILE, REJECTED_FILE, is_run, replace_file, writing
 from kedge.runs.fingerprint import changed_inputs, fingerprint
 from kedge.runs.in_memory import describe_in_memory
 from kedge.training.checkpoint.resume import CHECKPOINTS
@@ -100,7 +100,7 @@ class Run:
 
         The same command, mended, can then be run again as it is. Rejected rows stay.
         """
-        take_back_folder(self.folder)
+        discard_run_folder(self.folder)
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -154,7 +154,7 @@ def open_run(
         use_deterministic_kernels()
     facts = {"stage": stage, "device": device, "precision": precision}
     # What an earlier run ended at; this run begins anew.
-    for path in () if resumed else (folder / name for name in sorted(LEFT_BEHIND)):
+    for path in () if resumed else (folder / name for name in sorted(DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
     return Run(folder, stage, device, precision, resolved_yaml(config), facts, inputs, resumed, checkpoint)

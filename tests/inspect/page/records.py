@@ -1,4 +1,4 @@
-"""Runs of a few updates, written down by hand, for the page's tests."""
+"""Handwritten runs of a few updates."""
 
 from __future__ import annotations
 

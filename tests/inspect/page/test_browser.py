@@ -20,7 +20,7 @@ CHROMIUM = next(
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser: pip install 'kedge[dev]'"
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed that could open the page")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 FINDING = {
     "rule": "beta_too_small",
@@ -31,14 +31,14 @@ FINDING = {
     "docs": "docs/doctor.md",
 }
 LONGEST_WAIT = 20_000
-"""Milliseconds, on a machine that does much else."""
+"""Milliseconds, for a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
     runs = [
-        ReportedRun("with <i>leash</i>", ppo_record(samples=samples), [FINDING]),
+        ReportedRun("with <i>KL</i>", ppo_record(samples=samples), [FINDING]),
         ReportedRun("without", ppo_record(), []),
         ReportedRun("reward", reward_record(), []),
     ]
@@ -49,36 +49,36 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Opened:
-    """The page, and what its browser complained about since it was asked last."""
+    """The page, and the warnings and errors of its browser."""
 
     page: Any
-    complaints: list[str]
+    messages: list[str]
 
 
 @pytest.fixture(scope="module")
 def opened(file: Path) -> Iterator[Opened]:
-    complaints: list[str] = []
+    messages: list[str] = []
 
-    def hear(message: Any) -> None:
+    def collect(message: Any) -> None:
         if message.type in ("error", "warning"):
-            complaints.append(message.text)
+            messages.append(message.text)
 
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        page.on("console", hear)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda request: complaints.append(request.url))
+        page.on("console", collect)
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("requestfailed", lambda request: messages.append(request.url))
         page.goto(file.as_uri())
-        yield Opened(page, complaints)
+        yield Opened(page, messages)
         browser.close()
 
 
 @pytest.fixture
 def page(opened: Opened) -> Iterator[Any]:
-    """The same page for all tests, for opening it takes longest; each leaves it as it was."""
+    """One page for all tests, because opening it is slow; each test leaves it as it was."""
     yield opened.page
-    assert opened.complaints == []
+    assert opened.messages == []
     assert opened.page.evaluate("window.caught") is None
 
 
@@ -98,11 +98,11 @@ def test_every_section_is_drawn_and_nothing_is_markup(page):
     assert page.locator("main > section").count() == 7
     assert page.locator(".js-plotly-plot").count() == page.locator(".plot").count() > 20
     assert page.locator("main img, main b b, main script, main i:not(.scale i)").count() == 0
-    playwright.expect(page.locator("h3", has_text="with <i>leash</i>").first).to_be_visible()
+    playwright.expect(page.locator("h3", has_text="with <i>KL</i>").first).to_be_visible()
     playwright.expect(page.locator(".finding")).to_contain_text("<b>35 nats</b>")
 
 
-def test_pointing_at_a_curve_tells_its_figures(page):
+def test_hovering_over_a_curve_shows_its_values(page):
     chart = wait_for_chart(page, "Score")
     chart.locator(".nsewdrag").hover()
     label = chart.locator(".hoverlayer")
@@ -110,7 +110,7 @@ def test_pointing_at_a_curve_tells_its_figures(page):
     playwright.expect(label).to_contain_text("3")
 
 
-def test_the_axis_the_runs_and_the_zoom_are_those_of_all_charts(page):
+def test_axis_runs_and_zoom_are_shared_by_all_charts(page):
     score, entropy = wait_for_chart(page, "Score"), wait_for_chart(page, "Entropy")
 
     def shown(chart: Any, code: str) -> Any:
@@ -138,7 +138,7 @@ def test_the_axis_the_runs_and_the_zoom_are_those_of_all_charts(page):
     toggle.click()
 
 
-def test_a_token_tells_its_figures_to_mouse_and_keyboard(page):
+def test_a_token_shows_its_values_to_mouse_and_keyboard(page):
     tokens, tip = page.locator(".tokens .token"), page.get_by_role("tooltip", include_hidden=True)
     tokens.first.scroll_into_view_if_needed()
     assert tokens.all_inner_texts()[0] == NASTY[0]
@@ -167,10 +167,10 @@ def test_the_clipping_follows_its_slider(page):
     slider.focus()
     page.keyboard.press("ArrowRight")
     playwright.expect(page.locator("#clipping output")).to_have_text("1")
-    playwright.expect(page.locator("#clipping table")).to_contain_text("75 %")
+    playwright.expect(page.locator("#clipping table")).to_contain_text("75%")
 
 
-def test_the_theme_is_the_systems_until_it_is_chosen(page):
+def test_the_theme_follows_the_system_until_it_is_chosen(page):
     root = page.locator("html")
     playwright.expect(root).to_have_attribute("data-theme", "light")
     page.emulate_media(color_scheme="dark")
@@ -180,7 +180,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen(page):
     page.emulate_media(color_scheme="light")
 
 
-def test_a_telephone_shows_it_without_scrolling_sideways(page):
+def test_a_phone_needs_no_horizontal_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -1,4 +1,4 @@
-"""The page as a file: it holds all it needs, and nothing that a run says can become markup."""
+"""The page as a file: self-contained, and no text of a run can become markup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NASTY = [
 
 
 class Parts(HTMLParser):
-    """The texts of the page's script elements by their id, and whatever would fetch something."""
+    """The texts of the page's script elements by id, and all attributes that would fetch something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def page() -> bytes:
     return render_page(page_data([run], title="".join(NASTY)))
 
 
-def test_what_a_run_says_comes_back_as_it_was_and_ends_no_script(page):
+def test_text_of_a_run_round_trips_and_ends_no_script(page):
     found = parts(page)
     assert set(found.scripts) == {"data", "plotly", "module"}
     assert "<" not in found.scripts["data"]
@@ -92,7 +92,7 @@ def test_the_policy_names_the_script_that_is_there(page):
     assert f"script-src 'sha256-{digest}'" in page.decode("utf-8")
 
 
-def test_the_drawing_library_is_the_one_that_plotly_ships(page):
+def test_the_plotting_library_is_the_one_that_plotly_ships(page):
     shipped = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     assert gzip.decompress(base64.b64decode(parts(page).scripts["plotly"])) == shipped
 
@@ -105,7 +105,7 @@ def test_the_script_has_every_part_and_writes_no_markup(page):
         assert dangerous not in script
 
 
-def test_a_page_is_known_by_its_marker(page):
+def test_a_page_is_recognized_by_its_marker(page):
     assert is_page(page[:4096])
     assert not is_page(b"<!doctype html>\n<html>a user's own report</html>")
     assert not is_page(b"")

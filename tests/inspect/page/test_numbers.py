@@ -1,4 +1,4 @@
-"""Figures on their way into the page, against values counted by hand."""
+"""Number helpers of the page, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.inspect.page.numbers import as_figure, blocks, evenly, histogram, rounded
+from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, histogram, rounded
 
 
 @pytest.mark.parametrize("value", [None, True, "7", math.nan, math.inf, -math.inf, [1.0]])
-def test_what_is_no_finite_number_is_no_figure(value):
-    assert as_figure(value) is None
+def test_only_finite_numbers_are_numbers(value):
+    assert as_number(value) is None
 
 
-def test_rounding_keeps_digits_and_takes_what_json_has_no_word_for():
+def test_rounding_keeps_digits_and_makes_nonfinite_values_null():
     assert rounded({"a": [1.234567, 2.0, None, math.nan], "b": 123456.7}) == {"a": [1.2346, 2, None, None], "b": 123460}
 
 
@@ -24,12 +24,12 @@ def test_rounding_keeps_digits_and_takes_what_json_has_no_word_for():
     ("count", "most", "places"),
     [(3, 5, [0, 1, 2]), (5, 3, [0, 2, 4]), (10, 4, [0, 3, 6, 9]), (7, 1, [6]), (0, 4, [])],
 )
-def test_some_of_many_are_evenly_apart_with_both_ends(count, most, places):
-    assert evenly(count, most) == places
+def test_evenly_spaced_indices_include_both_ends(count, most, places):
+    assert evenly_spaced(count, most) == places
 
 
 @given(st.integers(0, 500), st.integers(1, 60))
-def test_blocks_hold_everything_once_and_are_few(count, most):
+def test_blocks_cover_everything_once(count, most):
     found = blocks(count, most)
     assert [place for block in found for place in block] == list(range(count))
     assert len(found) <= most
@@ -42,6 +42,6 @@ def test_a_histogram_of_quantiles_is_that_of_the_distribution():
     assert histogram([0.0, 1.0, 5.0], [-1.0, 0.0, 1.0, 3.0, 5.0, 6.0]) == pytest.approx([0, 0.5, 0.25, 0.25, 0])
 
 
-def test_mass_at_one_value_is_all_in_its_bin():
+def test_a_point_mass_is_in_one_bin():
     assert histogram([2.0, 2.0, 2.0], [0.0, 1.5, 2.5, 4.0]) == pytest.approx([0.0, 1.0, 0.0])
     assert sum(histogram([0.0, 0.0, 0.0, 1.0], [-0.5, 0.5, 1.5])) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""What each section of the page is given, against values worked out by hand from a run of five updates."""
+"""The data of each section, against values computed by hand from a run of five updates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import partial
 
 import pytest
 
-from kedge.inspect.page import Checkpoint, Headline, ReportedRun, page_data
+from kedge.inspect.page import FrontierPoint, Headline, ReportedRun, page_data
 from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.cost import cost
-from kedge.inspect.page.curves import course
+from kedge.inspect.page.curves import curves
 from kedge.inspect.page.frontier import frontier
 from kedge.inspect.page.panels import find_panels
-from kedge.inspect.page.responses import sampled
+from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
-from kedge.inspect.page.verdict import describe_run, final_figures
+from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.record import RunRecord
 from tests.inspect.page.records import CONFIG, epoch, metric_row, ppo_record, reward_record, sample
 
 
-def test_a_course_has_columns_and_three_axes():
-    found = course(ppo_record(), most_points=100)
+def test_curves_have_columns_and_three_axes():
+    found = curves(ppo_record(), most_points=100)
     assert found["update"] == [1, 2, 3, 4, 5]
     assert found["seconds"] == [4, 8, 12, 16, 20]
     assert found["items"] == [8, 16, 24, 32, 40]
@@ -32,41 +32,41 @@ def test_a_course_has_columns_and_three_axes():
     assert "flops/train" not in found["columns"]
 
 
-def test_a_long_course_is_thinned_to_means_and_a_largest_figure_to_the_largest():
-    found = course(ppo_record(), most_points=3)
+def test_long_curves_are_thinned_to_means_and_maxima():
+    found = curves(ppo_record(), most_points=3)
     assert found["update"] == [2, 4, 5]
     assert found["every"] == 2
     assert found["columns"]["reward/score_mean"] == [1.5, 3.5, 5]
     assert found["columns"]["policy/ratio_max"] == [3, 5, 6]
 
 
-def test_gaps_and_figures_that_are_none_stay_gaps():
+def test_missing_and_nonfinite_values_stay_gaps():
     rows = [metric_row(1, **{"policy/entropy": None}), metric_row(2, **{"reward/score_mean": math.nan})]
-    columns = course(ppo_record(metrics=rows), most_points=10)["columns"]
+    columns = curves(ppo_record(metrics=rows), most_points=10)["columns"]
     assert columns["policy/entropy"] == [None, 1]
     assert columns["reward/score_mean"] == [1, None]
 
 
-def test_panels_hold_what_there_are_figures_for_and_name_each_source():
+def test_panels_have_the_lines_with_data_and_name_each_source():
     found = {panel["title"]: panel for panel in find_panels("ppo", ["score/gold", "score/model", "policy/entropy"])}
     assert set(found) == {"Score by source", "Entropy"}
     assert [line["label"] for line in found["Score by source"]["lines"]] == ["gold", "model"]
     assert find_panels("ppo", ["score/model"]) == []
-    assert find_panels("unheard of", ["loss"]) == []
+    assert find_panels("unknown", ["loss"]) == []
 
 
-def test_the_verdict_tells_the_rise_its_price_and_the_judge():
+def test_the_verdict_has_the_rise_the_kl_and_the_judge():
     first, second = describe_run(ppo_record())
-    price = "for a KL of 25 nats per response to the reference"
-    assert first == f"PPO ran 5 updates (20 s, 40 responses): the score rose from 1 to 5, {price}."
-    assert second.startswith("The judge gold, which training never saw, stayed near -2, responses stayed near 10")
-    assert "75% of them end by themselves" in second
+    cost = "at a KL of 25 nats per response to the reference"
+    assert first == f"PPO ran 5 updates (20 s, 40 responses): the score rose from 1 to 5, {cost}."
+    assert second.startswith("The judge gold, which is not trained on, stayed near -2, response length stayed near 10")
+    assert "75% of responses end with a stop token" in second
 
 
 @pytest.mark.parametrize(
     ("state", "beginning"), [("running", "PPO is at update 5 of 5"), ("stopped", "PPO stopped after update 5 of 5")]
 )
-def test_the_verdict_knows_how_a_run_ended(state, beginning):
+def test_the_verdict_says_how_a_run_ended(state, beginning):
     assert describe_run(ppo_record(state=state))[0].startswith(beginning)
 
 
@@ -76,29 +76,29 @@ def test_a_score_that_moved_less_than_a_tenth_of_its_spread_stayed():
 
 
 def test_every_stage_has_two_sentences():
-    told = [ppo_record(), ppo_record(metrics=[]), reward_record(), replace(reward_record(), summary={})]
-    told += [replace(reward_record(), facts={"stage": stage}) for stage in ("sft", "")]
-    assert [len(describe_run(record)) for record in told] == [2] * len(told)
+    records = [ppo_record(), ppo_record(metrics=[]), reward_record(), replace(reward_record(), summary={})]
+    records += [replace(reward_record(), facts={"stage": stage}) for stage in ("sft", "")]
+    assert [len(describe_run(record)) for record in records] == [2] * len(records)
     assert "75% of 40 held-out pairs" in describe_run(reward_record())[1]
     assert "60%" in describe_run(reward_record())[1]
 
 
-def test_final_figures_are_means_over_a_twentieth_of_the_run():
+def test_first_and_last_are_means_over_a_twentieth_of_the_run():
     rows = [metric_row(update) for update in range(1, 41)]
-    found = {row["label"]: row for row in final_figures(ppo_record(metrics=rows))}
+    found = {row["label"]: row for row in first_and_last(ppo_record(metrics=rows))}
     assert (found["Score"]["first"], found["Score"]["last"]) == (1.5, 39.5)
     assert (found["Judge gold"]["first"], found["Judge gold"]["last"]) == (-1.5, -36.5)
     assert "Value loss" not in found
 
 
-def test_what_rounding_left_of_nothing_is_nothing():
+def test_rounding_errors_are_zero():
     rows = [metric_row(1, **{"objective/kl": -1e-7}), metric_row(2)]
-    [kl] = [row for row in final_figures(ppo_record(metrics=rows)) if row["label"] == "KL to the reference"]
+    [kl] = [row for row in first_and_last(ppo_record(metrics=rows)) if row["label"] == "KL to the reference"]
     assert kl["first"] == 0
 
 
 def test_samples_are_the_same_prompts_over_time_then_the_others():
-    found = sampled(ppo_record(), most_bytes=10**6)
+    found = shown_responses(ppo_record(), most_bytes=10**6)
     assert [prompt["title"] for prompt in found["prompts"]] == ["Prompt 1", "Prompt 2", ""]
     assert [row["update"] for row in found["prompts"][0]["responses"]] == [0, 5]
     assert found["prompts"][0]["prompt"] == found["prompts"][2]["responses"][0]["prompt"] == "Tell me."
@@ -110,15 +110,15 @@ def test_samples_are_the_same_prompts_over_time_then_the_others():
 
 def test_samples_are_thinned_to_what_fits_first_and_last_update_kept():
     rows = [sample(update, tokens=["word"] * 100) for update in range(1, 301)]
-    found = sampled(ppo_record(samples=rows), most_bytes=30_000)
+    found = shown_responses(ppo_record(samples=rows), most_bytes=30_000)
     updates = [row["update"] for row in found["prompts"][0]["responses"]]
     assert len(json.dumps(found)) < 31_000
     assert (updates[0], updates[-1]) == (1, 300)
     assert 2 < len(updates) == found["kept"] < found["of"] == 300
 
 
-def test_long_responses_are_cut_and_tell_their_length():
-    [prompt] = sampled(ppo_record(samples=[sample(1, tokens=["a"] * 1000)]), most_bytes=10**6)["prompts"]
+def test_long_responses_are_cut_but_keep_their_length():
+    [prompt] = shown_responses(ppo_record(samples=[sample(1, tokens=["a"] * 1000)]), most_bytes=10**6)["prompts"]
     [row] = prompt["responses"]
     assert (row["length"], len(row["tokens"]), len(row["advantages"])) == (1000, 600, 600)
 
@@ -133,7 +133,7 @@ def test_shares_of_a_histogram_below_a_bound():
     assert share_below([0, 0, 0, 0], 0.0) == 0.0
 
 
-def test_cases_are_weighed_by_tokens_and_ratios_are_added():
+def test_cases_are_averaged_by_tokens_and_ratios_are_added():
     few, many = [0] * 41, [0] * 41
     few[20], many[0], many[40] = 1, 2, 1  # in the middle, and at both ends
     rows = [
@@ -151,7 +151,7 @@ def test_cases_are_weighed_by_tokens_and_ratios_are_added():
     assert [each["update"] for each in found["updates"]] == [1, 2]
 
 
-def test_a_clip_that_is_not_symmetric_is_drawn_as_it_is():
+def test_an_asymmetric_clip_has_its_own_bounds():
     config = {**CONFIG, "ppo": {**CONFIG["ppo"], "clip_range_high": 0.3}}
     found = clipping(ppo_record(config=config))
     assert (found["low"], found["high"]) == (0.8, 1.3)
@@ -169,18 +169,18 @@ def test_a_kl_estimate_below_0_counts_as_0():
     assert frontier(ppo_record(metrics=[metric_row(1, **{"objective/kl": -0.3})]))["root_kl"] == [0]
 
 
-def test_judges_from_outside_bring_their_limits():
+def test_judges_outside_the_run_have_limits():
     points = [
-        Checkpoint(2, 4.0, 1.0, {"gold": 0.5}, {"gold": 0.4}, {"gold": 0.6}),
-        Checkpoint(4, 9.0, 2.0, {"gold": 0.3}, {"gold": 0.2}, {"gold": 0.4}),
+        FrontierPoint(2, 4.0, 1.0, {"gold": 0.5}, {"gold": 0.4}, {"gold": 0.6}),
+        FrontierPoint(4, 9.0, 2.0, {"gold": 0.3}, {"gold": 0.2}, {"gold": 0.4}),
     ]
     found = frontier(ppo_record(), points)
     assert found["root_kl"] == [2, 3]
     limits = {"low": [0.4, 0.2], "high": [0.6, 0.4]}
-    assert found["judges"] == [{"name": "gold", "figures": [0.5, 0.3], "best": 0, **limits}]
+    assert found["judges"] == [{"name": "gold", "values": [0.5, 0.3], "best": 0, **limits}]
 
 
-def test_costs_are_sums_and_what_no_phase_has_is_other():
+def test_costs_are_sums_and_the_rest_is_other():
     found = cost(ppo_record())
     assert found["phases"] == [
         {"phase": "rollout", "seconds": 10, "flops": 50},
@@ -210,7 +210,7 @@ def test_the_policys_scores_are_those_of_its_first_and_last_update():
 EMPTY = RunRecord(ppo_record().folder, facts={"stage": "ppo"})
 
 
-SECTIONS = (partial(sampled, most_bytes=100), clipping, frontier, cost, reward_model, policy_scores)
+SECTIONS = (partial(shown_responses, most_bytes=100), clipping, frontier, cost, reward_model, policy_scores)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -219,13 +219,13 @@ def test_a_section_without_data_says_why(section, record):
     assert section(record)["empty"].endswith(".")
 
 
-def test_a_run_without_a_single_figure_still_has_a_page():
+def test_a_run_without_metrics_still_has_a_page():
     found = page_data([ReportedRun("nothing", EMPTY)], title="nothing")
     assert found["runs"][0]["curves"]["update"] == []
     assert found["panels"] == {"ppo": []}
 
 
-def test_runs_of_older_versions_lack_figures_and_no_section():
+def test_runs_of_earlier_versions_have_every_section():
     newer = ("entropies", "new_logprobs", "fixed")
     row = {name: value for name, value in sample(1).items() if name not in newer}
     old = ppo_record(details=[], roles={}, samples=[row])

@@ -1,4 +1,4 @@
-"""Runs that never ran: their files, written by hand."""
+"""Folders of runs, written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of synthetic runs, as a terminal shows them."""
+"""Frames of synthetic runs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kedge.inspect.doctor import Finding
-from kedge.inspect.watch import Follower, Sight, draw_frame
+from kedge.inspect.watch import Follower, Snapshot, draw_frame
 from tests.inspect.watch.runs import CONFIG, add, begin, metrics, sample
 
 
 def finding(rule: str, **more: Any) -> Finding:
-    told: dict[str, Any] = {"severity": "serious", "seen": "0.9 at update 3", "means": "m", "knob": "", **more}
-    return Finding(rule, direction="switch", try_="ppo.kl_coef=0.1", docs="docs/doctor.md", **told)
+    fields: dict[str, Any] = {"severity": "serious", "seen": "0.9 at update 3", "means": "m", "knob": "", **more}
+    return Finding(rule, direction="switch", try_="ppo.kl_coef=0.1", docs="docs/doctor.md", **fields)
 
 
-def sight_of(folder: Path, *findings: Finding) -> Sight:
+def snapshot_of(folder: Path, *findings: Finding) -> Snapshot:
     return Follower(folder, lambda record: findings).look()
 
 
-def drawn(sight: Sight, width: int = 100, height: int | None = None) -> str:
+def drawn(snapshot: Snapshot, width: int = 100, height: int | None = None) -> str:
     console = Console(
         record=True, width=width, height=height, file=StringIO(), color_system="truecolor", highlight=False
     )
-    console.print(draw_frame(sight, console, height=height))
+    console.print(draw_frame(snapshot, console, height=height))
     text = console.export_text()
     assert max(map(cell_len, text.splitlines())) <= width
     return text
@@ -41,26 +41,26 @@ def line_of(text: str, label: str) -> str:
     return line
 
 
-def test_a_run_at_work(tmp_path):
+def test_a_running_run(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", *(metrics(update) for update in range(1, 9)))
-    text = drawn(sight_of(folder))
+    text = drawn(snapshot_of(folder))
     assert text.startswith("ppo  ")
     assert "● running, wrote 0:00 ago" in text
-    # Eight updates of two seconds are done, thirty-two are to come.
+    # Eight updates of two seconds are done, thirty-two are left.
     progress = line_of(text, "update 8/40")
-    assert progress.rstrip().endswith("0:16 so far, 1:04 to come")
+    assert progress.rstrip().endswith("0:16 so far, 1:04 left")
     # From 0.25 to 2 in equal steps: every block once.
     assert line_of(text, "score").split() == ["score", "2.00", "▁▂▃▄▅▆▇█", "0.250", "to", "2.00"]
-    assert "nothing that calls for an answer" in text
+    assert "no findings" in text
 
 
-def test_the_time_to_come_is_told_by_recent_updates(tmp_path):
+def test_the_time_left_follows_recent_updates(tmp_path):
     folder = begin(tmp_path / "run")
     slow, fast = ([metrics(update, **{"time/update": seconds}) for update in updates]
                   for seconds, updates in ((60.0, range(1, 3)), (1.0, range(3, 31))))  # fmt: skip
     add(folder, "metrics.jsonl", *slow, *fast)
-    assert line_of(drawn(sight_of(folder)), "update 30/40").rstrip().endswith("2:28 so far, 0:10 to come")
+    assert line_of(drawn(snapshot_of(folder)), "update 30/40").rstrip().endswith("2:28 so far, 0:10 left")
 
 
 def test_a_run_that_died_and_one_that_finished(tmp_path):
@@ -68,35 +68,35 @@ def test_a_run_that_died_and_one_that_finished(tmp_path):
     add(folder, "metrics.jsonl", metrics(1))
     hour_ago = time.time() - 3600
     os.utime(folder / "metrics.jsonl", (hour_ago, hour_ago))
-    text = drawn(sight_of(folder))
+    text = drawn(snapshot_of(folder))
     assert "✕ stopped, wrote 1:00:00 ago" in text
-    assert "to come" not in text
+    assert " left" not in text
     (folder / "finished.json").write_text('{"stage": "ppo", "updates": 1}')
-    assert "■ finished" in drawn(sight_of(folder))
+    assert "■ finished" in drawn(snapshot_of(folder))
 
 
 def test_a_run_without_a_row_yet(tmp_path):
-    text = drawn(sight_of(begin(tmp_path / "run")))
-    assert "no figures yet" in text
+    text = drawn(snapshot_of(begin(tmp_path / "run")))
+    assert "no metrics yet" in text
     assert "update 0/40" in text
 
 
 @pytest.mark.parametrize("config", ["", "# stage: ppo\n", "# stage: ppo\nppo: 3\n", "# stage: sft\nsft: {}\n", "[1]\n"])
-def test_a_configuration_that_tells_less(tmp_path, config):
+def test_an_incomplete_configuration(tmp_path, config):
     folder = begin(tmp_path / "run", config)
     add(folder, "metrics.jsonl", {"update": 3, "loss": 0.5, "time/update": None, "reward/score_mean": "high"})
-    assert "3  0:00 so far" in drawn(sight_of(folder))
+    assert "3  0:00 so far" in drawn(snapshot_of(folder))
 
 
 def test_terms_of_the_score_and_the_supervised_stages(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1, **{"score/gold": 1.0, "score/a_name_that_is_much_too_long": 2.0}))
-    text = drawn(sight_of(folder))
+    text = drawn(snapshot_of(folder))
     assert line_of(text, "gold").split()[1] == "1.00"
     assert line_of(text, "…").split()[:2] == ["…_is_much_too_long", "2.00"]
     other = begin(tmp_path / "other", "# stage: reward\n")
     add(other, "metrics.jsonl", {"update": 1, "loss": 0.7, "accuracy": 0.5}, {"update": 2, "loss": 0.6, "accuracy": 1})
-    text = drawn(sight_of(other))
+    text = drawn(snapshot_of(other))
     assert line_of(text, "loss").split()[:3] == ["loss", "0.600", "█▁"]
     assert line_of(text, "accuracy").split()[:3] == ["accuracy", "1.00", "▁█"]
 
@@ -105,7 +105,7 @@ def test_findings_with_what_to_try_about_the_first(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))
     found = [finding("kl_exploding"), finding("reward_flat", severity="warning"), *map(finding, "abcdef")]
-    text = drawn(sight_of(folder, *found))
+    text = drawn(snapshot_of(folder, *found))
     assert "serious kl_exploding  0.9 at update 3" in text
     assert "try     ppo.kl_coef=0.1" in text
     assert text.count("ppo.kl_coef=0.1") == 1
@@ -113,12 +113,12 @@ def test_findings_with_what_to_try_about_the_first(tmp_path):
     assert f"and 2 more: kedge doctor {folder}"[:60] in text
 
 
-def test_model_output_is_shown_as_it_is(tmp_path):
+def test_model_output_is_shown_literally(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(3))
     response = "[bold]no[/bold] [/] :smile: \x1b[2J\x07\r\u202e\u200b\n second line"
     add(folder, "samples.jsonl", sample(3, response, prompt="\x1b]0;title\x07[red]"))
-    text = drawn(sight_of(folder))
+    text = drawn(snapshot_of(folder))
     assert "newest response, update 3: score 1.25" in text
     assert "▶ [bold]no[/bold] [/] :smile: \\x1b[2J\\x07\\r\\u202e\\u200b\n second line" in text
     assert "\\x1b]0;title\\x07[red]\n" in text
@@ -126,13 +126,13 @@ def test_model_output_is_shown_as_it_is(tmp_path):
     assert "\x1b" not in text
 
 
-def test_names_of_strangers_are_shown_as_they_are(tmp_path):
+def test_names_are_shown_literally(tmp_path):
     folder = begin(tmp_path / "[red]run\x1b[2J")
     add(folder, "metrics.jsonl", metrics(1, **{"score/[b]\x07": 1.0, "score/other": 1.0}))
     add(
         folder, "incidents.jsonl", {"update": 1, "kind": "nonfinite", "what": "NaN\x1b[2J [red]", "consequence": "skip"}
     )
-    text = drawn(sight_of(folder, finding("x", seen="\x1b[2J[red]")), width=200)
+    text = drawn(snapshot_of(folder, finding("x", seen="\x1b[2J[red]")), width=200)
     for shown in ("[red]run\\x1b[2J", "[b]\\x07", "NaN\\x1b[2J [red]; skip", "x  \\x1b[2J[red]"):
         assert shown in text
     assert "\x1b" not in text
@@ -148,15 +148,15 @@ def test_the_first_response_of_the_newest_update(tmp_path):
         sample(2, "another"),
         sample(2, "again", fixed=0),
     )
-    assert "▶ this" in drawn(sight_of(folder))
+    assert "▶ this" in drawn(snapshot_of(folder))
     add(folder, "samples.jsonl", sample(3, "asked again", fixed=0, score=None, stopped=False))
-    assert "update 3: no score, cut at the longest" in drawn(sight_of(folder))
+    assert "update 3: no score, cut at the token limit" in drawn(snapshot_of(folder))
 
 
-def test_incidents_are_told(tmp_path):
+def test_incidents_are_shown(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "incidents.jsonl", {"update": 1, "what": "first"}, {"update": 7, "what": "NaN in the loss"})
-    text = drawn(sight_of(folder))
+    text = drawn(snapshot_of(folder))
     assert "2 incidents, the newest" in text
     assert "update 7: NaN in the loss\n" in text
 
@@ -170,21 +170,21 @@ def test_a_frame_fits_its_terminal(tmp_path, width, height):
     rows = [metrics(update, **dict.fromkeys(names, 1e-7 * update)) for update in range(1, 500)]
     add(folder, "metrics.jsonl", *rows)
     add(folder, "samples.jsonl", sample(499, "word " * 900, prompt="line\n" * 40))
-    text = drawn(sight_of(folder, *map(finding, ("one", "two", "three"))), width=width, height=height)
+    text = drawn(snapshot_of(folder, *map(finding, ("one", "two", "three"))), width=width, height=height)
     assert len(text.splitlines()) <= height
     assert "▶ word" in text
     assert "more lines" in text
-    assert ("to 125" in line_of(text, "score")) == (width >= 72)  # the range, where there is room for it
+    assert ("to 125" in line_of(text, "score")) == (width >= 72)  # the range, if there is room
 
 
 def test_a_wide_terminal_has_two_columns_of_figures(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))
-    assert "KL to the reference" not in line_of(drawn(sight_of(folder), width=119), "score")
-    assert "seconds per update" in line_of(drawn(sight_of(folder), width=120), "score")
+    assert "KL to the reference" not in line_of(drawn(snapshot_of(folder), width=119), "score")
+    assert "seconds per update" in line_of(drawn(snapshot_of(folder), width=120), "score")
 
 
-def test_the_doctor_looks_at_what_is_new(tmp_path):
+def test_the_doctor_examines_new_rows_only(tmp_path):
     folder, looks = begin(tmp_path / "run"), list[int]()
     follower = Follower(folder, lambda record: looks.append(len(record.metrics)) or ())
     follower.look()
@@ -195,7 +195,7 @@ def test_the_doctor_looks_at_what_is_new(tmp_path):
     assert looks == [0, 1]
 
 
-def test_a_resumed_runs_configuration_is_read_anew(tmp_path):
+def test_a_resumed_runs_configuration_is_read_again(tmp_path):
     folder = begin(tmp_path / "run")
     follower = Follower(folder, lambda record: ())
     assert follower.look().record.setting("ppo.num_updates") == 40

@@ -91,7 +91,7 @@ def test_a_browser_is_told_what_it_does_not_have(live, shown):
 @pytest.mark.parametrize("path", ["/", "//", "/data.json", "/x/", "/%00/", "/%C3%A9/", "*", "/?" + "a" * 99])
 def test_without_the_token_there_is_nothing(server, path):
     response, body = ask(server, path)
-    assert (response.status, body) == (403, b"The address lacks its token.\n")
+    assert (response.status, body) == (403, b"The address lacks the token.\n")
 
 
 def test_bytes_that_are_no_text_are_no_token(live, shown):
@@ -128,7 +128,7 @@ def test_localhost_is_this_machine(server):
 )
 def test_nothing_else_is_served(server, name):
     response, body = ask(server, path_of(server, name))
-    assert (response.status, body) == (404, b"There is nothing else here.\n")
+    assert (response.status, body) == (404, b"Not found.\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -163,7 +163,7 @@ def test_a_run_that_cannot_be_read_for_now(live, shown):
 
 
 def test_a_port_that_is_taken_is_told(server):
-    with pytest.raises(ConfigError, match=rf"--port {server.port} cannot be used: .*; without --port a free one"):
+    with pytest.raises(ConfigError, match=rf"--port {server.port} cannot be used: .*; omit --port to use a free one"):
         PageServer(Shown().page(), port=server.port)
 
 

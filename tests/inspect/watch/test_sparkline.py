@@ -1,4 +1,4 @@
-"""Blocks against heights that were worked out by hand."""
+"""Sparklines against heights computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that is read as it grows says what reading all of it would."""
+"""Reading a growing log gives the same rows as reading all of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_row_counts_once_its_line_is_whole(tmp_path):
     st.lists(st.text(st.characters(codec="utf-8"), max_size=9), max_size=8),
     st.lists(st.integers(0, 200), max_size=6),
 )
-def test_however_it_is_written_the_rows_are_the_files(tmp_path_factory, texts, cuts):
+def test_the_rows_do_not_depend_on_how_they_were_written(tmp_path_factory, texts, cuts):
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     content = "".join(line(number, text) for number, text in enumerate(texts)).encode()
     tail = Tail(path)
@@ -67,14 +67,14 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     assert updates(tail) == [*range(1001)]
 
 
-def test_a_log_that_is_cut_back_is_read_anew(tmp_path):
+def test_a_truncated_log_is_read_again(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("".join(map(line, range(1, 6))))
     tail = Tail(path)
     tail.read()
     truncate_rows(path, 3)  # as a resumed run does: the file is replaced
     with path.open("a") as file:
-        file.writelines(map(line, range(4, 9)))  # and is longer than before when somebody looks again
+        file.writelines(map(line, range(4, 9)))  # and is longer than before at the next read
     assert (tail.read(), updates(tail)) == (True, [1, 2, 3, 4, 5, 6, 7, 8])
     path.unlink()
     assert (tail.read(), updates(tail)) == (True, [])
@@ -92,7 +92,7 @@ def test_the_end_of_a_long_log_is_enough(tmp_path):
     assert (tail.read(), updates(tail)) == (True, [998, 999, 1000])
 
 
-def test_a_line_that_is_longer_than_what_is_read_is_waited_for(tmp_path):
+def test_a_line_longer_than_the_first_read_is_left_out(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(line(1, "x" * 500))
     tail = Tail(path, last_bytes=100)
@@ -112,7 +112,7 @@ def test_rows_without_an_update_are_left_out(tmp_path):
     assert updates(tail) == [1, 2]
 
 
-def test_damage_is_told(tmp_path: Path):
+def test_damage_is_reported(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"update": 1}\n{"upd\n{"update": 2}\n')
     with pytest.raises(DataError, match=r"log\.jsonl' is damaged: a line is not JSON"):

@@ -1,4 +1,4 @@
-"""A run watched from outside: as it begins, grows, is cut back, dies and ends, and never touched."""
+"""Watching a run: it starts, grows, is cut back, is resumed and finishes, and its folder is never changed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from rich.live import Live
 
 from kedge.cli import main
 from kedge.errors import DataError
-from kedge.inspect.watch import watching
+from kedge.inspect.record import read_run
+from kedge.inspect.watch import Follower, watching
 from kedge.inspect.watch.watching import serve_run, watch_run
 from kedge.logs.json_lines import truncate_rows
 from tests.inspect.watch.runs import CONFIG, add, begin, metrics, sample
 
 
 class Script:
-    """What happens between two looks, step by step; and what the terminal shows at each."""
+    """Steps to take between two reads of the folder, and the frames that the terminal shows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
         self.frames: list[str] = []
         self._steps = iter(steps)
-        monkeypatch.setattr(watching, "REDRAWN_EVERY", 1e9)
+        monkeypatch.setattr(watching, "REDRAW_INTERVAL", 1e9)
         monkeypatch.setattr(watching.time, "sleep", lambda seconds: next(self._steps)())
         monkeypatch.setattr(Live, "update", lambda live, renderable, *, refresh: self._show(renderable))
         self.console = Console(force_terminal=True, width=100, height=50, file=StringIO(), color_system=None)
@@ -51,7 +52,7 @@ def scores(frames: list[str]) -> list[str]:
     return [found[1] if (found := re.search(r"^score +([\d.]+)", frame, re.MULTILINE)) else "" for frame in frames]
 
 
-def test_a_run_from_before_it_begins_to_its_end(tmp_path, monkeypatch):
+def test_a_run_is_shown_from_before_its_start_to_its_end(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
     half = "".join(json.dumps(metrics(update)) + "\n" for update in (1, 2, 3)) + '{"update": 4, "rew'
@@ -66,16 +67,16 @@ def test_a_run_from_before_it_begins_to_its_end(tmp_path, monkeypatch):
     )
     watch_run(folder, script.console)
     waiting, begun, *later = script.frames
-    assert " ".join(waiting.split()) == f"{folder} holds no run yet: waiting for one to begin"
-    assert "no figures yet" in begun
+    assert " ".join(waiting.split()) == f"{folder} has no run yet: waiting for one to start"
+    assert "no metrics yet" in begun
     assert scores(later) == ["0.750", "0.500", "1.00", "1.00"]  # half a row is nothing new
     assert "● running" in later[-2]
     assert "■ finished" in later[-1]
-    # The screen is given back, and the last frame stays.
+    # The screen is restored, and the last frame stays.
     assert "■ finished" in script.console.file.getvalue().split("\x1b[?1049l")[-1]
 
 
-def test_the_stage_that_is_at_work_is_shown_until_the_chain_ends(tmp_path, monkeypatch):
+def test_the_active_stage_is_shown_until_the_chain_ends(tmp_path, monkeypatch):
     chain = begin(tmp_path / "chain", "# stage: rlhf\n")
     begin(chain / "sft", "# stage: sft\n")
     add(chain / "sft", "metrics.jsonl", {"update": 1, "loss": 0.5})
@@ -92,14 +93,14 @@ def test_the_stage_that_is_at_work_is_shown_until_the_chain_ends(tmp_path, monke
     assert [frame.split()[0] for frame in script.frames] == ["sft", "sft", "ppo", "ppo", "ppo"]
 
 
-def test_damage_is_told_once_it_lasts(tmp_path, monkeypatch):
+def test_damage_is_reported_once_it_lasts(tmp_path, monkeypatch):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))
     (folder / "summary.json").write_text('{"accu')
     monkeypatch.setattr(watching, "PATIENCE", 0.05)
     script = Script(
         monkeypatch,
-        lambda: (folder / "summary.json").write_text("{}"),  # it was on its way to the disk
+        lambda: (folder / "summary.json").write_text("{}"),  # it was in the middle of a write
         lambda: (folder / "summary.json").write_text("{"),
         *[lambda: wait(0.03)] * 3,
     )
@@ -134,15 +135,15 @@ def test_one_frame_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
     add(folder, "metrics.jsonl", metrics(1))
     add(folder, "samples.jsonl", sample(1, "[bold]as it is[/bold]"))
     assert kedge(monkeypatch, "watch", str(folder)) == 0
-    told = capsys.readouterr().out
-    assert "▶ [bold]as it is[/bold]" in told
-    assert "\x1b" not in told
+    out = capsys.readouterr().out
+    assert "▶ [bold]as it is[/bold]" in out
+    assert "\x1b" not in out
     assert kedge(monkeypatch, "watch", str(folder), "--once") == 0
     assert capsys.readouterr().out.count("▶") == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--once"], ["--web"]])
-def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, capsys, options):
+def test_a_folder_without_a_run_is_one_line(tmp_path, monkeypatch, capsys, options):
     for folder in (tmp_path / "none", tmp_path):
         assert kedge(monkeypatch, "watch", str(folder), *options) == 2
         captured = capsys.readouterr()
@@ -167,7 +168,7 @@ def get(url: str, known: str = "") -> tuple[int, bytes]:
 
 
 def test_the_page_grows_with_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("kedge.inspect.watch.server.SHARE_OF_TIME", 0)
+    monkeypatch.setattr("kedge.inspect.watch.server.REBUILD_SHARE", 0)
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))
     with serve_run(folder) as server:
@@ -207,3 +208,12 @@ def test_ctrl_c_ends_it_quietly(watched):
     watched.send_signal(signal.SIGINT)
     out, err = watched.communicate(timeout=20)
     assert (watched.returncode, out, err) == (0, "", "")
+
+
+def test_metrics_of_an_earlier_version_are_read_under_their_current_names(tmp_path):
+    folder = begin(tmp_path / "run")
+    add(folder, "metrics.jsonl", metrics(1, **{"policy/optimiser_steps": 16}))
+    add(folder, "metrics.jsonl", metrics(2, **{"policy/optimizer_steps": 8}))
+    for record in (read_run(folder), Follower(folder, lambda _: ()).look().record):
+        assert record.series("policy/optimizer_steps") == ([1, 2], [16.0, 8.0])
+        assert record.series("policy/optimiser_steps") == ([], [])

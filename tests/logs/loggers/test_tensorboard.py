@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.logs.loggers.told import SAMPLE, tell
+from tests.logs.loggers.logging_run import SAMPLE, log_run
 
 
 def test_a_resumed_run_is_one_course_without_repetition(tmp_path):
-    tell(tmp_path, "tensorboard", range(1, 5))
-    tell(tmp_path, "tensorboard", range(3, 7))
+    log_run(tmp_path, "tensorboard", range(1, 5))
+    log_run(tmp_path, "tensorboard", range(3, 7))
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(log.Tags()["scalars"]) == {"reward/score_mean", "score/brief.py:length"}
     scores = [(event.step, event.value) for event in log.Scalars("reward/score_mean")]
@@ -19,7 +19,7 @@ def test_a_resumed_run_is_one_course_without_repetition(tmp_path):
 
 
 def test_model_output_stays_as_it_is(tmp_path):
-    tell(tmp_path, "tensorboard", range(1, 2))
+    log_run(tmp_path, "tensorboard", range(1, 2))
     log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     [event] = log.Tensors("samples/text_summary")
     text = event.tensor_proto.string_val[0].decode()

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.logs.loggers.told import SAMPLE, SETTINGS
+from tests.logs.loggers.logging_run import SAMPLE, SETTINGS
 
 pytest.importorskip("trackio")
 
 TELL = """
 import sys
 from pathlib import Path
-from tests.logs.loggers.told import tell
-print(tell(Path(sys.argv[1]), "trackio", range(int(sys.argv[2]), int(sys.argv[3]))).name)
+from tests.logs.loggers.logging_run import log_run
+print(log_run(Path(sys.argv[1]), "trackio", range(int(sys.argv[2]), int(sys.argv[3]))).name)
 """
 
 
-def told(folder: Path, first: int, end: int, database: Path) -> str:
+def log_and_name(folder: Path, first: int, end: int, database: Path) -> str:
     environment = {**os.environ, "TRACKIO_DIR": str(database), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", TELL, str(folder), str(first), str(end)]
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
@@ -31,8 +31,8 @@ def told(folder: Path, first: int, end: int, database: Path) -> str:
 
 def test_a_resumed_run_is_one_run_without_repetition(tmp_path):
     database = tmp_path / "trackio"
-    name = told(tmp_path, 1, 5, database)
-    assert told(tmp_path, 3, 7, database) == name  # and nothing else on standard output
+    name = log_and_name(tmp_path, 1, 5, database)
+    assert log_and_name(tmp_path, 3, 7, database) == name  # and nothing else on standard output
     with sqlite3.connect(database / "tides.db") as connection:
         rows = connection.execute("select run_name, run_id, step, metrics from metrics order by id").fetchall()
         [(config,)] = connection.execute("select config from configs").fetchall()

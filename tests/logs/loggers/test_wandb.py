@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.logs.loggers.told import SAMPLE, SETTINGS, tell
+from tests.logs.loggers.logging_run import SAMPLE, SETTINGS, log_run
 
 pytest.importorskip("wandb")
 
@@ -75,8 +75,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[socket.so
 def test_a_resumed_run_is_one_run_without_repetition_and_offline(tmp_path, calls, capfd):
     folder = tmp_path / "run"
     folder.mkdir()
-    run = tell(folder, "wandb", range(1, 5))
-    tell(folder, "wandb", range(3, 7))
+    run = log_run(folder, "wandb", range(1, 5))
+    log_run(folder, "wandb", range(3, 7))
     end_service()
     first, second = sorted((folder / "wandb").glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"), key=str)
     rows = {**history(first), **history(second)}
@@ -99,7 +99,7 @@ def test_a_resumed_run_is_one_run_without_repetition_and_offline(tmp_path, calls
 
 def test_the_mode_is_the_users(tmp_path, calls, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    tell(tmp_path, "wandb", range(1, 3))
+    log_run(tmp_path, "wandb", range(1, 3))
     assert not (tmp_path / "wandb").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_run_of_the_callers_own_is_left_alone(tmp_path, calls):
         mode="offline", dir=tmp_path, id="callers", settings=wandb.Settings(silent=True, console="off")
     ) as own:
         (tmp_path / "run").mkdir()
-        tell(tmp_path / "run", "wandb", range(1, 3))
+        log_run(tmp_path / "run", "wandb", range(1, 3))
         own.log({"mine": 1.0}, step=7)
     end_service()
     [path] = (tmp_path / "wandb").glob("offline-run-*-callers/*.wandb")

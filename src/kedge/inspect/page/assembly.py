@@ -1,4 +1,4 @@
-"""All that the page shows, as one JSON value: what is drawn is decided here, the page only draws it."""
+"""The data of the page as one JSON value: all decisions are made here, and the page only draws."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from kedge.inspect.page.clipping import clipping
 from kedge.inspect.page.cost import cost
-from kedge.inspect.page.curves import course
-from kedge.inspect.page.frontier import Checkpoint, frontier
+from kedge.inspect.page.curves import curves
+from kedge.inspect.page.frontier import FrontierPoint, frontier
 from kedge.inspect.page.panels import PANELS, find_panels
-from kedge.inspect.page.responses import sampled
+from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
-from kedge.inspect.page.verdict import describe_run, final_figures
+from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.record import RunRecord
 
 __all__ = ["Headline", "ReportedRun", "page_data"]
 
 MOST_SAMPLE_BYTES = 1_400_000
 MOST_POINTS = 3000
-"""Of one metric over all runs of a page."""
+"""Points of one metric, over all runs of a page."""
 
 MOST_POINTS_OF_A_RUN = 1000
 FEWEST_POINTS_OF_A_RUN = 100
@@ -31,24 +31,24 @@ class ReportedRun:
     """A run on the page.
 
     Attributes:
-        name: What it is called there.
-        record: What its folder tells.
-        findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, `docs`; gravest first. None where
-            nobody has looked.
-        checkpoints: What judges outside of the run said of the policy on its way.
-        reward_models: The runs that trained the reward models of this one, by name, where they are not on the page.
+        name: Its name on the page.
+        record: The content of its folder.
+        findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, `docs`; most severe first. None if
+            the run was not diagnosed.
+        frontier: Values of judges outside the run.
+        reward_models: The runs that trained its reward models, by name, if they are not on the page themselves.
     """
 
     name: str
     record: RunRecord
     findings: Sequence[Mapping[str, str]] | None = None
-    checkpoints: Sequence[Checkpoint] = ()
+    frontier: Sequence[FrontierPoint] = ()
     reward_models: Mapping[str, RunRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A figure of several stages together, with its confidence interval where it has one."""
+    """A result of a whole chain, with its confidence interval if it has one."""
 
     label: str
     value: float
@@ -59,17 +59,20 @@ class Headline:
 def page_data(
     runs: Sequence[ReportedRun], *, title: str, headlines: Sequence[Headline] = (), written: str = ""
 ) -> dict[str, Any]:
-    """Everything on the page, in JSON's types; bounded in size, however long the runs were.
+    """The data of the page in JSON types, bounded in size however long the runs are.
 
     Args:
-        runs: What is shown, overlaid where the stage is the same.
-        title: Of the page.
-        headlines: Figures that stand above all runs.
-        written: When, in words.
+        runs: The runs; those of one stage are overlaid.
+        title: Title of the page.
+        headlines: Results shown above all runs.
+        written: When the page was written, as text.
     """
     points = max(FEWEST_POINTS_OF_A_RUN, min(MOST_POINTS_OF_A_RUN, MOST_POINTS // max(1, len(runs))))
-    num_sampled = sum(1 for run in runs if run.record.samples)
-    shown = [_run(run, points, MOST_SAMPLE_BYTES // max(1, num_sampled)) for run in runs]
+    num_with_samples = sum(1 for run in runs if run.record.samples)
+    shown = [
+        {"index": index, **_run(run, points, MOST_SAMPLE_BYTES // max(1, num_with_samples))}
+        for index, run in enumerate(runs)
+    ]
     stages = [stage for stage in PANELS if any(run.record.stage == stage for run in runs)]
     metrics = {stage: _metrics(shown, stage) for stage in stages}
     return {
@@ -92,11 +95,11 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "sentences": describe_run(record),
         "findings": None if run.findings is None else [dict(finding) for finding in run.findings],
         "incidents": len(record.incidents),
-        "figures": final_figures(record),
-        "curves": course(record, most_points=most_points),
-        "samples": sampled(record, most_bytes=most_bytes),
+        "first_and_last": first_and_last(record),
+        "curves": curves(record, most_points=most_points),
+        "samples": shown_responses(record, most_bytes=most_bytes),
         "clipping": clipping(record),
-        "frontier": frontier(record, run.checkpoints),
+        "frontier": frontier(record, run.frontier),
         "cost": cost(record),
         "reward_models": [{"name": name, **reward_model(trained)} for name, trained in models.items()],
         "policy_scores": policy_scores(record),

@@ -1,4 +1,4 @@
-"""A run's course as columns, and the three things that it can be drawn against."""
+"""The curves of a run: its metrics as columns, with the three choices of x axis."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from kedge.inspect.page.numbers import Reduce, as_figure, blocks, mean_of, rounded
-from kedge.inspect.page.panels import PANELS, covers
+from kedge.inspect.page.numbers import Reduce, as_number, blocks, mean_of, rounded
+from kedge.inspect.page.panels import PANELS, matches
 from kedge.inspect.record import RunRecord
 
-__all__ = ["course", "items_per_update"]
+__all__ = ["curves", "items_per_update"]
 
 
-def course(record: RunRecord, *, most_points: int) -> dict[str, Any]:
-    """The metrics of a run, column by column, with the update, the responses and the seconds of each point.
+def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
+    """The metrics of a run as columns, with the update, responses and seconds of each point.
 
-    A long run is thinned: a point is then the mean of `every` neighbouring updates; of a largest or smallest figure it
-    is the largest or smallest.
+    Long runs are thinned: each point is the mean of `every` consecutive updates, or the maximum of `_max` metrics and
+    the minimum of `_min` metrics.
 
     Args:
         record: The run.
-        most_points: Of a curve.
+        most_points: Largest number of points of a curve.
     """
     rows = record.metrics
     parts = blocks(len(rows), most_points)
-    seconds = list(itertools.accumulate(as_figure(row.get("time/update")) or 0.0 for row in rows))
+    seconds = list(itertools.accumulate(as_number(row.get("time/update")) or 0.0 for row in rows))
     updates = [int(row["update"]) for row in rows]
     last = [part[-1] for part in parts]
     each = items_per_update(record)
@@ -41,7 +41,7 @@ def course(record: RunRecord, *, most_points: int) -> dict[str, Any]:
 
 
 def items_per_update(record: RunRecord) -> int | None:
-    """Responses of a PPO update, rows of a supervised step; None where the configuration does not tell."""
+    """Responses of a PPO update or rows of a supervised step; None if the configuration lacks them."""
     if record.stage == "ppo":
         prompts, responses = record.setting("rollout.num_prompts"), record.setting("rollout.num_responses")
         return prompts * responses if isinstance(prompts, int) and isinstance(responses, int) else None
@@ -50,7 +50,7 @@ def items_per_update(record: RunRecord) -> int | None:
 
 
 def _is_drawn(name: str, stage: str) -> bool:
-    return any(covers(pattern, name) for panel in PANELS.get(stage, ()) for pattern in panel.lines)
+    return any(matches(pattern, name) for panel in PANELS.get(stage, ()) for pattern in panel.lines)
 
 
 def _reduce(name: str) -> Reduce:
@@ -60,5 +60,5 @@ def _reduce(name: str) -> Reduce:
 
 
 def _reduced(values: Sequence[Any], reduce: Reduce) -> float | None:
-    figures = [figure for value in values if (figure := as_figure(value)) is not None]
-    return reduce(figures) if figures else None
+    numbers = [number for value in values if (number := as_number(value)) is not None]
+    return reduce(numbers) if numbers else None

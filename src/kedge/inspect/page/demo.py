@@ -1,13 +1,13 @@
-"""The demo's summary as a report shows it: what the gold judge said, of the end and of the way there."""
+"""The demo's summary in a report: the gold judge's headlines and its curve over training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.inspect.page import Checkpoint, Headline
+from kedge.inspect.page import FrontierPoint, Headline
 
-__all__ = ["demo_checkpoints", "demo_headlines"]
+__all__ = ["demo_frontier", "demo_headlines"]
 
 JUDGE = "gold"
 INTERVALS = {
@@ -17,15 +17,15 @@ INTERVALS = {
 WRITERS = {"sft": "Gold quality of SFT", "ppo": "Gold quality of PPO", "references": "Gold quality of the references"}
 
 
-def demo_checkpoints(summary: Mapping[str, Any], run: str) -> list[Checkpoint]:
-    """What the judge said of a run's policy on its way.
+def demo_frontier(summary: Mapping[str, Any], run: str) -> list[FrontierPoint]:
+    """The gold judge's values along a run; empty for other chains than the demo.
 
     Args:
-        summary: The demo's `summary.json`, or another chain's, which has nothing of this kind.
+        summary: The chain's `summary.json`.
         run: Name of the run's folder.
     """
     return [
-        Checkpoint(
+        FrontierPoint(
             update=each["update"],
             kl=each["kl"],
             proxy=each["proxy"],
@@ -38,7 +38,7 @@ def demo_checkpoints(summary: Mapping[str, Any], run: str) -> list[Checkpoint]:
 
 
 def demo_headlines(summary: Mapping[str, Any]) -> list[Headline]:
-    """How the demo ended, in figures."""
+    """The demo's results."""
     rates = [Headline(label, **summary[name]) for name, label in INTERVALS.items() if name in summary]
     quality = summary.get("gold_quality", {})
     return [*rates, *(Headline(label, quality[name]) for name, label in WRITERS.items() if name in quality)]

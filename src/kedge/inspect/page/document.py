@@ -1,4 +1,4 @@
-"""One HTML file that holds all it needs: style, script, drawing library and figures. It asks no network."""
+"""Rendering of the self-contained HTML file: style, script, plotting library and data. It makes no requests."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from typing import Any
 __all__ = ["MARKER", "is_page", "render_page"]
 
 MARKER = "<!-- kedge report -->"
-"""The second line of every page: a file that holds it may be replaced by a newer one."""
+"""Second line of every page; a file with it may be overwritten by a newer page."""
 
 SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "main")
-"""The parts of the page's script, in the order in which they build on each other."""
+"""Parts of the page's script, in order of dependency."""
 
 ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""What could end a script or begin a comment, as JSON writes it otherwise."""
+"""JSON escapes of characters that could end a script or start a comment."""
 
 
 def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
-    """The page as a file holds it.
+    """The page as HTML.
 
-    Nothing of `data` can become markup or run: it lies in a block of JSON without a `<`, and the page's policy names
-    the one script that may run, by its hash.
+    Nothing in `data` can become markup or code: it is in a block of JSON without any `<`, and the page's content
+    security policy allows a single script, by its hash.
 
     Args:
-        data: What `page_data` gives.
-        live: A URL of the page's own server that answers with newer data, for a page that follows a run; None for a
-            page that stands alone.
+        data: The result of `page_data`.
+        live: URL on the page's own server with newer data, for a page that follows a run; None for a static page.
     """
     script = _script()
     page = Template(_asset("page.html")).substitute(
@@ -46,18 +45,18 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
         plotly=_plotly(),
         script=script,
     )
-    # Half of a surrogate pair, which a run may hold and UTF-8 has no form for, is JSON's own escape then.
+    # UTF-8 cannot encode lone surrogates, which a run may contain; they become JSON escapes.
     return page.encode("utf-8", "backslashreplace")
 
 
 def is_page(beginning: bytes) -> bool:
-    """Whether a file that begins so is a page of kedge's."""
+    """Whether a file that begins like this is a kedge report."""
     return MARKER.encode() in beginning.split(b"\n")[:3]
 
 
 @lru_cache(maxsize=1)
 def _plotly() -> str:
-    """plotly.js as plotly ships it, at two fifths of its size."""
+    """plotly.js as shipped with plotly, compressed to two fifths of its size."""
     source = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")
 
@@ -71,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(script: str, *, connect: str) -> str:
-    """What the browser lets the page do: run its own script, by its hash, and what that one loads, and nothing else."""
+    """The content security policy: only the page's own script, by its hash, and what that script loads."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return (
         f"default-src 'none'; script-src 'sha256-{digest}' 'strict-dynamic'; style-src 'unsafe-inline'; "

@@ -1,27 +1,32 @@
-"""Figures on their way into the page: few digits, few points, and histograms where only quantiles are known."""
+"""Numbers for the page: rounding, thinning, and histograms from quantiles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Reduce", "as_figure", "blocks", "evenly", "histogram", "mean_of", "rounded"]
+__all__ = ["Reduce", "as_number", "blocks", "evenly_spaced", "histogram", "mean_of", "numbers_of", "rounded"]
 
 Reduce = Callable[[Sequence[float]], float]
 
 
-def as_figure(value: Any) -> float | None:
-    """A figure that can be drawn; None for null, texts, NaN and infinity."""
+def as_number(value: Any) -> float | None:
+    """A finite number; None for null, booleans, text, NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
 
 
+def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """The finite values of one metric."""
+    return [number for row in rows if (number := as_number(row.get(name))) is not None]
+
+
 def rounded(value: Any, digits: int = 5) -> Any:
-    """The same with so many significant digits, however deep it nests: what a page needs, in half the bytes."""
+    """A nested value with all its floats rounded to significant digits, which halves the size of the page."""
     if isinstance(value, float):
         short = float(f"{value:.{digits}g}") if math.isfinite(value) else None
         return int(short) if short is not None and short.is_integer() and abs(short) < 1e15 else short
@@ -30,8 +35,8 @@ def rounded(value: Any, digits: int = 5) -> Any:
     return [rounded(entry, digits) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def evenly(count: int, most: int) -> list[int]:
-    """Places of at most `most` of `count` things, evenly apart, the first and the last among them."""
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of `count` indices, evenly spaced, including the first and the last."""
     if count <= most:
         return list(range(count))
     if most == 1:
@@ -40,29 +45,29 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def blocks(count: int, most: int) -> list[range]:
-    """`count` things in at most `most` runs of neighbours, all but the last of one length."""
+    """`count` indices in at most `most` consecutive blocks, all but the last of equal length."""
     length = max(1, math.ceil(count / most))
     return [range(start, min(count, start + length)) for start in range(0, count, length)]
 
 
-def mean_of(figures: Sequence[float]) -> float:
-    """Their mean."""
-    return sum(figures) / len(figures)
+def mean_of(numbers: Sequence[float]) -> float:
+    """The mean."""
+    return sum(numbers) / len(numbers)
 
 
 def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """The share of a distribution in each bin, its quantiles joined by straight lines.
+    """The share of a distribution in each bin, interpolated linearly between its quantiles.
 
     Args:
-        quantiles: Equally spaced ones, from the smallest value to the largest, ascending.
-        edges: Of the bins, ascending.
+        quantiles: Equally spaced quantiles from the minimum to the maximum.
+        edges: Edges of the bins, ascending.
 
     Returns:
-        One share per bin; they sum to 1 where the edges hold all of it.
+        One share per bin; they sum to 1 if the edges cover the distribution.
     """
     levels = np.linspace(0.0, 1.0, len(quantiles))
     values, places = np.asarray(quantiles, dtype=float), np.asarray(edges, dtype=float)
-    # Where quantiles coincide, all of their mass lies at one value: it counts from that value on.
+    # Equal quantiles are a point mass, which counts from its value on.
     below = np.interp(places, values, levels, left=0.0, right=1.0)
     below = np.where(places >= values[-1], 1.0, np.where(places < values[0], 0.0, below))
     below[0] = 0.0 if places[0] <= values[0] else below[0]

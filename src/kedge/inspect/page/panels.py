@@ -1,4 +1,4 @@
-"""Which curves stand together, stage by stage, and what each of them should look like."""
+"""The charts of each stage: which curves they combine, and what to expect of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PANELS", "Panel", "covers", "find_panels"]
+__all__ = ["PANELS", "Panel", "find_panels", "matches"]
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Panel:
     """One chart of the page.
 
     Attributes:
-        group: The heading that it stands under.
-        title: What is shown.
-        unit: Of its axis.
-        lines: Labels by metric; a metric that ends in `*` stands for all that begin so, labelled by what follows.
+        group: Its heading.
+        title: Its title.
+        unit: Unit of the y axis.
+        lines: Labels by metric; a pattern that ends in `*` matches all metrics with that prefix, labeled by the rest.
         note: What to expect.
-        level: A level to compare with.
-        floor: The axis ends there: one wild figure must not flatten the rest.
-        logarithmic: Whether its figures span orders of magnitude.
-        stacked: Whether its lines add up to a whole.
-        fewest: With fewer lines it is left out.
+        level: A baseline to draw.
+        floor: Lower limit of the axis, so that one extreme value does not flatten the rest.
+        logarithmic: Whether values span orders of magnitude.
+        stacked: Whether the lines add up to a whole.
+        fewest: Number of lines below which the chart is left out.
     """
 
     group: str
@@ -38,31 +38,31 @@ class Panel:
     fewest: int = 1
 
     def as_json(self, names: Iterable[str]) -> dict[str, Any]:
-        """The panel with the lines that the runs have figures for."""
+        """The panel with the lines that have data."""
         lines = [
             {"metric": name, "label": label.replace("*", name.removeprefix(pattern.removesuffix("*")))}
             for pattern, label in self.lines.items()
             for name in sorted(names)
-            if covers(pattern, name)
+            if matches(pattern, name)
         ]
         shown = ("group", "title", "unit", "note", "level", "floor", "logarithmic", "stacked")
         return {**{name: getattr(self, name) for name in shown}, "lines": lines}
 
 
 def find_panels(stage: str, names: Iterable[str]) -> list[dict[str, Any]]:
-    """The charts of a stage that have something to show.
+    """The charts of a stage that have data.
 
     Args:
         stage: `sft`, `reward` or `ppo`.
-        names: Metrics that some run of it has figures of.
+        names: Metrics that some run of the stage has.
     """
     known = set(names)
     shown = [(panel, panel.as_json(known)) for panel in PANELS.get(stage, ())]
     return [found for panel, found in shown if len(found["lines"]) >= panel.fewest]
 
 
-def covers(pattern: str, name: str) -> bool:
-    """Whether a panel's line is of this metric."""
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of `Panel.lines` matches a metric."""
     return name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1]))
 
 
@@ -80,38 +80,42 @@ PPO = (
         "KL to the reference",
         "nats per response",
         {"objective/kl": "KL"},
-        "From 0 to a few nats, up to a few tens. An estimate near 0 may come out negative.",
+        "From 0 to a few nats, or a few tens. Estimates near 0 can be negative.",
         level=0.0,
     ),
     Panel(
         "Reward and distance",
         "Rewards",
         "score",
-        {"reward/total": "score less KL cost", "reward/kl": "KL cost", "reward/score_std": "spread of the scores"},
-        "What PPO maximises, what the KL costs, and the spread that it learns from.",
+        {
+            "reward/total": "score minus KL cost",
+            "reward/kl": "KL cost",
+            "reward/score_std": "standard deviation of the scores",
+        },
+        "What PPO maximizes, the cost of the KL, and the spread of scores to learn from.",
     ),
     Panel(
         "Reward and distance",
         "Score by source",
-        "its own",
+        "unit of the source",
         {"score/*": "*"},
-        "Each term and judge, before its weight.",
+        "Each term and judge, unweighted.",
         fewest=2,
     ),
-    Panel("Policy step", "Entropy", NATS, {"policy/entropy": "entropy"}, "Falls slowly. Near 0 exploration is over."),
+    Panel("Policy step", "Entropy", NATS, {"policy/entropy": "entropy"}, "Falls slowly. Near 0, exploration is over."),
     Panel(
         "Policy step",
         "Clip fraction",
         "share of tokens",
         {"policy/clip_fraction": "policy", "value/clip_fraction": "value"},
-        "0 to 0.2. Always 0: steps are small. Above: they are large.",
+        "0 to 0.2. Always 0: steps are too small. Above: too large.",
     ),
     Panel(
         "Policy step",
         "Approximate KL",
         NATS,
         {"policy/approx_kl": "approx. KL"},
-        "How far an update moves the policy: below about 0.02.",
+        "How far an update moves the policy; below about 0.02.",
     ),
     Panel(
         "Policy step",
@@ -122,13 +126,13 @@ PPO = (
         level=1.0,
         logarithmic=True,
     ),
-    Panel("Policy step", "Policy loss", "loss", {"policy/loss": "loss"}, "Around 0. Its size says little.", level=0.0),
+    Panel("Policy step", "Policy loss", "loss", {"policy/loss": "loss"}, "Around 0. Its size means little.", level=0.0),
     Panel(
         "Policy step",
         "Gradient norm",
         "before clipping",
         {"policy/grad_norm": "norm"},
-        "Finite, and without long climbs.",
+        "Finite, without a lasting rise.",
         logarithmic=True,
     ),
     Panel(
@@ -136,46 +140,52 @@ PPO = (
         "Explained variance",
         "share",
         {"value/explained_variance": "explained"},
-        "From about 0 towards 1. Below 0 the critic does harm.",
+        "Rises from about 0 toward 1. Below 0, the critic does harm.",
         level=0.0,
         floor=-1.0,
     ),
-    Panel("Critic", "Value loss", "loss", {"value/loss": "loss"}, "Falls. ½: it knows no more than the mean."),
+    Panel("Critic", "Value loss", "loss", {"value/loss": "loss"}, "Falls. ½ is no better than predicting the mean."),
     Panel(
         "Critic",
         "Values and returns",
         "score",
         {"value/mean": "values", "value/returns_mean": "returns"},
-        "The first follows the second.",
+        "Values follow returns.",
     ),
     Panel(
         "Critic",
         "Spread",
         "score",
         {"advantage/std": "advantages", "value/std": "values", "value/returns_std": "returns"},
-        "Advantages narrow as the critic learns.",
+        "The spread of advantages shrinks as the critic learns.",
     ),
     Panel(
         "Responses",
         "Response length",
         "tokens",
         {"response/length": "mean", "response/length_max": "longest"},
-        "A steady climb with the score is a reward that likes length.",
+        "Rising along with the score: the reward favors length.",
     ),
-    Panel("Responses", "EOS rate", "share of responses", {"response/eos_rate": "stopped"}, "Near 1, where they end."),
+    Panel(
+        "Responses",
+        "EOS rate",
+        "share of responses",
+        {"response/eos_rate": "stopped"},
+        "Near 1 if responses should end.",
+    ),
     Panel(
         "Responses",
         "Repetition",
         "share",
-        {"response/repetition": "repeated 4-grams", "prompt/distinct": "prompts that differ"},
-        "Repetition that climbs with the score is a hacked reward.",
+        {"response/repetition": "repeated 4-grams", "prompt/distinct": "distinct prompts"},
+        "Repetition rising along with the score: the reward is being hacked.",
     ),
     Panel(
         "Responses",
         "Score and length",
         "correlation",
         {"reward/length_correlation": "correlation"},
-        "Near ±1 the score measures length.",
+        "Near ±1, the score measures length.",
         level=0.0,
     ),
     Panel("Speed and memory", "Time by phase", "seconds per update", PHASES, "", stacked=True),
@@ -185,7 +195,7 @@ PPO = (
         "Memory",
         "GiB",
         {"memory/process": "process", "memory/device": "device"},
-        "Level after the first updates.",
+        "Constant after the first updates.",
     ),
     Panel("Schedules", "Learning rate", "", {"policy/learning_rate": "learning rate"}),
     Panel("Schedules", "KL coefficient β", "score per nat", {"objective/kl_coef": "β"}),
@@ -202,7 +212,7 @@ SUPERVISED = (
             "token_accuracy": "training, tokens",
             "eval/token_accuracy": "held out, tokens",
         },
-        "Held out stays close to training.",
+        "Held-out accuracy stays close to training.",
     ),
     Panel("Learning", "Gradient norm", "before clipping", {"grad_norm": "norm"}, "Finite.", logarithmic=True),
     Panel("Learning", "Learning rate", "", {"learning_rate": "learning rate"}, "As scheduled."),

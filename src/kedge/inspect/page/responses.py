@@ -1,4 +1,4 @@
-"""The responses that the page shows token by token: the same prompts over time first, and never too many."""
+"""The responses shown token by token: fixed prompts first, within a size limit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.page.numbers import evenly, rounded
+from kedge.inspect.page.numbers import evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
 
-__all__ = ["sampled"]
+__all__ = ["shown_responses"]
 
-FIGURES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")
+TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")
 MOST_TOKENS = 600
-"""A longer response is shown without its end, a longer prompt without its beginning."""
+"""Longer responses lose their end, longer prompts their beginning."""
 
 MOST_CHARACTERS = 6000
 MOST_UPDATES = 24
@@ -21,15 +21,15 @@ FEWEST_UPDATES = 2
 MOST_PROMPTS = 8
 
 
-def sampled(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
-    """Prompts with responses from the whole of a run, as many as fit.
+def shown_responses(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
+    """Prompts with responses from the whole run, as many as fit.
 
     Args:
         record: The run.
-        most_bytes: Of the JSON that comes out; kept unless two updates alone hold more.
+        most_bytes: Size limit of the resulting JSON; exceeded only if the responses of two updates are larger.
 
     Returns:
-        `prompts`, each with its `title`, `prompt` and `responses` by update; and how many were `kept` `of` how many.
+        `prompts`, each with `title`, `prompt` and `responses` by update; the number of responses `kept`, and `of` all.
     """
     rows = [row for row in record.samples if isinstance(row.get("tokens"), list)]
     if not rows:
@@ -50,7 +50,7 @@ def _fixed_numbers(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _fewer(most: int) -> list[int]:
-    """Ever fewer updates, to try which fit."""
+    """Decreasing numbers of updates to try."""
     counts = []
     while most > FEWEST_UPDATES:
         counts.append(most)
@@ -59,9 +59,9 @@ def _fewer(most: int) -> list[int]:
 
 
 def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) -> dict[str, Any]:
-    """One prompt's responses over time; without a title those to many prompts, each with its own."""
+    """The responses to one prompt over time; without a title, responses that have their own prompt each."""
     updates = sorted({int(row["update"]) for row in rows})
-    kept = {updates[index] for index in evenly(len(updates), most_updates)}
+    kept = {updates[index] for index in evenly_spaced(len(updates), most_updates)}
     responses = [_response(row, with_prompt=not title) for row in rows if row["update"] in kept]
     responses.sort(key=lambda response: response["update"])
     return {"title": title, "prompt": _shortened(str(rows[0]["prompt"])) if title else "", "responses": responses}
@@ -69,14 +69,14 @@ def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) ->
 
 def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
     tokens = [str(token) for token in row["tokens"]]
-    figures = {name: rounded(row[name][:MOST_TOKENS], 4) for name in FIGURES if isinstance(row.get(name), list)}
+    values = {name: rounded(row[name][:MOST_TOKENS], 4) for name in TOKEN_VALUES if isinstance(row.get(name), list)}
     return {
         "update": int(row["update"]),
         "score": rounded(row.get("score")),
         "stopped": bool(row.get("stopped")),
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
-        **figures,
+        **values,
         **({"prompt": _shortened(str(row["prompt"]))} if with_prompt else {}),
     }
 
@@ -87,7 +87,7 @@ def _shortened(prompt: str) -> str:
 
 def _why_empty(record: RunRecord) -> str:
     if record.stage != "ppo":
-        return "Only PPO samples responses while it trains."
+        return "Only PPO runs sample responses during training."
     if record.setting("runtime.num_samples") == 0:
-        return "runtime.num_samples is 0: with 1 or more the run keeps responses of every update."
-    return "No responses are kept yet: samples.jsonl fills with the first update."
+        return "runtime.num_samples is 0; set it to 1 or more to keep responses of every update."
+    return "No responses yet: they come with the first update."

@@ -1,4 +1,4 @@
-"""What a run did, in two sentences and a table: the first thing that the page says."""
+"""The verdict: two sentences and a table of first and last values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kedge.inspect.page.curves import items_per_update
-from kedge.inspect.page.numbers import as_figure, mean_of, rounded
+from kedge.inspect.page.numbers import mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
-__all__ = ["describe_run", "final_figures"]
+__all__ = ["describe_run", "first_and_last"]
 
 WINDOW = 20
-"""The first and the last figure of a run are means over its first and last twentieth."""
+"""First and last values are means over the first and last one part in this many of the run."""
 
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A metric's first and last figure."""
+    """A metric's first and last value."""
 
     first: float
     last: float
@@ -28,7 +28,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Row:
-    """A metric of the table: its label, its unit, and which way is good where there is such a way."""
+    """A metric of the table: label, unit, and the direction that is good, if there is one."""
 
     metric: str
     label: str
@@ -63,8 +63,8 @@ SUPERVISED_ROWS = (
 )
 
 
-def final_figures(record: RunRecord) -> list[dict[str, Any]]:
-    """The table's rows: each metric's first and last figure."""
+def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
+    """Rows of the table: first and last value of each metric."""
     rows = PPO_ROWS if record.stage == "ppo" else SUPERVISED_ROWS
     judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
     found = ((row, _ends(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
@@ -74,30 +74,30 @@ def final_figures(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def describe_run(record: RunRecord) -> list[str]:
-    """Two sentences in plain words."""
+    """Two sentences about the run."""
     if not record.metrics:
-        return [f"{_progress(record)}.", "There are no figures yet."]
+        return [f"{_progress(record)}.", "No metrics yet."]
     if record.stage == "ppo":
-        return [_reward_sentence(record), _behaviour_sentence(record)]
+        return [_reward_sentence(record), _behavior_sentence(record)]
     if record.stage == "reward":
-        return [_course_sentence(record), _accuracy_sentence(record)]
-    return [_course_sentence(record), _held_out_sentence(record)]
+        return [_loss_sentence(record), _accuracy_sentence(record)]
+    return [_loss_sentence(record), _held_out_sentence(record)]
 
 
 def _ends(record: RunRecord, metric: str) -> Ends | None:
-    figures = [figure for row in record.metrics if (figure := as_figure(row.get(metric))) is not None]
-    width = max(1, len(figures) // WINDOW)
-    return _snapped(mean_of(figures[:width]), mean_of(figures[-width:])) if figures else None
+    numbers = numbers_of(record.metrics, metric)
+    width = max(1, len(numbers) // WINDOW)
+    return _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:])) if numbers else None
 
 
 def _snapped(first: float, last: float) -> Ends:
-    """Rounding's leftovers beside a real figure are 0."""
+    """Rounding errors that are tiny next to the other value become 0."""
     least = ROUNDING * max(abs(first), abs(last))
-    return Ends(*(0.0 if abs(figure) < least else figure for figure in (first, last)))
+    return Ends(*(0.0 if abs(value) < least else value for value in (first, last)))
 
 
 def _progress(record: RunRecord) -> str:
-    name = {"ppo": "PPO", "sft": "Fine-tuning", "reward": "The reward model's training"}.get(record.stage, "The run")
+    name = {"ppo": "PPO", "sft": "Fine-tuning", "reward": "Reward model training"}.get(record.stage, "The run")
     step = "update" if record.stage == "ppo" else "step"
     count, total = len(record.metrics), record.setting("ppo.num_updates") if record.stage == "ppo" else None
     of = f" of {total:,}" if isinstance(total, int) else ""
@@ -111,11 +111,11 @@ def _progress(record: RunRecord) -> str:
 
 
 def _seconds(record: RunRecord) -> float:
-    return sum(as_figure(row.get("time/update")) or 0.0 for row in record.metrics)
+    return sum(numbers_of(record.metrics, "time/update"))
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A time in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -124,55 +124,55 @@ def duration(seconds: float) -> str:
 def _reward_sentence(record: RunRecord) -> str:
     score, kl = _ends(record, "reward/score_mean"), _ends(record, "objective/kl")
     if score is None:
-        return f"{_progress(record)}, and no response was scored."
+        return f"{_progress(record)}; no response was scored."
     spread = _ends(record, "reward/score_std")
-    price = f", for a KL of {kl.last:.3g} nats per response to the reference" if kl else ""
-    return f"{_progress(record)}: the score {_went(score, slack=0.1 * spread.first if spread else 0.0)}{price}."
+    cost = f", at a KL of {kl.last:.3g} nats per response to the reference" if kl else ""
+    return f"{_progress(record)}: the score {_change(score, slack=0.1 * spread.first if spread else 0.0)}{cost}."
 
 
-def _behaviour_sentence(record: RunRecord) -> str:
-    told = [
-        f"the judge {metric.removeprefix('score/')}, which training never saw, {_went(ends)}"
+def _behavior_sentence(record: RunRecord) -> str:
+    parts = [
+        f"the judge {metric.removeprefix('score/')}, which is not trained on, {_change(ends)}"
         for metric in record.judges
         if (ends := _ends(record, metric))
     ]
-    if not told and (entropy := _ends(record, "policy/entropy")):
-        told.append(f"entropy {_went(entropy)} nats per token")
+    if not parts and (entropy := _ends(record, "policy/entropy")):
+        parts.append(f"entropy {_change(entropy)} nats per token")
     if length := _ends(record, "response/length"):
-        told.append(f"responses {_went(length)} tokens")
+        parts.append(f"response length {_change(length)} tokens")
     if stopped := _ends(record, "response/eos_rate"):
-        told.append(f"{stopped.last:.0%} of them end by themselves")
-    return _sentence(told) or "Nothing else was measured."
+        parts.append(f"{stopped.last:.0%} of responses end with a stop token")
+    return _sentence(parts) or "No other metrics were measured."
 
 
-def _course_sentence(record: RunRecord) -> str:
+def _loss_sentence(record: RunRecord) -> str:
     loss = _ends(record, "loss")
-    return f"{_progress(record)}: the loss {_went(loss)} nats." if loss else f"{_progress(record)}."
+    return f"{_progress(record)}: the loss {_change(loss)} nats." if loss else f"{_progress(record)}."
 
 
 def _held_out_sentence(record: RunRecord) -> str:
     loss, accuracy = _ends(record, "eval/loss"), _ends(record, "eval/token_accuracy")
-    told = [f"on held-out rows it {_went(loss)}"] if loss else ["nothing was held out to measure on"]
+    parts = [f"on held-out rows it {_change(loss)}"] if loss else ["no rows were held out"]
     if accuracy:
-        told.append(f"{accuracy.last:.0%} of their tokens are those that the model thinks most likely")
-    return _sentence(told)
+        parts.append(f"{accuracy.last:.0%} of their tokens are the model's most likely ones")
+    return _sentence(parts)
 
 
 def _accuracy_sentence(record: RunRecord) -> str:
     accuracy, longer = record.summary.get("accuracy"), record.summary.get("length_accuracy")
     if not isinstance(accuracy, Mapping):
         held_out = _ends(record, "eval/accuracy")
-        return _sentence([f"its held-out accuracy is {held_out.last:.0%}" if held_out else "nothing was held out"])
-    told = [
-        f"it puts {accuracy['value']:.0%} of {record.summary.get('num_pairs', 0):,} held-out pairs into the right order"
+        return _sentence([f"its held-out accuracy is {held_out.last:.0%}" if held_out else "no pairs were held out"])
+    parts = [
+        f"it ranks {accuracy['value']:.0%} of {record.summary.get('num_pairs', 0):,} held-out pairs correctly"
         f" ({accuracy['low']:.0%} to {accuracy['high']:.0%})"
     ]
     if isinstance(longer, Mapping):
-        told.append(f"taking the longer answer gets {longer['value']:.0%}")
-    return _sentence(told)
+        parts.append(f"picking the longer response gets {longer['value']:.0%}")
+    return _sentence(parts)
 
 
-def _went(ends: Ends, slack: float = 0.0) -> str:
+def _change(ends: Ends, slack: float = 0.0) -> str:
     first, last = f"{ends.first:.3g}", f"{ends.last:.3g}"
     if first == last or abs(ends.last - ends.first) < slack:
         return f"stayed near {last}"

@@ -1,7 +1,7 @@
-"""A run seen from another terminal or a browser while it is at work: read from its files, never touched."""
+"""Live views of a running run, on a terminal or in a browser, read from its files alone."""
 
-from kedge.inspect.watch.follower import Follower, Sight
+from kedge.inspect.watch.follower import Follower, Snapshot
 from kedge.inspect.watch.frame import draw_frame
 from kedge.inspect.watch.server import LivePage, PageServer
 
-__all__ = ["Follower", "LivePage", "PageServer", "Sight", "draw_frame"]
+__all__ = ["Follower", "LivePage", "PageServer", "Snapshot", "draw_frame"]

@@ -1,4 +1,4 @@
-"""What a run's folder says now, read at a fraction of what reading all of it again would cost."""
+"""Incremental reading of a run's folder, at a fraction of the cost of reading all of it again."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import Finding
-from kedge.inspect.record import SUMMARY_FILE, RunRecord, guess_state, read_heading, read_mapping
+from kedge.inspect.record import RunRecord, build_record, last_written, read_config
 from kedge.inspect.watch.tail import Tail
 from kedge.logs.details import DETAILS_FILE
-from kedge.logs.metrics import METRICS_FILE
+from kedge.logs.metrics import METRICS_FILE, with_current_names
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE
+from kedge.output import CONFIG_FILE, INCIDENTS_FILE
 
-__all__ = ["Follower", "Sight"]
+__all__ = ["Follower", "Snapshot"]
 
 NEWEST_SAMPLES = 16
 SAMPLE_BYTES = 1 << 20
-"""The end of samples.jsonl, which grows to the largest file of a run."""
+"""Bytes read from the end of samples.jsonl, the largest file of a run."""
 
-SHARE_OF_TIME = 20
-"""The doctor takes no more than this part of the time that somebody watches."""
+DOCTOR_SHARE = 20
+"""The doctor runs for at most one part in this many of the watching time."""
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A run as it is seen at one moment.
+class Snapshot:
+    """A run at one moment.
 
     Attributes:
-        record: What its files say; of its samples only the newest.
-        findings: The doctor's, gravest first.
-        age: Seconds since it wrote a row, or since it began.
-        is_new: Whether it has rows that were not there at the last look.
+        record: What its files hold; only the newest of its samples.
+        findings: The doctor's, most severe first.
+        age: Seconds since its last row, or since its start.
+        is_new: Whether it has rows that the snapshot before did not have.
     """
 
     record: RunRecord
@@ -47,63 +47,55 @@ class Follower:
     """Follows one run: each row is read once, and a file that does not grow is not read again.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         diagnose: Finds what is wrong with the run so far.
     """
 
     def __init__(self, folder: Path, diagnose: Callable[[RunRecord], Sequence[Finding]]) -> None:
         self.folder, self._diagnose = folder, diagnose
-        self._metrics = Tail(folder / METRICS_FILE)
+        self._metrics = Tail(folder / METRICS_FILE, convert=with_current_names)
         self._details = Tail(folder / DETAILS_FILE)
         self._incidents = Tail(folder / INCIDENTS_FILE)
         self._samples = Tail(folder / SAMPLES_FILE, keep=NEWEST_SAMPLES, last_bytes=SAMPLE_BYTES)
-        self._heading: tuple[float, Mapping[str, str], Mapping[str, Any]] | None = None
+        self._config: tuple[float, Mapping[str, str], Mapping[str, Any]] | None = None
         self._findings: Sequence[Finding] = ()
-        self._next_visit = 0.0
-        self._is_first = self._is_unseen = True
+        self._next_diagnosis = 0.0
+        self._is_first = self._is_undiagnosed = True
 
-    def look(self) -> Sight:
+    def look(self) -> Snapshot:
         """The run as it is now.
 
         Raises:
-            DataError: It is no run's folder, or a file is damaged.
+            DataError: The folder is not a run's, or a file in it is damaged.
         """
         grown = [log.read() for log in (self._metrics, self._details, self._incidents, self._samples)]
         is_new, self._is_first = self._is_first or any(grown), False
-        self._is_unseen |= is_new
-        record = self._record()
-        self._visit(record)
-        newest = self.folder / METRICS_FILE
-        written = (newest if newest.is_file() else self.folder / CONFIG_FILE).stat().st_mtime
-        return Sight(record, self._findings, max(0.0, time.time() - written), is_new)
-
-    def _record(self) -> RunRecord:
-        facts, config = self._read_heading()
-        ending, metrics = read_mapping(self.folder / FINISHED_FILE), self._metrics.rows
-        return RunRecord(
+        self._is_undiagnosed |= is_new
+        facts, config = self._read_config()
+        record = build_record(
             self.folder,
-            facts=facts,
-            config=config,
-            metrics=metrics,
+            facts,
+            config,
+            metrics=self._metrics.rows,
             details=self._details.rows,
             samples=self._samples.rows,
             incidents=self._incidents.rows,
-            summary={**ending, **read_mapping(self.folder / SUMMARY_FILE)},
-            state="finished" if ending else guess_state(self.folder, metrics),
         )
+        self._update_findings(record)
+        return Snapshot(record, self._findings, max(0.0, time.time() - last_written(self.folder)), is_new)
 
-    def _read_heading(self) -> tuple[Mapping[str, str], Mapping[str, Any]]:
-        """Facts and configuration, parsed anew where a resumed run has written them anew."""
+    def _read_config(self) -> tuple[Mapping[str, str], Mapping[str, Any]]:
+        """Facts and configuration, parsed again after a resumed run has rewritten them."""
         path = self.folder / CONFIG_FILE
         written = path.stat().st_mtime if path.is_file() else 0.0
-        if self._heading is None or self._heading[0] != written:
-            self._heading = (written, *read_heading(self.folder))
-        return self._heading[1:]
+        if self._config is None or self._config[0] != written:
+            self._config = (written, *read_config(self.folder))
+        return self._config[1:]
 
-    def _visit(self, record: RunRecord) -> None:
-        """Have the doctor look at what is new, in a long run less often, and at its end."""
-        if not self._is_unseen or (record.state != "finished" and time.monotonic() < self._next_visit):
+    def _update_findings(self, record: RunRecord) -> None:
+        """Diagnose new rows, less often in a long run, and always at its end."""
+        if not self._is_undiagnosed or (record.state != "finished" and time.monotonic() < self._next_diagnosis):
             return
-        begun = time.monotonic()
-        self._findings, self._is_unseen = self._diagnose(record), False
-        self._next_visit = begun + SHARE_OF_TIME * (time.monotonic() - begun)
+        started = time.monotonic()
+        self._findings, self._is_undiagnosed = self._diagnose(record), False
+        self._next_diagnosis = started + DOCTOR_SHARE * (time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""One frame of the terminal view: where a run stands, its figures, the doctor's findings, the newest response."""
+"""One frame of the terminal view: progress, metrics, the doctor's findings, the newest response."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from kedge.inspect.doctor import Finding
 from kedge.inspect.doctor.telling import STYLES
 from kedge.inspect.record import RunRecord
-from kedge.inspect.watch.figures import shown_figures
-from kedge.inspect.watch.follower import Sight
+from kedge.inspect.watch.follower import Snapshot
+from kedge.inspect.watch.series import labeled_series
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_duration, format_figure
 from kedge.texts import printable
@@ -26,52 +26,52 @@ __all__ = ["draw_frame"]
 STATES = {"running": ("● running", "bold green"), "finished": ("■ finished", "bold blue"),
           "stopped": ("✕ stopped", "bold red")}  # fmt: skip
 NARROW, WIDE = 72, 120
-"""Columns: below the one a figure's range is left out, from the other on the figures stand side by side."""
+"""Columns: below the first, ranges are left out; from the second on, metrics take two columns."""
 
-LOW, OTHER_LINES, FEWEST_FIGURES = 36, 16, 4
-"""Lines of a terminal that has no room for everything, what it keeps for all but the figures, the fewest figures."""
+LOW, OTHER_LINES, FEWEST_METRICS = 36, 16, 4
+"""Below `LOW` lines, metrics get what is left of the height after `OTHER_LINES`, but at least `FEWEST_METRICS`."""
 
 MOST_FINDINGS, FINDINGS_IN_BRIEF = 6, 2
 REMEDY_LINES = 3
-FIGURE_WIDTH, RANGE_WIDTH = 9, 21
+VALUE_WIDTH, RANGE_WIDTH = 9, 21
 PROMPT_LINES = 3
 FEWEST_LINES = 6
-"""Of prompt and response, also where the terminal is low."""
+"""Of prompt and response together, however low the terminal."""
 
 RECENT = 20
-"""Updates whose mean time tells the time to come."""
+"""Updates whose mean time gives the time left."""
 
 
-def draw_frame(sight: Sight, console: Console, *, height: int | None = None) -> Group:
-    """The frame as wide as the console.
+def draw_frame(snapshot: Snapshot, console: Console, *, height: int | None = None) -> Group:
+    """A frame as wide as the console.
 
-    Whatever a model, a file name or a configuration says is shown as it is: rich's markup means nothing in it, and
-    control characters are written out.
+    Text of models, file names and configurations is shown literally: rich markup is not interpreted, and control
+    characters are escaped.
 
     Args:
-        sight: What is seen.
-        console: Where it will be shown.
-        height: Lines that there are; the newest response is shortened to them. None shows it whole.
+        snapshot: The run to draw.
+        console: The console it will be shown on.
+        height: Lines available; the newest response is shortened to fit. None shows it whole.
     """
-    record, is_low = sight.record, height is not None and height < LOW
-    most = max(FEWEST_FIGURES, (height or 0) - OTHER_LINES) if is_low else None
-    figures = shown_figures(record)[:most]
-    above: list[RenderableType] = [*_head(sight), *_figures(figures, console.width), *_findings(sight, brief=is_low)]
-    above += _incidents(record)
+    record, is_low = snapshot.record, height is not None and height < LOW
+    most = max(FEWEST_METRICS, (height or 0) - OTHER_LINES) if is_low else None
+    series = labeled_series(record)[:most]
+    above: list[RenderableType] = [*_head(snapshot), *_metrics(series, console.width)]
+    above += [*_findings(snapshot, brief=is_low), *_incidents(record)]
     if height is None:
         return Group(*above, *_sample(record, None))
     used = sum(len(console.render_lines(part)) for part in above)
     return Group(*above, *_sample(record, max(FEWEST_LINES, height - used - 2)))
 
 
-def _head(sight: Sight) -> Iterator[RenderableType]:
-    record = sight.record
+def _head(snapshot: Snapshot) -> Iterator[RenderableType]:
+    record = snapshot.record
     state, style = STATES[record.state]
     title = Table.grid(expand=True)
     title.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     title.add_column(justify="right", no_wrap=True)
     name = Text.assemble((printable(record.stage) or "run", "bold"), "  ", (printable(str(record.folder)), "dim"))
-    title.add_row(name, Text.assemble((state, style), (f", wrote {format_duration(sight.age)} ago", "dim")))
+    title.add_row(name, Text.assemble((state, style), (f", wrote {format_duration(snapshot.age)} ago", "dim")))
     yield title
     yield _progress(record)
 
@@ -90,32 +90,32 @@ def _progress(record: RunRecord) -> RenderableType:
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True)
-    to_come = f", {format_duration(left)} to come" if record.state == "running" and left is not None else ""
-    grid.add_row(f"{unit} {done:,}/{total:,}", ProgressBar(total, min(done, total)), f"{spent}{to_come}")
+    remaining = f", {format_duration(left)} left" if record.state == "running" and left is not None else ""
+    grid.add_row(f"{unit} {done:,}/{total:,}", ProgressBar(total, min(done, total)), f"{spent}{remaining}")
     return grid
 
 
-def _figures(figures: Sequence[tuple[str, Sequence[float]]], width: int) -> Iterator[RenderableType]:
-    if not figures:
-        yield Text("\nno figures yet: the first come with the first update", style="dim")
+def _metrics(series: Sequence[tuple[str, Sequence[float]]], width: int) -> Iterator[RenderableType]:
+    if not series:
+        yield Text("\nno metrics yet: waiting for the first update", style="dim")
         return
-    yield Rule("figures", align="left", style="dim")
+    yield Rule("metrics", align="left", style="dim")
     if width < WIDE:
-        yield _table(figures, width, with_range=width >= NARROW)
+        yield _table(series, width, with_range=width >= NARROW)
         return
-    half = (len(figures) + 1) // 2
+    half = (len(series) + 1) // 2
     grid = Table.grid(padding=(0, 4))
-    grid.add_row(*(_table(part, width // 2 - 2, with_range=True) for part in (figures[:half], figures[half:])))
+    grid.add_row(*(_table(part, width // 2 - 2, with_range=True) for part in (series[:half], series[half:])))
     yield grid
 
 
-def _table(figures: Sequence[tuple[str, Sequence[float]]], width: int, *, with_range: bool) -> Table:
-    """Label, newest figure, course, and where there is room the range."""
+def _table(series: Sequence[tuple[str, Sequence[float]]], width: int, *, with_range: bool) -> Table:
+    """Label, newest value, sparkline and, if there is room, the range."""
     table = Table.grid(padding=(0, 2))
-    label_width = max(len(label) for label, _ in figures)
+    label_width = max(len(label) for label, _ in series)
     range_width = RANGE_WIDTH if with_range else 0
-    room = width - label_width - FIGURE_WIDTH - range_width - 6
-    for label, values in figures:
+    room = width - label_width - VALUE_WIDTH - range_width - 6
+    for label, values in series:
         low, high = format_figure(min(values)), format_figure(max(values))
         cells = [Text(label), Text(format_figure(values[-1]), style="bold", justify="right"),
                  Text(sparkline(values, max(8, room)), style="cyan")]  # fmt: skip
@@ -123,25 +123,25 @@ def _table(figures: Sequence[tuple[str, Sequence[float]]], width: int, *, with_r
     return table
 
 
-def _findings(sight: Sight, *, brief: bool) -> Iterator[RenderableType]:
-    """The gravest findings, with what to try about the first; in brief fewer of them, a line each."""
+def _findings(snapshot: Snapshot, *, brief: bool) -> Iterator[RenderableType]:
+    """The most severe findings, with the remedy of the first; in brief, fewer of them on one line each."""
     most = FINDINGS_IN_BRIEF if brief else MOST_FINDINGS
     yield Rule("doctor", align="left", style="dim")
-    if not sight.findings:
-        yield Text("nothing that calls for an answer", style="green")
-    for number, finding in enumerate(sight.findings[:most]):
+    if not snapshot.findings:
+        yield Text("no findings", style="green")
+    for number, finding in enumerate(snapshot.findings[:most]):
         yield _finding(finding, brief=brief, with_remedy=number == 0 and not brief)
-    if (more := len(sight.findings) - most) > 0:
-        told = f"and {more} more: kedge doctor {printable(str(sight.record.folder))}"
-        yield Text(told, style="dim", no_wrap=True, overflow="ellipsis")
+    if (more := len(snapshot.findings) - most) > 0:
+        hint = f"and {more} more: kedge doctor {printable(str(snapshot.record.folder))}"
+        yield Text(hint, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _finding(finding: Finding, *, brief: bool, with_remedy: bool) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, min_width=len("serious"))
     grid.add_column(no_wrap=brief, overflow="ellipsis")
-    told = Text.assemble((finding.rule, "bold"), "  ", printable(finding.seen))
-    grid.add_row(Text(finding.severity, style=STYLES[finding.severity]), told)
+    text = Text.assemble((finding.rule, "bold"), "  ", printable(finding.seen))
+    grid.add_row(Text(finding.severity, style=STYLES[finding.severity]), text)
     if with_remedy and finding.try_:
         grid.add_row(Text("try", style="dim"), _Shortened(Text(printable(finding.try_)), REMEDY_LINES))
     return grid
@@ -153,8 +153,8 @@ def _incidents(record: RunRecord) -> Iterator[RenderableType]:
     newest = record.incidents[-1]
     count = len(record.incidents)
     yield Rule("1 incident" if count == 1 else f"{count} incidents, the newest", align="left", style="dim")
-    told = f"update {newest['update']}: {newest.get('what', newest.get('kind', ''))}; {newest.get('consequence', '')}"
-    yield Text(printable(told).rstrip("; "), style="yellow")
+    text = f"update {newest['update']}: {newest.get('what', newest.get('kind', ''))}; {newest.get('consequence', '')}"
+    yield Text(printable(text).rstrip("; "), style="yellow")
 
 
 def _sample(record: RunRecord, most_lines: int | None) -> Iterator[RenderableType]:
@@ -162,10 +162,10 @@ def _sample(record: RunRecord, most_lines: int | None) -> Iterator[RenderableTyp
     if sample is None:
         return
     score = sample.get("score")
-    told = f"score {format_figure(score)}" if isinstance(score, (int, float)) else "no score"
-    stopped = "" if sample.get("stopped", True) else ", cut at the longest"
-    yield Rule(f"newest response, update {sample['update']}: {told}{stopped}", align="left", style="dim")
-    prompt, response = (Text(_as_it_is(str(sample.get(part, "")))) for part in ("prompt", "response"))
+    scored = f"score {format_figure(score)}" if isinstance(score, (int, float)) else "no score"
+    stopped = "" if sample.get("stopped", True) else ", cut at the token limit"
+    yield Rule(f"newest response, update {sample['update']}: {scored}{stopped}", align="left", style="dim")
+    prompt, response = (Text(_literal(str(sample.get(part, "")))) for part in ("prompt", "response"))
     prompt.stylize("dim")
     yield _Shortened(prompt, most_lines and PROMPT_LINES, from_end=True)
     answer = Text.assemble(("▶ ", "bold"), response)
@@ -174,7 +174,7 @@ def _sample(record: RunRecord, most_lines: int | None) -> Iterator[RenderableTyp
 
 @dataclass(frozen=True)
 class _Shortened:
-    """Text of so many lines at most, beginning or end; None leaves it whole."""
+    """The first or last lines of a text; None for all of them."""
 
     text: Text
     most_lines: int | None
@@ -190,15 +190,15 @@ class _Shortened:
 
 
 def _newest_sample(record: RunRecord) -> dict[str, Any] | None:
-    """The first response of the newest update; a prompt that is asked again only where there is no other."""
+    """The first response of the newest update; one to a fixed prompt only if there is no other."""
     if not record.samples:
         return None
     newest = [row for row in record.samples if row["update"] == record.samples[-1]["update"]]
     return next((row for row in newest if row.get("fixed") is None), newest[0])
 
 
-def _as_it_is(text: str) -> str:
-    """Lines stay lines; whatever else would move the cursor, change colours or hide text is written out."""
+def _literal(text: str) -> str:
+    """Text with line breaks kept and other control characters escaped."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 

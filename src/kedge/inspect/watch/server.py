@@ -1,8 +1,8 @@
-"""A page that is served to the browsers of this machine alone, and only to those that know its address.
+"""A server of one page, for browsers on this machine that have its secret address.
 
-Other programs of the machine reach the port as well, and a web site that is open in the same browser may ask for it.
-So the address holds a token that cannot be guessed, a request must name this machine as its host (a foreign name that
-was made to lead here is refused), nothing can be changed, and nothing else is served.
+Other programs on the machine can reach the port too, and so can a web site open in the same browser. Therefore the
+address holds a random token, a request must name this machine as its host (which defeats DNS rebinding), the server
+only answers GET, and it serves nothing else.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from kedge.errors import ConfigError, KedgeError
 __all__ = ["LivePage", "PageServer"]
 
 LOOPBACK = "127.0.0.1"
-SHARE_OF_TIME = 10
-"""The page is made anew in no more than this part of the time: the machine is the run's."""
+REBUILD_SHARE = 10
+"""Rebuilding the data takes at most one part in this many of the time: the machine belongs to the run."""
 
 POLL = 0.1
-"""Seconds until the server notices that it is to end."""
+"""Seconds between checks for shutdown."""
 
-SEALED = "default-src 'none'; frame-ancestors 'none'"
-OPENED = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-src 'self'; frame-ancestors 'none'"
-"""What the page may do beside what its own policy says, which names its scripts."""
+CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
+PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-src 'self'; frame-ancestors 'none'"
+"""Restrictions on top of the page's own policy, which names its scripts."""
 
 
 @dataclass(frozen=True)
 class LivePage:
-    """What is served.
+    """The page to serve.
 
     Attributes:
-        version: Another text whenever there is something new; quick to say.
-        data: What the page shows now, in JSON's types.
-        render: The page as HTML, from what it shows and the address that answers with newer data.
+        version: A text that changes whenever the data does; cheap to compute.
+        data: The data of the page, in JSON types.
+        render: The page as HTML, from its data and the URL of newer data.
     """
 
     version: Callable[[], str]
@@ -52,34 +52,34 @@ class LivePage:
 
 
 class PageServer:
-    """Serves a page from its making on, to be used as a context.
+    """Serves a page while its context is open.
 
     Args:
-        page: What is served.
-        port: On which port of this machine; 0 takes one that is free.
+        page: The page.
+        port: The local port; 0 picks a free one.
 
     Raises:
-        ConfigError: The port is taken, or may not be used.
+        ConfigError: The port is taken or not permitted.
     """
 
     def __init__(self, page: LivePage, *, port: int = 0) -> None:
         self._token, self._page = secrets.token_urlsafe(24), page
-        self._lock, self._next = threading.Lock(), 0.0
-        self._made: tuple[str, Mapping[str, Any]] = ("", {})
+        self._lock, self._next_build = threading.Lock(), 0.0
+        self._built: tuple[str, Mapping[str, Any]] = ("", {})
         try:
             self._server = _Server((LOOPBACK, port), self._handler())
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--port {port} cannot be used: {error}; without --port a free one is taken") from error
+            raise ConfigError(f"--port {port} cannot be used: {error}; omit --port to use a free one") from error
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL,), daemon=True)
 
     @property
     def port(self) -> int:
-        """The port."""
+        """The port in use."""
         return self._server.server_address[1]
 
     @property
     def url(self) -> str:
-        """Where the page is, token and all."""
+        """Address of the page, including its token."""
         return f"http://{LOOPBACK}:{self.port}/{self._token}/"
 
     def wait(self) -> None:
@@ -101,41 +101,41 @@ class PageServer:
         """The answer to a request.
 
         Args:
-            host: The host that it names.
-            path: What it asks for.
-            known: The version that the browser has, or nothing.
+            host: Its `Host` header.
+            path: Its path.
+            known: Its `If-None-Match` header: the version that the browser has, or empty.
         """
         if host not in (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"):
-            return _Answer(HTTPStatus.FORBIDDEN, b"This page is served to its own machine.\n")
+            return _Answer(HTTPStatus.FORBIDDEN, b"This page is only served to the machine it runs on.\n")
         token, _, rest = path.partition("?")[0].removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token.encode()):
-            return _Answer(HTTPStatus.FORBIDDEN, b"The address lacks its token.\n")
+            return _Answer(HTTPStatus.FORBIDDEN, b"The address lacks the token.\n")
         try:
             if rest == "":
                 page = self._page.render(self._newest()[1], f"/{self._token}/data.json")
-                return _Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", policy=OPENED)
+                return _Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", policy=PAGE_POLICY)
             if rest == "data.json":
                 version, data = self._newest()
                 if known == version:
                     return _Answer(HTTPStatus.NOT_MODIFIED, version=version)
                 text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
                 return _Answer(HTTPStatus.OK, text, "application/json", version=version)
-        except KedgeError as error:  # the run's folder was moved away, or is damaged
+        except KedgeError as error:  # the run's folder was moved or is damaged
             return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "backslashreplace"))
-        return _Answer(HTTPStatus.NOT_FOUND, b"There is nothing else here.\n")
+        return _Answer(HTTPStatus.NOT_FOUND, b"Not found.\n")
 
     def _newest(self) -> tuple[str, Mapping[str, Any]]:
-        """Version and data, made anew where there is something new, and not too often."""
+        """Version and data, rebuilt when there is something new, but not too often."""
         with self._lock:
             version = f'"{self._page.version()}"'
-            if version != self._made[0] and time.monotonic() >= self._next:
-                begun = time.monotonic()
-                self._made = (version, {**self._page.data(), "version": version})
-                self._next = begun + SHARE_OF_TIME * (time.monotonic() - begun)
-            return self._made
+            if version != self._built[0] and time.monotonic() >= self._next_build:
+                started = time.monotonic()
+                self._built = (version, {**self._page.data(), "version": version})
+                self._next_build = started + REBUILD_SHARE * (time.monotonic() - started)
+            return self._built
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        ask = self.answer
+        get_answer = self.answer
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
@@ -144,7 +144,7 @@ class PageServer:
 
             def do_GET(self) -> None:
                 headers = self.headers
-                answer = ask(headers.get("Host", ""), self.path, headers.get("If-None-Match", ""))
+                answer = get_answer(headers.get("Host", ""), self.path, headers.get("If-None-Match", ""))
                 self.send_response(answer.status)
                 for name, value in answer.headers().items():
                     self.send_header(name, value)
@@ -152,7 +152,7 @@ class PageServer:
                 self.wfile.write(answer.body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: what is asked for holds the token."""
+                """Log nothing: the requested path holds the token."""
 
         return Handler
 
@@ -162,11 +162,11 @@ class _Answer:
     status: HTTPStatus
     body: bytes = b""
     kind: str = "text/plain; charset=utf-8"
-    policy: str = SEALED
+    policy: str = CLOSED_POLICY
     version: str = ""
 
     def headers(self) -> dict[str, str]:
-        """Nothing is kept, guessed, framed, handed to other sites, or told to where a link leads."""
+        """Headers against caching, MIME sniffing, framing, cross-site reads and referrers."""
         return {
             "Content-Type": self.kind,
             "Content-Length": str(len(self.body)),
@@ -183,6 +183,6 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error."""
+        """Ignore a browser that disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)

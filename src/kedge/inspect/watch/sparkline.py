@@ -1,4 +1,4 @@
-"""A metric's course in one line of text."""
+"""A series of values as one line of text."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ __all__ = ["sparkline"]
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(figures: Sequence[float], width: int) -> str:
-    """Figures as blocks, the smallest as the lowest and the largest as the full one; all alike as the lowest.
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as block characters, from the lowest block for the smallest to the full one for the largest.
 
-    Where there are more figures than characters, each character is the mean of its share of them. What is not finite
-    is left out, and a gap where nothing is left.
+    Equal values are all drawn as the lowest block. With more values than characters, each character is the mean of its
+    share. Non-finite values are left out; a character without any finite value is a space.
 
     Args:
-        figures: In their order.
-        width: The most characters.
+        values: In order.
+        width: Largest number of characters.
     """
-    count = min(width, len(figures))
-    edges = [index * len(figures) // count for index in range(count + 1)] if count else []
-    means = [_mean(figures[begin:end]) for begin, end in itertools.pairwise(edges)]
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)] if count else []
+    means = [_mean(values[begin:end]) for begin, end in itertools.pairwise(edges)]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     return "".join(_block(mean, low, high) for mean in means)
 
 
-def _mean(figures: Sequence[float]) -> float:
-    finite = [figure for figure in figures if math.isfinite(figure)]
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def _block(figure: float, low: float, high: float) -> str:
-    if not math.isfinite(figure):
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
         return " "
-    height = (figure - low) / (high - low) if high > low else 0.0
+    height = (value - low) / (high - low) if high > low else 0.0
     return BLOCKS[min(len(BLOCKS) - 1, int(height * len(BLOCKS)))]

@@ -1,4 +1,4 @@
-"""The rows of a JSON-lines file as it grows, each of them read once."""
+"""Incremental reading of a growing JSON-lines file: each row is read once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +16,53 @@ __all__ = ["Tail"]
 
 
 class Tail:
-    """Follows a log: `read` takes in what was added since, `rows` are those that there are.
+    """Follows a log: `read` reads what was added since the last call, `rows` holds all rows so far.
 
-    A line counts once its end is written. A log that was replaced, such as one that a resumed run has cut back, is read
-    anew. While there is no file there are no rows.
+    A line counts once its newline is written. A log that was replaced, as by a resumed run that truncates it, is read
+    again from the start. A missing file has no rows.
 
     Args:
         path: The log.
-        keep: How many of the newest rows are kept; None keeps all.
-        last_bytes: How much of the file's end is read at first; None reads all.
+        keep: Number of newest rows to keep; None keeps all.
+        last_bytes: Number of bytes to read from the end of the file at first; None reads all.
+        convert: Applied to each row.
     """
 
-    def __init__(self, path: Path, *, keep: int | None = None, last_bytes: int | None = None) -> None:
-        self._path, self._last_bytes = path, last_bytes
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: int | None = None,
+        last_bytes: int | None = None,
+        convert: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
+        self._path, self._last_bytes, self._convert = path, last_bytes, convert
         self._rows: deque[dict[str, Any]] = deque(maxlen=keep)
         self._file: tuple[int, int] | None = None
         self._offset, self._is_within_line = 0, False
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
-        """The rows so far; those that have no number of an update are left out."""
+        """The rows so far, without those that lack an update number."""
         return list(self._rows)
 
     def read(self) -> bool:
-        """Take in what is new; whether anything is.
+        """Read what is new; return whether anything is.
 
         Raises:
-            DataError: A line that is whole is not JSON.
+            DataError: A complete line is not JSON.
         """
         try:
             with self._path.open("rb", buffering=0) as file:
                 return self._read(file)
         except FileNotFoundError:
-            return self._begin(None, 0)
+            return self._restart(None, 0)
 
     def _read(self, file: io.FileIO) -> bool:
         status = os.fstat(file.fileno())
         identity, is_changed = (status.st_dev, status.st_ino), False
         if identity != self._file or status.st_size < self._offset:
-            is_changed = self._begin(identity, max(0, status.st_size - (self._last_bytes or status.st_size)))
+            is_changed = self._restart(identity, max(0, status.st_size - (self._last_bytes or status.st_size)))
         file.seek(self._offset)
         whole, end, _ = file.readall().rpartition(b"\n")
         if not end:
@@ -65,8 +73,8 @@ class Tail:
         self._rows.extend(row for line in lines if (row := self._row(line)) is not None)
         return True
 
-    def _begin(self, identity: tuple[int, int] | None, offset: int) -> bool:
-        """Forget the rows so far; whether there was a file, or is one now."""
+    def _restart(self, identity: tuple[int, int] | None, offset: int) -> bool:
+        """Drop the rows so far; return whether the file existed before or exists now."""
         is_changed = not (identity is None and self._file is None)
         self._file, self._offset, self._is_within_line = identity, offset, offset > 0
         self._rows.clear()
@@ -77,4 +85,4 @@ class Tail:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             raise DataError(f"{str(self._path)!r} is damaged: a line is not JSON ({error})") from error
-        return row if isinstance(row, dict) and isinstance(row.get("update"), int) else None
+        return self._convert(row) if isinstance(row, dict) and isinstance(row.get("update"), int) else None

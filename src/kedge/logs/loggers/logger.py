@@ -1,4 +1,4 @@
-"""What a logger is, and what it is told of the run that it logs."""
+"""The protocol of third-party loggers, and the run that they log."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["LoggedRun", "Logger", "samples_name"]
 
 
 class Logger(Protocol):
-    """Where metrics and samples go while a run is at work. It may raise whatever its package raises."""
+    """A destination of metrics and samples. It may raise whatever its package raises."""
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Log the figures of one update, by their names in `metrics.jsonl`; updates come in ascending order."""
+        """Log the metrics of one update, named as in `metrics.jsonl`; updates are in ascending order."""
         ...
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Log responses of one update, as text: at least one, and of one kind; see `samples_name`."""
+        """Log responses of one update as text: at least one, all of one kind; see `samples_name`."""
         ...
 
     def close(self) -> None:
-        """Have everything written, and end."""
+        """Write everything out and close the log."""
         ...
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run as its loggers know it.
+    """A run as its loggers see it.
 
     Attributes:
-        folder: The run's own.
+        folder: The run's folder.
         stage: `sft`, `reward` or `ppo`.
-        project: What it is filed under.
-        id: Its own, eight characters; the same again when it is resumed.
-        settings: What it runs under, in JSON's types.
+        project: The project it belongs to.
+        id: Eight characters that stay the same when the run is resumed.
+        settings: Its configuration, in JSON types.
     """
 
     folder: Path
@@ -48,10 +48,10 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """What it is listed as: its folder's name, and its id since many runs' folders are called alike."""
+        """Display name: the folder's name, and the id because many runs' folders have the same name."""
         return f"{self.folder.name}-{self.id}"
 
 
 def samples_name(samples: Sequence[Sample]) -> str:
-    """What samples are called beside the metrics: answers to prompts that are asked again and again stand apart."""
+    """Name of the samples in a log; responses to fixed prompts have one of their own."""
     return "samples" if samples[0].fixed is None else "fixed_samples"

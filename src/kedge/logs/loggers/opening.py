@@ -1,4 +1,4 @@
-"""Which logger is which package: each is called what its package and kedge's extra for it are called."""
+"""Opening loggers by name: the name of the package, and of kedge's extra for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["check_loggers", "open_logger"]
 
 
 def check_loggers(names: Iterable[str]) -> None:
-    """Find out whether the packages are there, without importing them.
+    """Check that the packages are installed, without importing them.
 
     Raises:
-        ConfigError: One is not installed.
+        ConfigError: One is missing.
     """
     for name in names:
         try:
@@ -25,7 +25,7 @@ def check_loggers(names: Iterable[str]) -> None:
 
 
 def open_logger(name: str, run: LoggedRun) -> Logger:
-    """Begin a run's log with one of the packages, or go on with it; only that package is imported."""
+    """Start a run's log in one of the packages, or continue it; only that package is imported."""
     match name:
         case "tensorboard":
             from kedge.logs.loggers.tensorboard import TensorBoardLogger
@@ -40,4 +40,4 @@ def open_logger(name: str, run: LoggedRun) -> Logger:
 
             return TrackioLogger(run)
         case _:
-            raise ConfigError(f"there is no logger {name!r}")
+            raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")

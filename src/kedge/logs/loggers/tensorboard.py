@@ -15,10 +15,10 @@ __all__ = ["TensorBoardLogger"]
 
 
 class TensorBoardLogger:
-    """Scalars, and texts for samples and settings, in `tensorboard/`; written through row by row.
+    """Scalars, and text for samples and settings, in `tensorboard/`; flushed after each row.
 
     Args:
-        run: What is logged.
+        run: The run to log.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -26,14 +26,14 @@ class TensorBoardLogger:
         self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Log figures as scalars."""
-        for name, figure in metrics.items():
-            self._writer.add_scalar(name, figure, update)
+        """Log metrics as scalars."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
         """Log responses as one text."""
-        self._writer.add_text(samples_name(samples), "\n\n---\n\n".join(map(_told, samples)), update)
+        self._writer.add_text(samples_name(samples), "\n\n---\n\n".join(map(_as_markdown, samples)), update)
         self._writer.flush()
 
     def close(self) -> None:
@@ -41,11 +41,11 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-def _told(sample: Sample) -> str:
+def _as_markdown(sample: Sample) -> str:
     score = "none" if sample.score is None else f"{sample.score:.4g}"
     return f"prompt\n\n{_literal(sample.prompt)}\n\nresponse, score {score}\n\n{_literal(sample.response)}"
 
 
 def _literal(text: str) -> str:
-    """Text that Markdown leaves as it is: a block by indentation, which nothing inside of it can end."""
+    """Text as an indented Markdown code block, which nothing inside it can end."""
     return "\n".join(f"    {line}" for line in text.splitlines())

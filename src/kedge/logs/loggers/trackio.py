@@ -1,4 +1,4 @@
-"""Trackio: a database on this machine, where `TRACKIO_DIR` says or in the Hugging Face cache."""
+"""Trackio: a database on this machine, in `TRACKIO_DIR` or the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrackioLogger:
     """Rows by update and tables of samples, in the project's database.
 
     Args:
-        run: What is logged. Its name finds it again when it is resumed.
+        run: The run to log. A resumed run is found by its name.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -35,7 +35,7 @@ class TrackioLogger:
             )
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Log figures as a row."""
+        """Log metrics as a row."""
         self._run.log(dict(metrics), step=update)
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
@@ -45,13 +45,13 @@ class TrackioLogger:
         self._run.log({samples_name(samples): table}, step=update)
 
     def close(self) -> None:
-        """Finish the run: its rows are written from a thread, which is waited for."""
+        """Finish the run, waiting for the thread that writes its rows."""
         with _quiet():
             trackio.finish()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Trackio greets on standard output, where results go."""
+    """Suppress Trackio's greeting on standard output, where results go."""
     with redirect_stdout(StringIO()):
         yield

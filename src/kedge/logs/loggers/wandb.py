@@ -1,4 +1,4 @@
-"""Weights & Biases, which stays offline unless the user's own `WANDB_MODE` says otherwise."""
+"""Weights & Biases, offline unless `WANDB_MODE` is set otherwise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["WandbLogger"]
 
 
 class WandbLogger:
-    """History rows by update and a table of samples, in the run's folder; `wandb sync` sends them when that is wanted.
+    """History rows by update and a table of samples, in the run's folder; `wandb sync` uploads them.
 
-    A run of the caller's own that is open in this process is left alone.
+    A W&B run that the caller has open in this process is left alone.
 
     Args:
-        run: What is logged. Its id is W&B's: a run that is resumed goes on as the same one.
+        run: The run to log. Its id is also W&B's, so a resumed run continues the same W&B run.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -34,15 +34,15 @@ class WandbLogger:
             config=dict(run.settings),
             dir=str(run.folder),
             mode=mode,
-            # Offline the id alone makes it the same run: `wandb sync` joins what has one id, in the order of time.
+            # Offline, the id alone identifies the run: `wandb sync` merges runs of one id in order of time.
             resume=None if is_offline else "allow",
             reinit="create_new",
-            # What the terminal shows is not a log: a bar that redraws itself would fill one.
+            # Do not capture the terminal: a live progress bar would fill the log.
             settings=wandb.Settings(console="off", silent=is_offline),
         )
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Log figures as the row of a step."""
+        """Log metrics as the row of a step."""
         self._run.log(dict(metrics), step=update)
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:

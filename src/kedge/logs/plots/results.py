@@ -1,4 +1,4 @@
-"""Plots of results: calibration of a reward model, reward over KL, and figures with their confidence intervals."""
+"""PNG plots of results: reward over KL, and values with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,45 +8,12 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from kedge.algorithm.statistics import Interval, calibration
+from kedge.algorithm.statistics import Interval
 from kedge.logs.plots.style import COLORS, DASHED, GRID, INK, Line, draw_lines, label_axes, new_axes, save_figure
 
-__all__ = ["plot_calibration", "plot_frontier", "plot_intervals", "plot_overoptimization"]
+__all__ = ["plot_frontier", "plot_intervals", "plot_overoptimization"]
 
 KL_LABEL = "√KL to the reference (KL in nats per response)"
-
-
-def plot_calibration(margins: Sequence[float], path: Path, *, num_bins: int = 10) -> Path:
-    """How often a reward model is right, against how sure it is; on the diagonal it is honest.
-
-    Args:
-        margins: Score of the chosen answer less that of the rejected one, one per held-out pair.
-        path: The PNG.
-        num_bins: Bins of confidence between ½ and 1.
-    """
-    result = calibration(margins, num_bins=num_bins)
-    total = sum(result.counts.tolist())
-    accuracy = float((result.accuracy * result.counts).sum()) / total
-    figure, (axes,) = new_axes(width=5.6, height=5.2)
-    confidence, accuracy, counts = (figures.tolist() for figures in (result.confidence, result.accuracy, result.counts))
-    total = sum(counts)
-    axes.plot([0.5, 1], [0.5, 1], **DASHED)
-    axes.plot(confidence, accuracy, color=COLORS[0], linewidth=1.6, alpha=0.6)
-    areas = [40 + 700 * count / total for count in counts]
-    axes.scatter(confidence, accuracy, s=areas, color=COLORS[0], alpha=0.85, zorder=3)
-    axes.set_ylim(min(0.48, *accuracy) - 0.04, 1.03)
-    right = sum(share * count for share, count in zip(accuracy, counts, strict=True)) / total
-    axes.text(
-        0.98, 0.04, f"accuracy {right:.3f}\ncalibration error {result.error:.3f}\n{total:,} pairs",
-        transform=axes.transAxes, ha="right", color=INK, fontsize=10, linespacing=1.5,
-    )  # fmt: skip
-    label_axes(
-        axes,
-        title="Is the reward model as often right as it believes?",
-        x_label="its confidence in its preference (area: share of pairs; dashed: honest)",
-        y_label="share of pairs in which it is right",
-    )
-    return save_figure(figure, path)
 
 
 def plot_frontier(
@@ -56,25 +23,25 @@ def plot_frontier(
     *,
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     levels: Mapping[str, float] | None = None,
-    title: str = "What is gained for how far the policy moves",
+    title: str = "Reward gained over distance moved",
     y_label: str = "",
 ) -> Path:
-    """Rewards of one scale over √KL, the axis on which their course is simple.
+    """Plot rewards on one scale over √KL.
 
     Args:
-        kl: KL of each checkpoint to the reference, nats per response; an estimate below 0 counts as 0.
-        curves: Figures of each checkpoint, by name.
+        kl: KL of each checkpoint to the reference, nats per response; negative estimates count as 0.
+        curves: Values of each checkpoint, by name.
         path: The PNG.
-        bands: Lower and upper confidence limits of a curve, by its name.
-        levels: Levels to compare with, by name.
-        title: Above the plot.
-        y_label: What the figures are.
+        bands: Lower and upper confidence limits, by curve name.
+        levels: Baselines, by name.
+        title: Plot title.
+        y_label: Label of the y axis.
 
     Source: Gao et al. (arXiv 2210.10760), figure 1.
     """
     figure, (axes,) = new_axes()
     limits = dict.fromkeys(curves, (None, None)) | dict(bands or {})
-    lines = [Line(_roots(kl), figures, name, *limits[name], marked=True) for name, figures in curves.items()]
+    lines = [Line(_roots(kl), values, name, *limits[name]) for name, values in curves.items()]
     draw_lines(axes, lines, levels=levels)
     label_axes(axes, title=title, x_label=KL_LABEL, y_label=y_label)
     return save_figure(figure, path)
@@ -89,26 +56,26 @@ def plot_overoptimization(
     gold_band: tuple[Sequence[float], Sequence[float]] | None = None,
     levels: Mapping[str, float] | None = None,
 ) -> Path:
-    """The reward that is trained on, and below it the judge who is not, over √KL; the judge's favourite is marked.
+    """Plot the proxy reward above the gold judge, over √KL, with the judge's best checkpoint marked.
 
-    Two axes, since the two are on different scales.
+    Two axes, because the two are on different scales.
 
     Args:
-        kl: KL of each checkpoint to the reference, nats per response; an estimate below 0 counts as 0.
-        proxy: The trained reward model's mean score.
-        gold: The gold or held-out judge's.
+        kl: KL of each checkpoint to the reference, nats per response; negative estimates count as 0.
+        proxy: Mean score of the trained reward model.
+        gold: Mean score of the gold or held-out judge.
         path: The PNG.
-        gold_band: Lower and upper confidence limits of the judge's.
-        levels: Levels of the judge to compare with, by name.
+        gold_band: Lower and upper confidence limits of `gold`.
+        levels: Baselines of the judge, by name.
 
     Source: Gao et al. (arXiv 2210.10760), figure 1.
     """
     figure, (above, below) = new_axes(2, 1, height=6.4)
     roots, (low, high) = _roots(kl), gold_band or (None, None)
-    draw_lines(above, [Line(roots, proxy, marked=True)])
-    label_axes(above, title="Proxy: the reward model that PPO maximises")
-    draw_lines(below, [Line(roots, gold, low=low, high=high, marked=True)], levels=levels)
-    label_axes(below, title="Gold: the judge that training never sees", x_label=KL_LABEL)
+    draw_lines(above, [Line(roots, proxy)])
+    label_axes(above, title="Proxy: the reward model PPO maximizes")
+    draw_lines(below, [Line(roots, gold, low=low, high=high)], levels=levels)
+    label_axes(below, title="Gold: the judge that training never uses", x_label=KL_LABEL)
     best = max(range(len(gold)), key=lambda index: gold[index])
     below.plot(roots[best], gold[best], "o", markersize=11, markerfacecolor="none", markeredgecolor=COLORS[1])
     _write_above(below, "best", roots[best], gold[best], COLORS[1])
@@ -118,12 +85,12 @@ def plot_overoptimization(
 def plot_intervals(
     panels: Mapping[str, Mapping[str, Interval]], path: Path, *, levels: Mapping[str, float] | None = None
 ) -> Path:
-    """Figures with their confidence intervals, a panel per measure, a row per thing that was measured.
+    """Plot values with their confidence intervals: one panel per measure, one row per subject.
 
     Args:
         panels: Intervals by row name, by panel title.
         path: The PNG.
-        levels: A level to compare with, by panel title (½ for a win rate).
+        levels: Baseline by panel title (½ for a win rate).
     """
     num_rows = max(len(rows) for rows in panels.values())
     figure, grid = new_axes(1, len(panels), width=4.8 * len(panels), height=1.3 + 0.5 * num_rows)

@@ -1,6 +1,6 @@
-"""The house style of every plot: quiet axes, few colours, labels beside the lines instead of legends.
+"""Shared plot style: light axes, few colors, labels at the ends of lines instead of legends.
 
-Figures are made without pyplot, whose global state would leak between runs and wants a display.
+Figures are made without pyplot, whose global state would leak between runs and needs a display.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ __all__ = ["COLORS", "DASHED", "GRID", "INK", "MUTED", "Line", "draw_lines", "la
 
 INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e7eb"
 COLORS = ("#1f6fb4", "#d1495b", "#2b8a6e", "#8656b8", "#b7791f", "#4a5568")
-"""Told apart with the common colour-blindnesses too, and in grey."""
+"""Distinguishable with the common forms of color blindness and in grayscale."""
 
 DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-"""How levels to compare with are drawn."""
-
-SMOOTHED_FROM = 40
-"""From this many points on a line is drawn smoothed, with the raw one pale behind it."""
+"""Style of baselines."""
 
 LABEL_WIDTH = 18
-"""Characters in a line of a label."""
+"""Characters per line of a label."""
 
 LABEL_GAP = 0.075
-"""The least distance between two line labels, as a share of the axes' height."""
+"""Smallest distance between two line labels, as a fraction of the axes' height."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,11 @@ class Line:
     """One line of a plot.
 
     Attributes:
-        x: positions.
-        y: figures, NaN where there is none.
-        label: what stands at its end; empty for the figure alone.
-        low: lower edge of a band around it, or None.
-        high: upper edge, or None.
-        marked: whether each point is marked.
+        x: Positions.
+        y: Values; NaN leaves a gap.
+        label: Text at its end, in front of the last value; may be empty.
+        low: Lower edge of a band around it, or None.
+        high: Upper edge, or None.
     """
 
     x: Sequence[float]
@@ -55,49 +51,46 @@ class Line:
     label: str = ""
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    marked: bool = False
 
 
-def new_axes(
-    rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 4.2, whole_x: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """A figure of `width` × `height` inches with styled axes, row by row; `whole_x`: positions are counts."""
+def new_axes(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """A figure of `width` × `height` inches with styled axes, row by row."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = [grid[row, column] for row in range(rows) for column in range(columns)]
     for each in axes:
-        _style(each, whole_x=whole_x)
+        _style(each)
     return figure, axes
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a PNG, and make the folder it lies in."""
+    """Write a PNG; its folder is created if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Software": None})
     return path
 
 
 def label_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str = "") -> None:
-    """Write the title above the axes, at the left, and what is on them."""
+    """Set the title, left-aligned, and the axis labels."""
     axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=10)
     axes.set_xlabel(x_label, color=MUTED, fontsize=10)
     axes.set_ylabel(y_label, color=MUTED, fontsize=10)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], *, levels: Mapping[str, float] | None = None) -> None:
-    """Draw lines with their bands, and each one's label and last figure at its end.
+    """Draw lines with their bands, each with its label and last value at its end.
 
     Args:
-        axes: Where to draw.
-        lines: What to draw.
-        levels: Dashed levels to compare with, by label; an empty label leaves the level unnamed.
+        axes: Axes to draw on.
+        lines: Lines to draw.
+        levels: Dashed baselines, by label.
     """
     ends: list[tuple[float, str, str]] = []
     for label, level in (levels or {}).items():
         axes.axhline(level, **DASHED, zorder=1)
-        ends += [(level, f"{label} {_short(level)}", MUTED)] if label else []
+        ends.append((level, f"{label} {_short(level)}", MUTED))
     for index, line in enumerate(lines):
         color = COLORS[index % len(COLORS)]
         drawn = _draw_line(axes, line, color)
@@ -106,40 +99,29 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, levels: Mapping[str, float]
     _label_ends(axes, ends)
 
 
-def _style(axes: Axes, *, whole_x: bool) -> None:
+def _style(axes: Axes) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
     axes.grid(axis="y", color=GRID, linewidth=0.9)
     axes.set_axisbelow(True)
     axes.tick_params(axis="both", colors=MUTED, labelsize=10, length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole_x))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
 
 
 def _draw_line(axes: Axes, line: Line, color: str) -> float | None:
-    """Draw one line; return the figure at its end, None where it has none."""
+    """Draw one line; return its last finite value, None if it has none."""
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
     if line.low is not None and line.high is not None:
         axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, linewidth=0)
-    if len(y) >= SMOOTHED_FROM and not line.marked:
-        axes.plot(x, y, color=color, alpha=0.28, linewidth=1)
-        y = _smoothed(y)
     finite = y[np.isfinite(y)]
-    marker = "o" if line.marked or len(finite) == 1 else ""
-    axes.plot(x, y, color=color, linewidth=2, marker=marker, markersize=5, solid_capstyle="round")
+    axes.plot(x, y, color=color, linewidth=2, marker="o", markersize=5, solid_capstyle="round")
     return float(finite[-1]) if len(finite) else None
 
 
-def _smoothed(y: np.ndarray) -> np.ndarray:
-    """The mean over a centred window of a twentieth of the points, narrower at the ends; gaps stay out of it."""
-    half = max(2, len(y) // 40)
-    windows = [y[max(0, i - half) : i + half + 1] for i in range(len(y))]
-    return np.array([window[np.isfinite(window)].mean() if np.isfinite(window).any() else np.nan for window in windows])
-
-
 def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Write texts in their colours beyond the right edge, each at its figure, moved apart where they would touch."""
+    """Write labels beyond the right edge, each at the height of its value, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     ends = sorted(ends)
     heights = _spread([float(np.clip((value - low) / (high - low), 0, 1)) for value, _, _ in ends])
@@ -151,7 +133,7 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 
 def _spread(heights: list[float]) -> list[float]:
-    """Ascending heights, moved apart to `LABEL_GAP` from the lowest up, then back down from the top edge."""
+    """Ascending heights, moved apart by `LABEL_GAP` from the lowest up, then back down from the top edge."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, placed[-1] + LABEL_GAP) if placed else height)

@@ -37,7 +37,7 @@ class PpoResult:
 
 
 def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
-    """Save the policy and write plots and report, also of an interrupted run; return its metrics.
+    """Save the policy and write the report, also of an interrupted run; return its metrics.
 
     Does nothing for an abandoned run.
     """
@@ -45,11 +45,6 @@ def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
-    if config.runtime.plots and metrics:
-        # Imported here, so that the first update does not wait for the drawing library.
-        from kedge.logs.plots.training import plot_training
-
-        plot_training(metrics, run.folder)
     leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.loop.num_updates)
     return metrics
 

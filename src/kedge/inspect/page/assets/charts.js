@@ -1,16 +1,16 @@
-// Charts: plotly draws them, each only when it comes into sight.
+// Charts, drawn by plotly when they come into view.
 
 const state = { x: "update", smoothing: {}, hidden: new Set(), range: null };
 const plots = new Map();
 let library = null;
 
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const runColour = index => colour(`c${index % 8}`);
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const runColor = index => color(`c${index % 8}`);
 const faint = (hex, alpha) => `rgba(${[1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16)).join(", ")}, ${alpha})`;
-/** Text for plotly, which reads some markup: here nothing is. */
+/** Text for plotly with its markup escaped. */
 const plain = text => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
-/** The bytes behind base64; a plain loop where the browser cannot do it itself, a callback per byte takes ten times as long. */
+/** Bytes of a base64 text; the fallback is a plain loop because a callback per byte is ten times slower. */
 const bytesOf = text => {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const decoded = atob(text), bytes = new Uint8Array(decoded.length);
@@ -18,7 +18,7 @@ const bytesOf = text => {
   return bytes;
 };
 
-/** The library lies packed in the page. As a file of its own, though one in memory, it is compiled beside the page. */
+/** Unpack plotly from the page and load it as a blob, so that the browser compiles it in the background. */
 const unpack = async () => {
   const stream = new Blob([bytesOf(document.getElementById("plotly").textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = el("script", { src: URL.createObjectURL(await new Response(stream).blob()) });
@@ -29,18 +29,18 @@ const unpack = async () => {
   return window.Plotly;
 };
 
-/** Where fingers scroll, a drag across a chart does not zoom. */
-const touched = matchMedia("(pointer: coarse)").matches;
+/** On touch screens, dragging scrolls instead of zooming. */
+const isTouch = matchMedia("(pointer: coarse)").matches;
 
 const baseLayout = () => {
-  const axis = { gridcolor: colour("line"), linecolor: colour("line"), zerolinecolor: colour("line"), tickcolor: colour("line"),
-    automargin: true, tickfont: { size: 11, color: colour("muted") }, title: { font: { size: 11, color: colour("muted") }, standoff: 6 } };
+  const axis = { gridcolor: color("line"), linecolor: color("line"), zerolinecolor: color("line"), tickcolor: color("line"),
+    automargin: true, tickfont: { size: 11, color: color("muted") }, title: { font: { size: 11, color: color("muted") }, standoff: 6 } };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 12, t: 8, b: 36 },
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },
-    hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("ink") },
+    hovermode: "x unified", hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("ink"), size: 12 } },
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, itemwidth: 30 },
-    xaxis: axis, yaxis: axis, yaxis2: axis, dragmode: touched ? false : "zoom",
+    xaxis: axis, yaxis: axis, yaxis2: axis, dragmode: isTouch ? false : "zoom",
   };
 };
 const merged = (base, changes) => {
@@ -54,7 +54,7 @@ const merged = (base, changes) => {
 const OPTIONS = { displaylogo: false, responsive: true, scrollZoom: false, showTips: false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"] };
 
-const sight = new IntersectionObserver(entries => {
+const viewport = new IntersectionObserver(entries => {
   for (const { target, isIntersecting } of entries) {
     const plot = plots.get(target);
     if (!plot) continue;
@@ -70,30 +70,30 @@ const draw = async host => {
   const { traces, layout = {} } = plot.build();
   await library.react(host, traces, merged(baseLayout(), layout), OPTIONS);
   host.dataset.drawn = "";
-  if (plot.listens) return;
-  plot.listens = true;
+  if (plot.isListening) return;
+  plot.isListening = true;
   if (plot.onrange) host.on("plotly_relayout", change => plot.onrange(change));
 };
 
-/** Draw anew what `build` now gives: at once where it is in sight. */
+/** Redraw charts with current data: now if visible, otherwise when they come into view. */
 const redraw = hosts => { for (const host of hosts) if (plots.has(host)) { plots.get(host).stale = true; draw(host); } };
 const redrawAll = () => redraw([...plots.keys()]);
 
-/** Let go of the charts below an element that goes. */
+/** Release the charts below an element that is about to be removed. */
 const forget = root => {
   for (const host of plots.keys()) {
     if (!root.contains(host)) continue;
-    sight.unobserve(host);
+    viewport.unobserve(host);
     if (library && host.dataset.drawn !== undefined) library.purge(host);
     plots.delete(host);
   }
 };
 
-/** A chart with its caption; `build` gives plotly's traces and layout, `summary` what a screen reader says. */
+/** A chart with a caption; `build` returns plotly's traces and layout, `summary` is the text for screen readers. */
 const chart = ({ title, unit = "", note = "", summary = "", size = "", build, onrange = null, bare = false }) => {
   const host = el("div", { class: "plot", role: "img", "aria-label": `${title}. ${summary}` });
-  plots.set(host, { build, onrange, stale: true, visible: false, listens: false });
-  sight.observe(host);
+  plots.set(host, { build, onrange, stale: true, visible: false, isListening: false });
+  viewport.observe(host);
   const widen = el("button", { type: "button", "aria-pressed": "false", "aria-label": `Enlarge ${title}`, onclick: () => {
     const wide = node.classList.toggle("wide");
     widen.setAttribute("aria-pressed", wide);
@@ -105,7 +105,7 @@ const chart = ({ title, unit = "", note = "", summary = "", size = "", build, on
   return Object.assign(node, { host });
 };
 
-const wakeLibrary = async () => {
+const loadLibrary = async () => {
   library = await unpack();
   await Promise.all([...plots.keys()].map(draw));
   requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("kedge:drawn")));

@@ -1,49 +1,48 @@
-// Clipping: the objective for good and for bad tokens, with this run's ratios on it, and the share of tokens in each case.
+// Clipping: the objective by sign of the advantage, with the run's ratios, and the share of tokens in each case.
 
 const CASES = [
-  ["raised", "A ≥ 0, ρ ≤ 1 + ε", "A good token, not yet much likelier: it is made likelier.", "c0"],
-  ["raised_held", "A ≥ 0, ρ > 1 + ε", "A good token that is likelier enough: held back, its gradient is 0.", "c1"],
-  ["lowered", "A < 0, ρ ≥ 1 − ε", "A bad token, not yet much rarer: it is made rarer.", "c2"],
-  ["lowered_held", "A < 0, ρ < 1 − ε", "A bad token that is rarer enough: held back, its gradient is 0.", "c4"],
+  ["raised", "A ≥ 0, ρ ≤ 1 + ε", "Made more likely.", "c0"],
+  ["raised_held", "A ≥ 0, ρ > 1 + ε", "Clipped: already more likely; gradient 0.", "c1"],
+  ["lowered", "A < 0, ρ ≥ 1 − ε", "Made less likely.", "c2"],
+  ["lowered_held", "A < 0, ρ < 1 − ε", "Clipped: already less likely; gradient 0.", "c4"],
 ];
 const PULLED = [
-  ["raised", "A ≥ 0, ρ < 1 − ε", "A good token that became rarer: pulled back in, not clipped. Part of the first case.", "c0"],
-  ["lowered", "A < 0, ρ > 1 + ε", "A bad token that became likelier: pulled back in hard, not clipped. Part of the third case.", "c2"],
+  ["raised", "A ≥ 0, ρ < 1 − ε", "Became less likely although A ≥ 0: pulled back, not clipped. Part of the first case.", "c0"],
+  ["lowered", "A < 0, ρ > 1 + ε", "Became more likely although A < 0: pulled back, not clipped. Part of the third case.", "c2"],
 ];
 
-const addedUp = epochs => epochs.reduce((sum, epoch) => ({
+const summed = epochs => epochs.reduce((sum, epoch) => ({
   raised: epoch.ratios.raised.map((count, bin) => count + (sum.raised[bin] ?? 0)),
   lowered: epoch.ratios.lowered.map((count, bin) => count + (sum.lowered[bin] ?? 0)),
 }), { raised: [], lowered: [] });
 
-/** The objective over the ratio for advantages of one sign, and the ratios as bars behind it. */
+/** The objective over the ratio for advantages of one sign, with a histogram of ratios behind it. */
 const objectiveChart = (clip, sign, ratiosNow, logScale) => chart({
-  title: sign > 0 ? "Good tokens: A ≥ 0" : "Bad tokens: A < 0", unit: "objective per unit of advantage, over the ratio ρ", size: "tall",
-  note: sign > 0 ? "Beyond 1 + ε the objective is flat: no more to gain." : "Below 1 − ε the objective is flat: no more to gain.",
+  title: sign > 0 ? "A ≥ 0" : "A < 0", unit: "objective per unit of advantage, over the ratio ρ", size: "tall",
+  note: `${sign > 0 ? "Above 1 + ε" : "Below 1 − ε"} the objective is flat and the gradient 0.`,
   build: () => {
     const counts = ratiosNow()[sign > 0 ? "raised" : "lowered"], total = counts.reduce((a, b) => a + b, 0) || 1;
     const edge = bin => Math.exp(-clip.span + (2 * clip.span * bin) / counts.length);
     const bound = sign > 0 ? clip.high : clip.low;
     const reach = Math.max(4 * (clip.high - 1), 4 * (1 - clip.low), 0.1);
     const [left, right] = [Math.max(0, 1 - reach), 1 + reach];
-    const heldBack = counts.map((_, bin) => { const middle = Math.sqrt(edge(bin) * edge(bin + 1)); return sign > 0 ? middle > bound : middle < bound; });
+    const isClipped = counts.map((_, bin) => { const middle = Math.sqrt(edge(bin) * edge(bin + 1)); return sign > 0 ? middle > bound : middle < bound; });
     const line = { type: "scatter", mode: "lines", hovertemplate: "%{y:.3~f}" };
-    const x = sign > 0 ? [left, bound, right] : [left, bound, right];
     const clipped = sign > 0 ? [left, bound, bound] : [-bound, -bound, -right];
     return { traces: [
       { type: "bar", x: counts.map((_, bin) => (edge(bin) + edge(bin + 1)) / 2), width: counts.map((_, bin) => edge(bin + 1) - edge(bin)),
-        y: counts.map(count => count / total), yaxis: "y2", name: "tokens of this run", customdata: counts.map((_, bin) => `${figure(edge(bin), 3)} to ${figure(edge(bin + 1), 3)}`),
-        marker: { color: counts.map((_, bin) => faint(heldBack[bin] ? colour("c1") : colour("c5"), 0.5)), line: { width: 0 } }, hovertemplate: "%{y:.3~%} of them, ρ %{customdata}" },
-      { ...line, x: [left, right], y: sign > 0 ? [left, right] : [-left, -right], name: "without the clip: ρA", line: { color: colour("muted"), dash: "dash", width: 1.5 } },
-      { ...line, x, y: clipped, name: "the clipped objective", line: { color: colour("c0"), width: 3 } },
+        y: counts.map(count => count / total), yaxis: "y2", name: "tokens of this run", customdata: counts.map((_, bin) => `${format(edge(bin), 3)} to ${format(edge(bin + 1), 3)}`),
+        marker: { color: counts.map((_, bin) => faint(isClipped[bin] ? color("c1") : color("c5"), 0.5)), line: { width: 0 } }, hovertemplate: "%{y:.3~%} of tokens, ρ %{customdata}" },
+      { ...line, x: [left, right], y: sign > 0 ? [left, right] : [-left, -right], name: "unclipped: ρA", line: { color: color("muted"), dash: "dash", width: 1.5 } },
+      { ...line, x: [left, bound, right], y: clipped, name: "clipped objective", line: { color: color("c0"), width: 3 } },
     ], layout: { hovermode: "x", bargap: 0,
       xaxis: { range: [left, right], title: { text: "ratio ρ" } },
       yaxis: { title: { text: sign > 0 ? "objective, A = 1" : "objective, A = −1" }, zeroline: true },
       yaxis2: { overlaying: "y", side: "right", showgrid: false, type: logScale() ? "log" : "linear", title: { text: "share of tokens" },
         tickformat: "~%", nticks: 5, ...(logScale() ? { range: [Math.log10(0.5 / total), 0.1], dtick: 1 } : { rangemode: "tozero" }) },
       shapes: [
-        { type: "rect", yref: "paper", y0: 0, y1: 1, x0: sign > 0 ? bound : left, x1: sign > 0 ? right : bound, fillcolor: faint(colour("c1"), 0.08), line: { width: 0 }, layer: "below" },
-        ...[clip.low, 1, clip.high].map(at => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: at, x1: at, line: { color: colour("muted"), width: 1, dash: "dot" } })),
+        { type: "rect", yref: "paper", y0: 0, y1: 1, x0: sign > 0 ? bound : left, x1: sign > 0 ? right : bound, fillcolor: faint(color("c1"), 0.08), line: { width: 0 }, layer: "below" },
+        ...[clip.low, 1, clip.high].map(at => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: at, x1: at, line: { color: color("muted"), width: 1, dash: "dot" } })),
       ] } };
   },
 });
@@ -54,36 +53,36 @@ const casesTable = epochs => {
   return table(["Case", "What happens", ...epochs.map((_, at) => `epoch ${at + 1}`)], [
     ...CASES.map(([key, name, text, tint]) => row(name, text, epochs.map(epoch => percent(epoch.cases[key])), tint, false)),
     ...PULLED.map(([key, name, text, tint]) => row(name, text, epochs.map(epoch => `≈ ${percent(epoch.pulled[key])}`), tint, true)),
-    ["Approximate KL", "How far the policy has moved since it sampled, nats per token.", ...epochs.map(epoch => figure(epoch.approx_kl, 3))],
+    ["Approximate KL", "Distance of the policy from the one that sampled, nats per token.", ...epochs.map(epoch => format(epoch.approx_kl, 3))],
   ], [1]);
 };
 
-const heldChart = epochsNow => chart({
-  title: "Held back by each epoch", unit: "share of tokens", note: "Each epoch over the same responses moves the policy further, so more tokens are held back.",
+const clippedChart = epochsNow => chart({
+  title: "Clipped in each epoch", unit: "share of tokens", note: "Each epoch over the same responses moves the policy further, so more tokens are clipped.",
   build: () => ({ traces: ["raised_held", "lowered_held"].map((key, at) => ({
-    type: "bar", name: at ? "bad tokens, rarer" : "good tokens, likelier", x: epochsNow().map((_, epoch) => `epoch ${epoch + 1}`), y: epochsNow().map(epoch => epoch.cases[key]),
-    marker: { color: colour(at ? "c4" : "c1") }, hovertemplate: "%{y:.3~%}" })),
+    type: "bar", name: at ? "A < 0" : "A ≥ 0", x: epochsNow().map((_, epoch) => `epoch ${epoch + 1}`), y: epochsNow().map(epoch => epoch.cases[key]),
+    marker: { color: color(at ? "c4" : "c1") }, hovertemplate: "%{y:.3~%}" })),
   layout: { barmode: "stack", yaxis: { tickformat: "~%", rangemode: "tozero" }, bargap: 0.4 } }),
 });
 
-const heldCourse = clip => chart({
-  title: "Held back over the run", unit: "share of tokens", note: "Clip fraction of each epoch.",
+const clippedCurves = clip => chart({
+  title: "Clipped over the run", unit: "share of tokens", note: "Clip fraction of each epoch.",
   build: () => ({ traces: clip.whole.map((_, epoch) => ({
     type: "scatter", mode: clip.updates.length > 30 ? "lines" : "lines+markers", name: `epoch ${epoch + 1}`, x: clip.updates.map(each => each.update), y: clip.updates.map(each => each.epochs[epoch]?.clip_fraction ?? null),
-    line: { color: runColour(epoch), width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.3~%}" })),
+    line: { color: runColor(epoch), width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.3~%}" })),
   layout: { xaxis: { title: { text: "update" } }, yaxis: { tickformat: "~%", rangemode: "tozero" } } }),
 });
 
 const clipping = data => {
   let chosen = null, updateAt = 0, epochAt = 0, logScale = true;
-  const part = section("clipping", "Clipping", "Where the objective stops to reward a further step, and how many tokens are there.", () => {
+  const part = section("clipping", "Clipping", "The ratios of the run on the clipped objective, and the share of tokens in each case.", () => {
     const runs = data.runs.filter(each => !each.clipping.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
-    if (!run) return empty((data.runs.find(each => each.stage === "ppo") ?? data.runs[0])?.clipping.empty ?? "There is no run.");
+    if (!run) return whyEmpty(data, "clipping");
     const clip = run.clipping;
     updateAt = Math.min(updateAt, clip.updates.length);
     const epochsNow = () => (updateAt ? clip.updates[updateAt - 1].epochs : clip.whole);
-    const ratiosNow = () => addedUp(epochAt ? epochsNow().slice(epochAt - 1, epochAt) : epochsNow());
-    const charts = [objectiveChart(clip, 1, ratiosNow, () => logScale), objectiveChart(clip, -1, ratiosNow, () => logScale), heldChart(epochsNow)];
+    const ratiosNow = () => summed(epochAt ? epochsNow().slice(epochAt - 1, epochAt) : epochsNow());
+    const charts = [objectiveChart(clip, 1, ratiosNow, () => logScale), objectiveChart(clip, -1, ratiosNow, () => logScale), clippedChart(epochsNow)];
     const cases = el("div", {}, casesTable(epochsNow()));
     const change = () => { redraw(charts.map(each => each.host)); cases.replaceChildren(casesTable(epochsNow())); };
     return [
@@ -92,11 +91,11 @@ const clipping = data => {
         slider("Update", { min: 0, max: clip.updates.length, value: updateAt, show: at => (at ? `${clip.updates[at - 1].update}` : "whole run") }, at => { updateAt = at; change(); }),
         choice("Epoch", [[0, "all"], ...clip.whole.map((_, at) => [at + 1, String(at + 1)])], epochAt, at => { epochAt = at; change(); }),
         el("label", { class: "field" }, el("input", { type: "checkbox", checked: logScale, onchange: event => { logScale = event.target.checked; change(); } }), el("span", {}, "logarithmic shares"))),
-      clip.loss === "clipped" ? null : el("p", { class: "muted" }, `This run's policy loss is ${clip.loss}: the figure shows what the clip would do.`),
+      clip.loss === "clipped" ? null : el("p", { class: "muted" }, `This run's policy loss is ${clip.loss}: the charts show what clipping would do.`),
       el("div", { class: "two" }, charts.slice(0, 2)),
-      card(el("h3", {}, "The four cases, and the two that are pulled back"), cases),
-      el("div", { class: "two" }, charts[2], heldCourse(clip)),
-      clip.updates.length < clip.of ? el("p", { class: "muted small" }, `The slider has ${clip.updates.length} of ${clip.of} updates; “whole run” adds up all of them.`) : null,
+      card(el("h3", {}, "The four cases, and tokens that are pulled back"), cases),
+      el("div", { class: "two" }, charts[2], clippedCurves(clip)),
+      clip.updates.length < clip.of ? el("p", { class: "muted small" }, `The slider offers ${clip.updates.length} of ${clip.of} updates; “whole run” covers all of them.`) : null,
     ];
   });
   return part;

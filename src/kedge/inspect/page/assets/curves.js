@@ -1,4 +1,4 @@
-// Curves: every metric of every run over one axis, which all charts share; zoom in one and all follow.
+// Curves: the metrics of all runs; all charts share the x axis and its zoom.
 
 const DASHES = ["solid", "dot", "dash", "dashdot"];
 const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning" };
@@ -6,13 +6,13 @@ const AXES = { update: "Updates", items: "Responses", seconds: "Wall time" };
 const SUPERVISED_AXES = { update: "Steps", items: "Rows", seconds: "Wall time" };
 const SMOOTHED_FROM = 60;
 
-const runsOf = (data, stage) => data.runs.map((run, index) => ({ ...run, index })).filter(run => run.stage === stage && !state.hidden.has(run.index));
+const runsOf = (data, stage) => data.runs.filter(run => run.stage === stage && !state.hidden.has(run.index));
 const smoothingOf = (data, stage) => {
   const longest = Math.max(0, ...data.runs.filter(run => run.stage === stage).map(run => run.curves.update.length));
   return (state.smoothing[stage] ??= longest >= SMOOTHED_FROM ? 0.6 : 0);
 };
 
-/** Exponential smoothing that is not drawn to zero at its start; gaps stay gaps. */
+/** Exponential smoothing with bias correction at the start; gaps stay gaps. */
 const smoothed = (values, weight) => {
   let sum = 0, mass = 0;
   return values.map(value => {
@@ -33,37 +33,37 @@ const positions = (run, [size]) => {
   return axis === "seconds" ? run.curves.seconds.map(value => value / size) : run.curves[axis];
 };
 
-/** The traces of one run and one metric: its figures, pale behind their smooth course where that is asked for. */
+/** The traces of one metric of one run: its values, faded behind the smoothed curve if smoothing is on. */
 const lineTraces = (panel, line, number, run, { alone, unit, smoothing }) => {
-  const figures = run.curves.columns[line.metric];
-  if (!figures) return [];
+  const values = run.curves.columns[line.metric];
+  if (!values) return [];
   const x = positions(run, unit), several = panel.lines.length > 1;
-  const tint = alone && several ? runColour(number) : runColour(run.index);
+  const tint = alone && several ? runColor(number) : runColor(run.index);
   const label = [alone ? null : run.name, several || alone ? line.label : null].filter(Boolean).join(" · ");
-  const trace = { type: "scatter", x, y: figures, name: plain(label), connectgaps: true, mode: x.length > 40 && figures.filter(known).length > 40 ? "lines" : "lines+markers",
+  const trace = { type: "scatter", x, y: values, name: plain(label), connectgaps: true, mode: x.length > 40 && values.filter(known).length > 40 ? "lines" : "lines+markers",
     marker: { size: 4, color: tint }, legendgroup: line.metric, line: { color: tint, width: 2, dash: alone ? "solid" : DASHES[number % 4] },
     showlegend: alone && several, hovertemplate: "%{y:.4~g}" };
   if (panel.stacked && alone) return [{ ...trace, mode: "lines", stackgroup: "whole", line: { color: tint, width: 0.5 }, fillcolor: faint(tint, 0.65) }];
   if (!smoothing) return [trace];
   return [{ ...trace, line: { color: tint, width: 1 }, opacity: 0.35, mode: "lines", showlegend: false, hoverinfo: "skip", hovertemplate: null },
-    { ...trace, y: smoothed(figures, smoothing), customdata: figures, mode: "lines", hovertemplate: "%{y:.4~g} <i>(raw %{customdata:.4~g})</i>" }];
+    { ...trace, y: smoothed(values, smoothing), customdata: values, mode: "lines", hovertemplate: "%{y:.4~g} <i>(raw %{customdata:.4~g})</i>" }];
 };
 
-/** With several runs a colour is a run, and a dash is a line: the legend tells the dashes. */
+/** With several runs, color marks the run and dash the metric; the legend lists the dashes. */
 const dashLegend = (panel, runs) => runs.length < 2 || panel.lines.length < 2 ? [] : panel.lines.map((line, number) => ({
   type: "scatter", mode: "lines", x: [null], y: [null], name: plain(line.label), legendgroup: line.metric, hoverinfo: "skip",
-  line: { color: colour("muted"), width: 2, dash: DASHES[number % 4] } }));
+  line: { color: color("muted"), width: 2, dash: DASHES[number % 4] } }));
 
-const yAxis = (panel, figures) => {
-  const lowest = Math.min(...figures), highest = Math.max(...figures);
+const yAxis = (panel, values) => {
+  const lowest = Math.min(...values), highest = Math.max(...values);
   const scale = { type: panel.logarithmic && lowest > 0 && highest / lowest > 4 ? "log" : "linear", exponentformat: "power", tickformat: "~g", nticks: 6 };
   if (panel.floor !== null && lowest < panel.floor) return { ...scale, range: [panel.floor - 0.05, Math.max(highest, 0) + 0.1] };
   return { ...scale, rangemode: panel.stacked ? "tozero" : "normal" };
 };
 
 const summaryOf = (panel, runs) => runs.flatMap(run => panel.lines.filter(line => run.curves.columns[line.metric]).map(line => {
-  const figures = run.curves.columns[line.metric].filter(known);
-  return `${run.name}, ${line.label}: from ${figure(figures[0])} to ${figure(figures.at(-1))}, between ${figure(Math.min(...figures))} and ${figure(Math.max(...figures))}`;
+  const values = run.curves.columns[line.metric].filter(known);
+  return `${run.name}, ${line.label}: from ${format(values[0])} to ${format(values.at(-1))}, between ${format(Math.min(...values))} and ${format(Math.max(...values))}`;
 })).join("; ");
 
 const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => chart({
@@ -72,7 +72,7 @@ const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => c
     const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: runs.length === 1, unit, smoothing: smoothingOf(data, stage) };
     const traces = [...runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how))), ...dashLegend(panel, runs)];
     const axis = { update: stage === "ppo" ? "update" : "step", items: stage === "ppo" ? "responses" : "rows", seconds: unit[1] }[state.x];
-    const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line: { color: colour("muted"), width: 1, dash: "dash" } };
+    const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line: { color: color("muted"), width: 1, dash: "dash" } };
     return { traces, layout: {
       xaxis: { title: { text: axis }, ...(state.range ? { range: [...state.range], autorange: false } : { autorange: true }) },
       yaxis: yAxis(panel, traces.flatMap(trace => trace.y).filter(known)),
@@ -81,12 +81,12 @@ const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => c
   },
 });
 
-const runToggles = (data, stage, changed) => data.runs.map((run, index) => run.stage !== stage ? null : el("button", {
-  type: "button", class: "chip", "aria-pressed": String(!state.hidden.has(index)), onclick: event => {
-    if (!state.hidden.delete(index)) state.hidden.add(index);
-    event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(index)));
+const runToggles = (data, stage, changed) => data.runs.filter(run => run.stage === stage).map(run => el("button", {
+  type: "button", class: "chip", "aria-pressed": String(!state.hidden.has(run.index)), onclick: event => {
+    if (!state.hidden.delete(run.index)) state.hidden.add(run.index);
+    event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(run.index)));
     changed();
-  } }, el("span", { class: "swatch", style: { background: `var(--c${index % 8})` } }), run.name)).filter(Boolean);
+  } }, el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } }), run.name));
 
 const curves = data => {
   let stage = null, followers = [], titles = "";
@@ -97,17 +97,17 @@ const curves = data => {
     redraw(followers);
   };
   const reset = el("button", { type: "button", disabled: true, onclick: () => zoom(null) }, "Reset zoom");
-  /** What plotly tells of a zoom in one chart; all others follow. */
+  /** Apply a zoom in one chart to all others. */
   const follow = change => {
     const range = change["xaxis.range[0]"] === undefined ? change["xaxis.range"] ?? null : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
     if ((range || change["xaxis.autorange"]) && JSON.stringify(range) !== JSON.stringify(state.range)) zoom(range);
   };
 
-  const part = section("curves", "Curves", touched ? "Tap a chart for its figures." : "Drag across a chart to zoom: all follow. Double-click to see the whole again.", () => {
+  const part = section("curves", "Curves", isTouch ? "Tap a chart for exact values." : "Drag across a chart to zoom all charts; double-click to reset.", () => {
     const stages = Object.keys(data.panels);
     stage ??= stages[0];
     titles = titlesOf(stage);
-    if (!data.panels[stage]?.length) return empty("No stage that is known here has any figures: metrics.jsonl fills with the first update.");
+    if (!data.panels[stage]?.length) return empty("No metrics yet: they come with the first update.");
     const panels = data.panels[stage], groups = [...new Set(panels.map(panel => panel.group))];
     const nodes = new Map(panels.map(panel => [panel, curveChart(data, stage, panel, { onrange: follow })]));
     const toggles = runToggles(data, stage, () => redraw(followers));
@@ -119,11 +119,11 @@ const curves = data => {
         choice("Over", Object.entries(stage === "ppo" ? AXES : SUPERVISED_AXES), state.x, name => { state.x = name; zoom(null); }),
         slider("Smoothing", { min: 0, max: 0.99, step: 0.01, value: smoothingOf(data, stage), show: value => value.toFixed(2) }, value => { state.smoothing[stage] = value; redraw(followers); }),
         reset, toggles.length > 1 ? el("div", { class: "field", role: "group", "aria-label": "Runs" }, toggles) : null),
-      thinned > 1 ? el("p", { class: "muted small" }, `Each point is the mean of ${thinned} updates; of largest and smallest figures it is the largest and smallest.`) : null,
+      thinned > 1 ? el("p", { class: "muted small" }, `Each point is the mean of ${thinned} updates; for maxima and minima, the maximum or minimum.`) : null,
       groups.map(group => [el("h4", {}, group), el("div", { class: "grid" }, panels.filter(panel => panel.group === group).map(panel => nodes.get(panel)))]),
     ];
   });
-  /** Newer figures in the charts that are there; new charts only where there are any. */
+  /** Redraw the charts with newer data; rebuild the section only if it gets new charts. */
   const renew = () => (titlesOf(stage) === titles && titles ? redraw(followers) : part.refresh());
   return { ...part, renew };
 };

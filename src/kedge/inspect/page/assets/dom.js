@@ -1,4 +1,4 @@
-// Elements and numbers. All that comes from a run goes through `el`, which knows text and no markup.
+// Elements and number formats. All text of a run goes through `el`, which never parses markup.
 
 const el = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -14,37 +14,40 @@ const el = (tag, attributes = {}, ...children) => {
 
 const known = value => typeof value === "number" && Number.isFinite(value);
 
-/** A figure with four significant digits; a minus sign that lines up. */
-const figure = (value, digits = 4) => {
+/** A number with four significant digits and a typographic minus sign. */
+const format = (value, digits = 4) => {
   if (!known(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e15)) return value.toExponential(digits - 2).replaceAll("-", "−");
   const form = size >= 1 ? { maximumFractionDigits: Math.max(0, digits - 1 - Math.floor(Math.log10(size))) } : { maximumSignificantDigits: digits };
-  return value.toLocaleString("en-GB", form).replace("-", "−");
+  return value.toLocaleString("en-US", form).replace("-", "−");
 };
-const signed = value => (known(value) && value > 0 ? `+${figure(value, 3)}` : figure(value, 3));
-const percent = value => (known(value) ? `${figure(100 * value, 3)} %` : "–");
+const signed = value => (known(value) && value > 0 ? `+${format(value, 3)}` : format(value, 3));
+const percent = value => (known(value) ? `${format(100 * value, 3)}%` : "–");
 const seconds = value => {
   if (!known(value)) return "–";
-  if (value < 90) return `${figure(value, 3)} s`;
-  return value < 5400 ? `${figure(value / 60, 3)} min` : `${figure(value / 3600, 3)} h`;
+  if (value < 90) return `${format(value, 3)} s`;
+  return value < 5400 ? `${format(value / 60, 3)} min` : `${format(value / 3600, 3)} h`;
 };
 const gibibytes = value => {
   if (!known(value)) return "–";
   const [size, name] = [[1, "GiB"], [2 ** -10, "MiB"], [2 ** -20, "KiB"]].find(([least]) => value >= least) ?? [2 ** -20, "KiB"];
-  return value ? `${figure(value / size, 3)} ${name}` : "0";
+  return value ? `${format(value / size, 3)} ${name}` : "0";
 };
 const large = value => {
   if (!known(value)) return "–";
   const steps = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
   const [size, name] = steps.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
-  return `${figure(value / size, 3)} ${name}`.trim();
+  return `${format(value / size, 3)} ${name}`.trim();
 };
 
 const card = (...children) => el("div", { class: "card stack" }, children);
 const empty = reason => el("p", { class: "empty" }, reason);
+/** Why a section has no data: the reason given by a PPO run, or else by the first run. */
+const whyEmpty = (data, name) => empty((data.runs.find(run => run.stage === "ppo") ?? data.runs[0])?.[name].empty ?? "There are no runs.");
+const count = value => value.toLocaleString("en-US");
 
-/** A section that is filled anew whenever what it shows changes. */
+/** A section with a `refresh` that fills it again from the current data. */
 const section = (id, title, lead, fill, level = "h2") => {
   const body = el("div", { class: "stack" });
   const node = el("section", { id, "aria-labelledby": `${id}-title` },
@@ -52,7 +55,7 @@ const section = (id, title, lead, fill, level = "h2") => {
   return { id, title, node, refresh: () => { forget(body); body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean)); } };
 };
 
-/** One of several options, each a value, its text, and perhaps why it cannot be had: radio buttons where they are few. */
+/** A choice among options [value, text, why it is unavailable]: radio buttons, or a list if there are many. */
 let choices = 0;
 const choice = (label, options, selected, onchange) => {
   if (options.length > 6) {

@@ -1,4 +1,4 @@
-// The page: its sections in their order, its theme, and newer figures where it follows a run.
+// The page: sections, theme, and live updates.
 
 const stored = (name, value) => {
   try { return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value); } catch { return null; }
@@ -31,7 +31,7 @@ const here = new IntersectionObserver(entries => {
   }
 }, { rootMargin: "-45% 0px -50% 0px" });
 
-/** What is shown; newer figures take the place of these, and every section reads them anew. */
+/** The data of all sections; live updates replace its entries in place. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const parts = [verdict, curves, samples, clipping, frontier, cost, rewardModel].map(make => make(data));
 nav.append(...parts.map(part => el("a", { href: `#${part.id}` }, part.id === "verdict" ? "Verdict" : part.title)));
@@ -41,12 +41,12 @@ for (const part of parts) {
   part.refresh();
   here.observe(part.node);
 }
-wakeLibrary();
+loadLibrary();
 
-/** A page that follows a run asks for newer figures; a section in which somebody is at work stays as it is. */
-const LIVE_SECONDS = 5;
+/** Poll for newer data on a live page; a section that has the keyboard focus is not refreshed. */
+const POLL_SECONDS = 5;
 let newest = "";
-const follow = async () => {
+const poll = async () => {
   const answer = await fetch(data.live, { cache: "no-store" }).catch(() => null);
   const text = answer?.ok ? await answer.text() : newest;
   if (text !== newest) {
@@ -58,6 +58,6 @@ const follow = async () => {
       else if (!part.node.contains(document.activeElement)) part.refresh();
     }
   }
-  setTimeout(follow, 1000 * LIVE_SECONDS);
+  setTimeout(poll, 1000 * POLL_SECONDS);
 };
-if (data.live) setTimeout(follow, 1000 * LIVE_SECONDS);
+if (data.live) setTimeout(poll, 1000 * POLL_SECONDS);

@@ -1,47 +1,47 @@
-// Samples: the same prompts over time, and a response token by token.
+// Samples: responses to the same prompts over time, token by token.
 
-/** What a token can be coloured by: its figure, what stands in the middle of the scale, and how it reads. */
-const COLOURINGS = {
+/** Colorings of tokens: the value, the middle of the scale (0 unless given), and labels of its ends. */
+const COLORINGS = {
   advantage: { label: "Advantage", of: (row, at) => row.advantages?.[at], low: "worse than expected", high: "better than expected" },
-  value: { label: "Value", of: (row, at) => row.values?.[at], middle: "median", low: "low forecast", high: "high forecast" },
-  kl: { label: "KL", of: (row, at) => row.ref_logprobs && row.logprobs[at] - row.ref_logprobs[at], low: "reference likes it more", high: "policy likes it more" },
+  value: { label: "Value", of: (row, at) => row.values?.[at], middle: "median", low: "low value", high: "high value" },
+  kl: { label: "KL", of: (row, at) => row.ref_logprobs && row.logprobs[at] - row.ref_logprobs[at], low: "likelier under the reference", high: "likelier under the policy" },
   reward: { label: "Reward", of: (row, at) => row.rewards?.[at], low: "cost", high: "gain" },
-  ratio: { label: "Logprob ratio", of: (row, at) => row.new_logprobs && Math.exp(row.new_logprobs[at] - row.logprobs[at]), logarithmic: true, low: "rarer in the last epoch", high: "likelier" },
-  entropy: { label: "Entropy", of: (row, at) => row.entropies?.[at], oneSided: true, low: "sure", high: "unsure" },
+  ratio: { label: "Logprob ratio", of: (row, at) => row.new_logprobs && Math.exp(row.new_logprobs[at] - row.logprobs[at]), logarithmic: true, low: "less likely in the last epoch", high: "more likely" },
+  entropy: { label: "Entropy", of: (row, at) => row.entropies?.[at], oneSided: true, low: "certain", high: "uncertain" },
 };
-const TOLD = [
+const TOOLTIP = [
   ["log probability", (row, at) => row.logprobs?.[at]], ["probability", (row, at) => row.logprobs && Math.exp(row.logprobs[at])],
-  ["reference's log probability", (row, at) => row.ref_logprobs?.[at]], ["KL", COLOURINGS.kl.of], ["entropy", COLOURINGS.entropy.of],
-  ["value", COLOURINGS.value.of], ["reward", COLOURINGS.reward.of], ["advantage", COLOURINGS.advantage.of], ["ratio in the last epoch", COLOURINGS.ratio.of],
+  ["reference's log probability", (row, at) => row.ref_logprobs?.[at]], ["KL", COLORINGS.kl.of], ["entropy", COLORINGS.entropy.of],
+  ["value", COLORINGS.value.of], ["reward", COLORINGS.reward.of], ["advantage", COLORINGS.advantage.of], ["ratio in the last epoch", COLORINGS.ratio.of],
 ];
 
-const scaleOf = (colouring, rows) => {
-  const raw = rows.flatMap(row => row.tokens.map((_, at) => colouring.of(row, at))).filter(known);
-  const figures = (colouring.logarithmic ? raw.map(Math.log) : raw).sort((a, b) => a - b);
-  const middle = colouring.middle ? figures[figures.length >> 1] ?? 0 : 0;
-  const sizes = figures.map(value => Math.abs(value - middle)).sort((a, b) => a - b);
-  // One wild token must not make all others pale.
+const scaleOf = (coloring, rows) => {
+  const raw = rows.flatMap(row => row.tokens.map((_, at) => coloring.of(row, at))).filter(known);
+  const values = (coloring.logarithmic ? raw.map(Math.log) : raw).sort((a, b) => a - b);
+  const middle = coloring.middle ? values[values.length >> 1] ?? 0 : 0;
+  const sizes = values.map(value => Math.abs(value - middle)).sort((a, b) => a - b);
+  // One extreme token must not make all others pale.
   const reach = sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes.at(-1) || 1;
-  const text = value => figure(colouring.logarithmic ? Math.exp(value) : value, 3);
+  const text = value => format(coloring.logarithmic ? Math.exp(value) : value, 3);
   const tint = value => {
     if (!known(value)) return "transparent";
-    const share = ((colouring.logarithmic ? Math.log(value) : value) - middle) / reach;
+    const share = ((coloring.logarithmic ? Math.log(value) : value) - middle) / reach;
     return `rgba(var(--${share < 0 ? "minus" : "plus"}), ${(0.75 * Math.min(1, Math.abs(share)) ** 0.8).toFixed(3)})`;
   };
-  return { tint, ends: [colouring.oneSided ? text(0) : text(middle - reach), text(middle + reach)], middle: text(middle) };
+  return { tint, ends: [coloring.oneSided ? text(0) : text(middle - reach), text(middle + reach)], middle: text(middle) };
 };
 
-const legend = (colouring, scale) => el("p", { class: "scale" },
-  el("span", {}, `${scale.ends[0]} ${colouring.low}`),
-  el("i", { style: { background: colouring.oneSided ? "linear-gradient(90deg, transparent, rgba(var(--plus), .75))"
+const legend = (coloring, scale) => el("p", { class: "scale" },
+  el("span", {}, `${scale.ends[0]} ${coloring.low}`),
+  el("i", { style: { background: coloring.oneSided ? "linear-gradient(90deg, transparent, rgba(var(--plus), .75))"
     : "linear-gradient(90deg, rgba(var(--minus), .75), transparent, rgba(var(--plus), .75))" } }),
-  el("span", {}, `${scale.ends[1]} ${colouring.high}`));
+  el("span", {}, `${scale.ends[1]} ${coloring.high}`));
 
 const tip = document.getElementById("tip");
 const hideTip = () => { tip.hidden = true; };
 const showTip = (token, row, at) => {
   tip.replaceChildren(el("b", {}, JSON.stringify(row.tokens[at])), el("span", {}, `token ${at + 1} of ${row.length}`),
-    el("dl", {}, TOLD.filter(([, of]) => known(of(row, at))).map(([name, of]) => [el("dt", {}, name), el("dd", {}, figure(of(row, at), 5))])));
+    el("dl", {}, TOOLTIP.filter(([, of]) => known(of(row, at))).map(([name, of]) => [el("dt", {}, name), el("dd", {}, format(of(row, at), 5))])));
   tip.hidden = false;
   const place = token.getClientRects()[0], width = tip.offsetWidth;
   const left = Math.max(8, Math.min(place.left, document.documentElement.clientWidth - width - 8));
@@ -51,18 +51,18 @@ const showTip = (token, row, at) => {
 };
 addEventListener("keydown", event => { if (event.key === "Escape") hideTip(); });
 
-/** A line break is shown as a sign as well as made. */
+/** Line breaks and tabs get a visible symbol. */
 const visible = text => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
 
 const textOf = row => row.tokens.slice(0, row.stopped ? -1 : undefined).join("").trim();
 
-const tokensOf = (row, colouring, scale) => {
+const tokensOf = (row, coloring, scale) => {
   const spans = row.tokens.map((text, at) => {
     const stop = row.stopped && at === row.length - 1;
-    const value = colouring.of(row, at);
+    const value = coloring.of(row, at);
     const show = () => showTip(span, row, at);
     const span = el("span", { class: "token", role: "option", "aria-selected": "false", tabindex: at ? -1 : 0, dir: "auto",
-      "aria-label": `${text} ${colouring.label} ${figure(value)}`, style: { background: scale.tint(value) },
+      "aria-label": `${text} ${coloring.label} ${format(value)}`, style: { background: scale.tint(value) },
       onmouseenter: show, onmouseleave: hideTip, onfocus: show, onblur: hideTip }, stop ? el("span", { class: "special" }, text) : visible(text));
     return span;
   });
@@ -75,63 +75,63 @@ const tokensOf = (row, colouring, scale) => {
     spans[to].tabIndex = 0;
     spans[to].focus();
   };
-  return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response: arrow keys move from token to token", onkeydown: move }, spans);
+  return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response; arrow keys move between tokens", onkeydown: move }, spans);
 };
 
-const forecast = row => chart({
-  title: "The critic's forecast", unit: "of what is still to come, token by token", size: "short", bare: true,
-  summary: row.values ? `From ${figure(row.values[0], 3)} to ${figure(row.values.at(-1), 3)}; the score is ${figure(row.score, 3)}` : "",
+const valueChart = row => chart({
+  title: "Values", unit: "the critic's estimate of the return, token by token", size: "short", bare: true,
+  summary: row.values ? `From ${format(row.values[0], 3)} to ${format(row.values.at(-1), 3)}; the score is ${format(row.score, 3)}` : "",
   build: () => {
     const x = row.tokens.map((_, at) => at + 1), last = x.length;
     let rest = 0;
-    const toCome = row.rewards?.map(known).includes(true) ? row.rewards.toReversed().map(reward => (rest += reward ?? 0)).toReversed() : null;
+    const remaining = row.rewards?.map(known).includes(true) ? row.rewards.toReversed().map(reward => (rest += reward ?? 0)).toReversed() : null;
     const level = { type: "scatter", mode: "lines", x: [1, last], hovertemplate: "%{y:.4~g}" };
     return { traces: [
-      { type: "scatter", mode: "lines+markers", x, y: row.values, name: "forecast", customdata: row.tokens.map(plain), marker: { size: 4, color: runColour(0) },
-        line: { color: runColour(0), width: 2 }, hovertemplate: "%{y:.4~g} before “%{customdata}”" },
-      toCome && { type: "scatter", mode: "lines", x, y: toCome, name: "what came: rewards from here on", line: { color: runColour(2), width: 1.5, dash: "dot" }, hovertemplate: "%{y:.4~g}" },
-      known(row.score) && { ...level, y: [row.score, row.score], name: "score", line: { color: runColour(1), width: 1.5, dash: "dash" } },
+      { type: "scatter", mode: "lines+markers", x, y: row.values, name: "value", customdata: row.tokens.map(plain), marker: { size: 4, color: runColor(0) },
+        line: { color: runColor(0), width: 2 }, hovertemplate: "%{y:.4~g} before “%{customdata}”" },
+      remaining && { type: "scatter", mode: "lines", x, y: remaining, name: "actual: sum of the remaining rewards", line: { color: runColor(2), width: 1.5, dash: "dot" }, hovertemplate: "%{y:.4~g}" },
+      known(row.score) && { ...level, y: [row.score, row.score], name: "score", line: { color: runColor(1), width: 1.5, dash: "dash" } },
     ].filter(Boolean), layout: { xaxis: { title: { text: "token" } }, margin: { l: 44, r: 12, t: 4, b: 34 } } };
   },
 });
 
-const responseCard = (prompt, row, colouringName, pick) => {
-  const available = Object.entries(COLOURINGS).filter(([, each]) => row.tokens.some((_, at) => known(each.of(row, at))));
-  const offered = Object.entries(COLOURINGS).map(([each, { label }]) => [each, label, available.some(([name]) => name === each) ? "" : "Not measured for this response"]);
+const responseCard = (prompt, row, coloringName, pick) => {
+  const available = Object.entries(COLORINGS).filter(([, each]) => row.tokens.some((_, at) => known(each.of(row, at))));
+  const offered = Object.entries(COLORINGS).map(([each, { label }]) => [each, label, available.some(([name]) => name === each) ? "" : "Not measured for this response"]);
   if (!available.length) return card(el("p", { class: "prompt" }, prompt.prompt || row.prompt), el("p", { class: "tokens" }, row.tokens.join("")));
-  const [name, colouring] = available.find(([each]) => each === colouringName) ?? available[0];
-  const scale = scaleOf(colouring, prompt.responses);
+  const [name, coloring] = available.find(([each]) => each === coloringName) ?? available[0];
+  const scale = scaleOf(coloring, prompt.responses);
   const cut = row.length > row.tokens.length ? `, of which the first ${row.tokens.length} are shown` : "";
   return card(
     el("p", { class: "prompt", tabindex: 0, dir: "auto" }, prompt.prompt || row.prompt),
-    el("div", { class: "controls" }, choice("Colour by", offered, name, pick)),
-    tokensOf(row, colouring, scale), legend(colouring, scale),
-    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${figure(row.score)} · ${row.length} tokens${cut} · ${row.stopped ? "ended by itself" : "cut at the limit"}`),
-    row.values ? forecast(row) : null);
+    el("div", { class: "controls" }, choice("Color by", offered, name, pick)),
+    tokensOf(row, coloring, scale), legend(coloring, scale),
+    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)} · ${row.length} tokens${cut} · ${row.stopped ? "ended with a stop token" : "cut at the token limit"}`),
+    row.values ? valueChart(row) : null);
 };
 
 const samples = data => {
-  let chosen = null, promptAt = 0, rowAt = -1, colouringName = "advantage";
-  const part = section("samples", "Samples", "The same prompts over time. Point at a token, or go along with the arrow keys, for its exact figures.", () => {
+  let chosen = null, promptAt = 0, rowAt = -1, coloringName = "advantage";
+  const part = section("samples", "Samples", "Responses to the same prompts over time. Point at a token, or move with the arrow keys, for exact values.", () => {
     hideTip();
     const runs = data.runs.filter(each => !each.samples.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
-    if (!run) return empty(data.runs[0]?.samples.empty ?? "There is no run.");
+    if (!run) return whyEmpty(data, "samples");
     const prompt = run.samples.prompts[promptAt] ?? run.samples.prompts[0], rows = prompt.responses, row = rows.at(rowAt) ?? rows.at(-1);
     const answers = el("ol", { class: "answers", "aria-label": "Responses over time" }, rows.map((each, at) => el("li", {},
       el("button", { type: "button", "aria-pressed": String(each === row), onclick: () => { rowAt = at; refill(); } },
-        el("span", { class: "head" }, each.update ? `update ${each.update}` : "before training", el("b", { class: "number" }, figure(each.score, 3))),
-        el("span", { class: "text", dir: "auto" }, textOf(each) || "(nothing)")))));
+        el("span", { class: "head" }, each.update ? `update ${each.update}` : "before training", el("b", { class: "number" }, format(each.score, 3))),
+        el("span", { class: "text", dir: "auto" }, textOf(each) || "(empty)")))));
     return [
       el("div", { class: "controls" },
         runs.length > 1 ? choice("Run", runs.map(each => [each.name, each.name]), run.name,
           name => { chosen = name; promptAt = 0; rowAt = -1; refill(); }) : null,
-        run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Learnt from"]), promptAt,
+        run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Trained on"]), promptAt,
           at => { promptAt = at; rowAt = -1; refill(); }) : null,
-        el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${run.samples.of.toLocaleString("en-GB")} responses in samples.jsonl are on this page.` : "")),
-      el("div", { class: "samples" }, answers, responseCard(prompt, row, colouringName, name => { colouringName = name; refill(); })),
+        el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${count(run.samples.of)} responses in samples.jsonl are on this page.` : "")),
+      el("div", { class: "samples" }, answers, responseCard(prompt, row, coloringName, name => { coloringName = name; refill(); })),
     ];
   });
-  /** Fill the section anew, and give the focus and the list's place back. */
+  /** Refresh the section, keeping keyboard focus and the scroll position of the list. */
   const refill = () => {
     const scrolled = part.node.querySelector(".answers")?.scrollTop ?? 0;
     const focused = [...part.node.querySelectorAll("button, input, select")].indexOf(document.activeElement);

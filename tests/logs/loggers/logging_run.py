@@ -1,12 +1,11 @@
-"""What the tests of every logger tell: a run's first rows, a kill, and its last rows, some of them again."""
+"""A run that the tests of every logger log: first rows, a kill, and last rows, some of them repeated."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-from kedge.logs.loggers import LoggedRun, Loggers
-from kedge.logs.loggers.logbook import Logbook
+from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.samples import Sample
 
 SAMPLE = Sample(
@@ -16,15 +15,15 @@ SAMPLE = Sample(
 SETTINGS = {"ppo": {"clip_range": 0.2}}
 
 
-def tell(folder: Path, logger: str, updates: range, *, project: str = "tides") -> LoggedRun:
-    """Open a logger as a run does that begins or is resumed; a warning is a failure."""
+def log_run(folder: Path, logger: str, updates: range, *, project: str = "tides") -> LoggedRun:
+    """Open a logger as a new or resumed run does; a warning is a failure."""
 
     def refuse(line: str) -> None:
         raise AssertionError(line)
 
-    logbook = Logbook(folder)
-    run = LoggedRun(folder, "ppo", project, logbook.id, SETTINGS)
-    with Loggers([logger], logbook, run, warn=refuse) as loggers:
+    state = LoggerState(folder)
+    run = LoggedRun(folder, "ppo", project, state.id, SETTINGS)
+    with LoggerGroup([logger], state, run, warn=refuse) as loggers:
         for update in updates:
             loggers.write(
                 update, {"reward/score_mean": update / 4, "score/brief.py:length": update, "objective/kl": None}

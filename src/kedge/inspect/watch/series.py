@@ -1,4 +1,4 @@
-"""Which of a run's metrics the terminal view shows, and what it calls them."""
+"""The metrics of the terminal view, with their labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kedge.inspect.record import RunRecord
 from kedge.texts import printable
 
-__all__ = ["shown_figures"]
+__all__ = ["labeled_series"]
 
 PPO = {
     "score": "reward/score_mean",
@@ -42,16 +42,16 @@ MOST_TERMS = 4
 LONGEST_LABEL = 18
 
 
-def shown_figures(record: RunRecord) -> list[tuple[str, Sequence[float]]]:
-    """Labels with the course of each metric that the run has; where scores have several terms, each of them."""
+def labeled_series(record: RunRecord) -> list[tuple[str, Sequence[float]]]:
+    """Label and values of each metric that the run has; with several reward terms, also those of each term."""
     names = dict(SUPERVISED)
     if record.stage == "ppo":
         known = dict.fromkeys(name for row in record.metrics[-1:] for name in row if name.startswith("score/"))
         terms = list(known)[:MOST_TERMS] if len(known) > 1 else []
         first, *others = PPO.items()
         names = dict([first, *((_shortened(term.removeprefix("score/")), term) for term in terms), *others])
-    courses = ((label, record.series(name)[1]) for label, name in names.items())
-    return [(label, course) for label, course in courses if course]
+    series = ((label, record.series(name)[1]) for label, name in names.items())
+    return [(label, values) for label, values in series if values]
 
 
 def _shortened(name: str) -> str:

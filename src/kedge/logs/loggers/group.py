@@ -1,0 +1,90 @@
+"""All third-party loggers of a run as one: equal content, no duplicate updates, dropped on failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kedge.logs.json_lines import plain_json
+from kedge.logs.loggers.logger import LoggedRun, Logger
+from kedge.logs.loggers.opening import open_logger
+from kedge.logs.loggers.state import LoggerState
+from kedge.logs.samples import Sample
+
+__all__ = ["LoggerGroup"]
+
+
+class LoggerGroup:
+    """The loggers of a run, used as a context; each is opened when its first row arrives.
+
+    A run that is resumed after a kill repeats its last updates with the same results; updates that a logger already has
+    are skipped. A logger that raises is dropped with one warning, and the run continues.
+
+    Args:
+        names: Names of the loggers; see `open_logger`.
+        state: The last update of each logger.
+        run: The run to log.
+        warn: Prints one line for the user.
+    """
+
+    def __init__(
+        self, names: Sequence[str], state: LoggerState, run: LoggedRun, *, warn: Callable[[str], None]
+    ) -> None:
+        self._state = state
+        self._loggers = [_GuardedLogger(name, run, state.last_update(name), warn) for name in dict.fromkeys(names)]
+
+    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""
+        if not self._loggers:
+            return
+        plain = {name: plain_json(value) for name, value in metrics.items()}
+        numbers = {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+        done = [each.name for each in self._loggers if each.call(update, lambda logger: logger.write(update, numbers))]
+        self._state.record(update, done)
+
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Log responses of one update."""
+        for each in self._loggers:
+            each.call(update, lambda logger: logger.write_samples(update, samples))
+
+    def close(self) -> None:
+        """Close all loggers."""
+        for each in self._loggers:
+            each.close()
+
+    def __enter__(self) -> LoggerGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _GuardedLogger:
+    """One logger: not opened yet, open, or dropped after a failure."""
+
+    def __init__(self, name: str, run: LoggedRun, last_update: int, warn: Callable[[str], None]) -> None:
+        self.name, self._run, self._last_update, self._warn = name, run, last_update, warn
+        self._logger: Logger | None = None
+        self._is_dropped = False
+
+    def call(self, update: int, action: Callable[[Logger], None]) -> bool:
+        """Run an action on the logger unless it already has this update; return whether it succeeded."""
+        if self._is_dropped or update <= self._last_update:
+            return False
+        return self._try(lambda: action(self._opened()))
+
+    def close(self) -> None:
+        if (logger := self._logger) is not None and not self._is_dropped:
+            self._try(logger.close)
+
+    def _opened(self) -> Logger:
+        self._logger = self._logger or open_logger(self.name, self._run)
+        return self._logger
+
+    def _try(self, attempt: Callable[[], None]) -> bool:
+        try:
+            attempt()
+        except Exception as error:  # a third-party package may raise anything; a log must not end a run
+            self._is_dropped = True
+            self._warn(f"{self.name} failed and is disabled; the run continues: {type(error).__name__}: {error}")
+        return not self._is_dropped

@@ -1,0 +1,48 @@
+"""`loggers.json`: lets a resumed run continue in the same logs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from kedge.output import writing
+
+__all__ = ["LOGGERS_FILE", "LoggerState"]
+
+LOGGERS_FILE = "loggers.json"
+
+
+class LoggerState:
+    """The run's id in its loggers, and the last update that each of them has.
+
+    The first `record` creates the file. A damaged file counts as missing: the run gets a new id.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOGGERS_FILE
+        try:
+            found = json.loads(self._path.read_bytes())
+            self.id, self._last_updates = str(found["id"]), dict[str, int](found["told"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            self.id, self._last_updates = secrets.token_hex(4), {}
+
+    def last_update(self, logger: str) -> int:
+        """The last update that a logger has; −1 if none, because samples may belong to update 0."""
+        return self._last_updates.get(logger, -1)
+
+    def record(self, update: int, loggers: Iterable[str]) -> None:
+        """Save that these loggers have this update.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        self._last_updates |= dict.fromkeys(loggers, update)
+        part = self._path.with_suffix(".part")
+        with writing(self._path):
+            part.write_text(json.dumps({"id": self.id, "told": self._last_updates}) + "\n", encoding="utf-8")
+            part.replace(self._path)
