@@ -44,8 +44,8 @@ def test_advice_comes_from_the_configuration(tmp_path: Path) -> None:
     [finding] = kedge.doctor(str(write(tmp_path / "run", synthetic_run(metrics=LARGE_STEPS))))
     assert finding.rule == "steps_too_large"
     too_high = field_advice("ppo.learning_rate", "too_high")
-    assert f"lower ppo.learning_rate from 0.0003 to 0.0001 (too high: {too_high})" in finding.try_
-    assert "set ppo.early_stop_kl=0.02, which ends an update that moves too far" in finding.try_
+    assert f"lower ppo.learning_rate from 0.0003 to 0.0001 (if too high: {too_high})" in finding.try_
+    assert "set ppo.early_stop_kl=0.02 to end an update that moves too far" in finding.try_
 
 
 def test_several_stages_are_diagnosed_one_by_one(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_suggested_value_follows_from_the_present_one() -> None:
     [finding] = diagnose(
         synthetic_run(metrics={"policy/clip_fraction": [0.5] * 16}), advice=lambda field, direction: "why"
     )
-    assert finding.try_.startswith("lower ppo.learning_rate from 0.0003 to 0.0001 (too high: why); ")
+    assert finding.try_.startswith("lower ppo.learning_rate from 0.0003 to 0.0001 (if too high: why); ")
     assert (finding.field, finding.direction) == ("ppo.learning_rate", "too_high")
 
 

@@ -26,8 +26,8 @@ MIN_ENTROPY = 0.7
 """Nats. Responses with less entropy are nearly deterministic, and rare events dominate their mean surprisal."""
 
 RATIOS = {
-    "policy/first_ratio_max": "between the first optimizer step and the old logprobs, under the same weights,",
-    "policy/sampler_ratio_max": "between trainer and sampler",
+    "policy/first_ratio_max": "the old logprobs and the first optimizer step, which has the same weights",
+    "policy/sampler_ratio_max": "sampler and trainer",
 }
 
 
@@ -45,7 +45,7 @@ def _mismatch(run: RunRecord) -> Symptom | None:
     if beyond := _beyond_rounding(run):
         between, ratios = beyond
         seen = (
-            f"token probabilities {between} differ by up to a factor of {fmt(max(ratios.values))} (update "
+            f"a token's probability differs by up to a factor of {fmt(max(ratios.values))} between {between} (update "
             f"{ratios.argmax}); beyond rounding in {len(ratios)} of {len(run.metrics)} updates"
         )
     elif incident:
@@ -87,10 +87,11 @@ def _stale(run: RunRecord) -> Symptom | None:
     stale = staleness.where(lambda age: age > 0) if staleness else None
     if staleness is None or stale is None or 2 * len(stale) < len(staleness):
         return None
+    oldest = max(stale.values)
     return Symptom(
         "serious" if _beyond_rounding(run) else "warning",
-        f"responses were sampled with weights up to {max(stale.values):g} updates old (update {stale.argmax}); stale "
-        f"in {len(stale)} of {len(staleness)} updates ({span(stale.updates)})",
+        f"responses were sampled with weights up to {oldest:g} update{'s' if oldest != 1 else ''} old (update "
+        f"{stale.argmax}); stale in {len(stale)} of {len(staleness)} updates ({span(stale.updates)})",
         advice="copy the newest weights to the sampler before each update",
     )
 

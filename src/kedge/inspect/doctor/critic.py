@@ -128,7 +128,7 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
             (
-                set_to(run, "ppo.critic_init", "policy", why="whose value head starts at 0"),
+                set_to(run, "ppo.critic_init", "policy", why="to start the value head at 0"),
                 scale(run, "ppo.value_coef", 3.0),
             ),
         )
@@ -139,7 +139,7 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
         "serious" if critic.returns_std > LARGE else "warning",
         f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
         "its square" + (f": it is {fmt(loss.late)}" if loss else ""),
-        (set_to(run, "ppo.value_unit", "returns_std", why="which makes both independent of the reward's scale"),),
+        (set_to(run, "ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
 
 

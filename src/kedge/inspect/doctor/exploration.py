@@ -50,7 +50,7 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
         yield set_to(run, "rollout.temperature", 1.0, "too_low")
     else:
         yield scale(run, "rollout.temperature", 1.3)
-    yield set_to(run, "ppo.entropy_coef", 0.001, why="an exploration bonus")
+    yield set_to(run, "ppo.entropy_coef", 0.001, why="as an exploration bonus")
 
 
 def _collapse(run: RunRecord) -> Symptom | None:
@@ -75,7 +75,7 @@ def _slow_down(run: RunRecord) -> Iterator[Remedy]:
     else:
         yield set_to(run, "ppo.entropy_coef", 0.001, "too_low")
     if run.setting("ppo.clip_range_high") is None:
-        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low", "which lets unlikely tokens gain probability faster")
+        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low", "to let unlikely tokens gain probability faster")
 
 
 def _rising(run: RunRecord) -> Symptom | None:
@@ -115,7 +115,7 @@ ENTROPY_RISING = Rule(
 
 ENTROPY_COLLAPSE = Rule(
     "entropy_collapse",
-    "The policy has settled on one response per prompt. It no longer explores, and its responses differ too little to "
+    "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
     "learn from.",
     ("policy/entropy", "response/length"),
     _collapse,

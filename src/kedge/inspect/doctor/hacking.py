@@ -60,7 +60,8 @@ def _by_length(run: RunRecord) -> Symptom | None:
         f"responses go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
         f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
         (_stronger_kl(run),),
-        "add a length penalty to the reward, or train the reward model on pairs of equal length",
+        f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
+        "pairs of equal length",
     )
 
 
@@ -106,9 +107,9 @@ def _judge_down(run: RunRecord) -> Symptom | None:
             continue
         return Symptom(
             "serious" if fell(judge) else "warning",
-            f"{name}, a judge that is not trained on, starts at {fmt(judge.first)}, peaks at {fmt(judge.peak)} "
-            f"({span(judge.peak_updates)}) and falls to {fmt(judge.late)} ({judge.late_span}) "
-            f"{_while_score_rises(score)}",
+            f"{name}, a judge that is not trained on, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
+            f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; the judge started at "
+            f"{fmt(judge.first)}",
             (_stronger_kl(run),),
             f"use the checkpoint nearest to update {judge.argmax}",
         )

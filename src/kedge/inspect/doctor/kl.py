@@ -48,7 +48,7 @@ def _sign_flipped(run: RunRecord) -> Symptom | None:
         "serious",
         f"a KL of {fmt(kl.late)} nats adds {fmt(-reward.late)} to the reward of a response ({reward.late_span}); it "
         "should reduce it",
-        advice="fix the sign in the code: reward = score − β·KL. No setting causes this",
+        advice="fix the sign in the code (no setting causes this): reward = score − β·KL",
     )
 
 

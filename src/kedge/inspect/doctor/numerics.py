@@ -86,7 +86,7 @@ def _usual(norms: Sequence[float], index: int) -> float:
 def _tame(run: RunRecord) -> Iterator[Remedy]:
     section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
     if section == "ppo" and run.setting("ppo.spike_sigma") is None:
-        yield set_to(run, "ppo.spike_sigma", 8, why="which skips such steps")
+        yield set_to(run, "ppo.spike_sigma", 8, why="to skip such steps")
     yield scale(run, f"{section}.learning_rate", 1 / 3)
 
 

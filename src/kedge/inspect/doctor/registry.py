@@ -103,4 +103,4 @@ def _steps(symptom: Symptom, advice: Advice) -> Iterator[str]:
         yield symptom.advice
     for remedy in symptom.remedies:
         why = advice(remedy.field, remedy.direction)
-        yield f"{remedy.change} ({remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change
+        yield f"{remedy.change} (if {remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change

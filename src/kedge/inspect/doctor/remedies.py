@@ -37,7 +37,7 @@ def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switc
         field: Its dotted name.
         value: The new value.
         direction: Whether the present value is too high or too low; `switch` if it is a choice rather than a size.
-        why: The effect, if it is not obvious.
+        why: The purpose, appended to the instruction: `to skip such steps`.
     """
     present = run.setting(field)
     lowers, raises = (_is_number(present) and differs(value, present) for differs in (operator.lt, operator.gt))
@@ -45,7 +45,7 @@ def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switc
         change = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
     else:
         change = f"set {field}={_written(value)}"
-    return Remedy(field, direction, f"{change}{f', {why}' if why else ''}")
+    return Remedy(field, direction, f"{change} {why}".rstrip())
 
 
 def adjust(run: RunRecord, field: str, direction: Direction) -> Remedy:

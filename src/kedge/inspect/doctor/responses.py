@@ -69,7 +69,7 @@ def _few_stop(run: RunRecord) -> Symptom | None:
     remedy = (
         adjust(run, "rollout.missing_eos_score", "too_high")
         if scored
-        else set_to(run, "rollout.missing_eos_score", -1, why="so that stopping scores higher")
+        else set_to(run, "rollout.missing_eos_score", -1, why="to make stopping score higher")
     )
     return Symptom(
         "serious" if scored and stops.late < NONE_STOP else "warning" if scored or stops.first > NONE_STOP else "note",
