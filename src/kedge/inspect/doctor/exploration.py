@@ -75,7 +75,7 @@ def _slow_down(run: RunRecord) -> Iterator[Remedy]:
     else:
         yield set_to(run, "ppo.entropy_coef", 0.001, "too_low")
     if run.setting("ppo.clip_range_high") is None:
-        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low", "to let unlikely tokens gain probability faster")
+        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low")
 
 
 def _rising(run: RunRecord) -> Symptom | None:

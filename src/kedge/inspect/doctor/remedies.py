@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 from kedge.inspect.doctor.finding import Direction, Remedy
@@ -37,11 +36,10 @@ def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switc
         field: Its dotted name.
         value: The new value.
         direction: Whether the present value is too high or too low; `switch` if it is a choice rather than a size.
-        why: The purpose, appended to the instruction: `to skip such steps`.
+        why: The purpose, if the configuration does not explain it: `to skip such steps`.
     """
     present = run.setting(field)
-    lowers, raises = (_is_number(present) and differs(value, present) for differs in (operator.lt, operator.gt))
-    if (direction == "too_high" and lowers) or (direction == "too_low" and raises):
+    if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
         change = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
     else:
         change = f"set {field}={_written(value)}"
@@ -51,9 +49,8 @@ def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switc
 def adjust(run: RunRecord, field: str, direction: Direction) -> Remedy:
     """Lower or raise a field for which no value can be suggested."""
     present = run.setting(field)
-    return Remedy(
-        field, direction, f"{VERBS[direction]} {field}{'' if present is None else f' (now {_written(present)})'}"
-    )
+    now = "" if present is None else f" (now {_written(present)})"
+    return Remedy(field, direction, f"{VERBS[direction]} {field}{now}")
 
 
 def _is_number(value: Any) -> bool:

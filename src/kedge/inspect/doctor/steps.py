@@ -48,7 +48,7 @@ def _smaller_steps(run: RunRecord, *, at_start: bool) -> Iterator[Remedy]:
         yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
     yield scale(run, "ppo.learning_rate", 1 / 3)
     if at_start and not run.setting("ppo.warmup_fraction"):
-        yield set_to(run, "ppo.warmup_fraction", 0.1, "too_low", "because the first updates go furthest")
+        yield set_to(run, "ppo.warmup_fraction", 0.1, "too_low")
     if run.setting("ppo.early_stop_kl") is None:
         yield set_to(run, "ppo.early_stop_kl", 0.02, why="to end an update that moves too far")
 
