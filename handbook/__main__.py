@@ -17,7 +17,7 @@ def main() -> None:
         page = DOCS / name
         if not page.is_file() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")
-            print(f"docs/{name} is written anew")
+            print(f"docs/{name} is up to date again")
     draw_pictures(tell_story(read_record()), DOCS / "pictures")
 
 

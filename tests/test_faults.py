@@ -1,4 +1,4 @@
-"""A few of the bench's faults on a model of a few thousand parameters; `make faults` has all, on a real world."""
+"""Some faulty cases on a model of a few thousand parameters; `make faults` runs all of them on the demo's world."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.faults import running
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.faulty import FAULTS
-from bench.faults.matrix import put_between, write_matrix
+from bench.faults.matrix import insert_between_markers, write_matrix
 from bench.faults.running import Found, Outcome
 from bench.processes import BenchError
 from kedge.config import config_from_settings
@@ -50,18 +50,18 @@ def outcome_of(case: Case, folder: Path) -> Outcome:
 @pytest.mark.parametrize(
     "name",
     [
-        "KL's sign flipped",
-        "temperature left out of the trainer",
+        "KL sign flipped",
+        "trainer ignores the temperature",
         "learning rate × 100",
         "critic frozen",
     ],
 )
-def test_a_fault_is_found_by_name(name: str, tmp_path: Path) -> None:
+def test_the_right_rule_finds_the_fault(name: str, tmp_path: Path) -> None:
     outcome = outcome_of(CASES[name], tmp_path)
     assert outcome.place in (1, 2), outcome.findings
 
 
-def test_a_healthy_run_is_told_nothing_serious(tmp_path: Path) -> None:
+def test_a_healthy_run_has_no_serious_finding(tmp_path: Path) -> None:
     assert outcome_of(Case("healthy"), tmp_path).alarms == ()
 
 
@@ -87,11 +87,11 @@ SERIOUS, NOTE = Found("a", "serious", "it is"), Found("b", "note", "it was")
         ("", (NOTE, SERIOUS), False),
     ],
 )
-def test_first_or_second_is_found_and_serious_is_an_alarm(rule: str, findings: tuple[Found, ...], good: bool) -> None:
+def test_rank_one_or_two_is_found_and_serious_is_an_alarm(rule: str, findings: tuple[Found, ...], good: bool) -> None:
     assert Outcome("case", rule, 0, 1.0, findings).good is good
 
 
-def test_the_matrix_tells_what_was_found(tmp_path: Path) -> None:
+def test_the_matrix_shows_what_was_found(tmp_path: Path) -> None:
     outcomes = [
         Outcome("one", "b", 0, 4.0, (SERIOUS, NOTE)),
         Outcome("one", "b", 1, 4.0, (SERIOUS, SERIOUS, NOTE)),
@@ -99,27 +99,27 @@ def test_the_matrix_tells_what_was_found(tmp_path: Path) -> None:
     ]
     page = tmp_path / "page.md"
     page.write_text("# Before\n<!-- faults: begin -->old<!-- faults: end -->\nafter\n", encoding="utf-8")
-    put_between(page, write_matrix(outcomes))
+    insert_between_markers(page, write_matrix(outcomes))
     text = page.read_text(encoding="utf-8")
     assert "old" not in text
     assert text.startswith("# Before\n")
     assert text.endswith("\nafter\n")
     assert "| one | ✓ ✗ | a | **b**, a | **b** |" in text
     assert "| two | ✗ | a | – | – |" in text
-    assert "Seeds 0, 1: 1 of 2 faulty runs" in text
+    assert "Seeds 0, 1: in 1 of 2 faulty runs" in text
     assert "0 of 1 healthy runs" in text
 
 
-def test_a_page_without_markers_is_one_line(tmp_path: Path) -> None:
+def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing", encoding="utf-8")
-    with pytest.raises(BenchError, match="for the matrix to stand between"):
-        put_between(tmp_path / "page.md", "text")
+    with pytest.raises(BenchError, match="lacks the markers"):
+        insert_between_markers(tmp_path / "page.md", "text")
 
 
-def test_a_run_that_cannot_begin_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_start_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(work: Path, seed: int) -> None:
-        raise SystemExit(f"oh dear, {seed}")
+        raise SystemExit(f"no base, {seed}")
 
     monkeypatch.setattr(running, "make_base", broken)
-    with pytest.raises(BenchError, match=r"base-7\.log: exit code 1, oh dear, 7$"):
+    with pytest.raises(BenchError, match=r"base-7\.log: exit code 1, no base, 7$"):
         running.run_case_apart(Case("healthy"), 7, tmp_path)

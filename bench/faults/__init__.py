@@ -1,14 +1,14 @@
-"""What `kedge doctor` is proven by: runs of the demo's world with one fault put in on purpose, and healthy ones.
+"""Evaluates `kedge doctor` on small versions of the demo, each with one injected fault, and on healthy ones.
 
-base        the models that every run starts from, made once per seed
+base        the models that every run starts from, trained once per seed
 rewards     faulty reward functions
 judge       the gold judge as a reward function
-bugs        mistakes in the code, put in for the length of a run
-changes     data and models as they should not be
-case        a run: its settings, data and bug, and the rule that must find it
-faulty      the faults
-healthy     the healthy runs
+bugs        bugs patched into the code for the duration of a run
+changes     faulty data and models
+case        one run: its settings, data and bug, and the rule that should find it
+faulty      the faulty cases
+healthy     the healthy cases
 demo        the demo itself
-running     each in a process of its own, and what the doctor says of it
-matrix      who was found by what, as a table in docs/doctor.md
+running     runs each case in its own process and diagnoses it
+matrix      the table in docs/doctor.md
 """

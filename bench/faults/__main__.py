@@ -1,4 +1,4 @@
-"""`python -m bench.faults`: run the cases, see what the doctor says of them, write the table in `docs/doctor.md`."""
+"""`python -m bench.faults`: run and diagnose the cases, and write the table in `docs/doctor.md`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.demo import demo_outcomes
-from bench.faults.matrix import put_between, write_matrix
+from bench.faults.matrix import insert_between_markers, write_matrix
 from bench.faults.running import Outcome, examine_case, run_case_apart, save_outcomes
 from bench.processes import BenchError
 
@@ -18,38 +18,38 @@ WORK, RECORD, PAGE = BENCH / ".work" / "faults", BENCH / "results" / "doctor.jso
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 where the doctor was wrong, 2 after a mistake."""
+    """Run the selected cases. Returns 1 if a diagnosis was wrong, 2 on an error."""
     options = arguments()
     try:
-        again, cases = not options.diagnose, chosen(options.only)
-        outcomes = [outcome_of(case, seed, again=again) for seed in options.seeds for case in cases]
+        rerun, cases = not options.diagnose, select(options.only)
+        outcomes = [outcome_of(case, seed, rerun=rerun) for seed in options.seeds for case in cases]
         if options.only:
             print(f"\n{write_matrix(outcomes)}")
         else:
-            outcomes += map(said, demo_outcomes(WORK, again=again))
+            outcomes += map(printed, demo_outcomes(WORK, rerun=rerun))
             save_outcomes(outcomes, RECORD)
-            put_between(PAGE, write_matrix(outcomes))
+            insert_between_markers(PAGE, write_matrix(outcomes))
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     return 0 if all(outcome.good for outcome in outcomes) else 1
 
 
-def outcome_of(case: Case, seed: int, *, again: bool) -> Outcome:
-    """What the doctor says of a case, told in one line.
+def outcome_of(case: Case, seed: int, *, rerun: bool) -> Outcome:
+    """Diagnose a case and print the result in one line.
 
     Args:
-        case: Which one.
-        seed: Of base and run.
-        again: Run it anew.
+        case: The case.
+        seed: Seed of base and run.
+        rerun: Run it first; otherwise the existing run is diagnosed.
     """
-    if again:
+    if rerun:
         run_case_apart(case, seed, WORK)
-    return said(examine_case(case, seed, WORK))
+    return printed(examine_case(case, seed, WORK))
 
 
-def said(outcome: Outcome) -> Outcome:
-    """Tell it in one line, and hand it on."""
+def printed(outcome: Outcome) -> Outcome:
+    """Print an outcome in one line, and return it."""
     found = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
     print(
         f"{'✓' if outcome.good else '✗'} {outcome.case} [{outcome.seed}], {outcome.seconds:.0f} s: {found}", flush=True
@@ -57,11 +57,11 @@ def said(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def chosen(names: list[str]) -> list[Case]:
-    """The cases of these names, all without any.
+def select(names: list[str]) -> list[Case]:
+    """The cases with these names; all cases if there are no names.
 
     Raises:
-        BenchError: There is no case of a name.
+        BenchError: A name is unknown.
     """
     for name in names:
         if name not in CASES:
@@ -71,10 +71,14 @@ def chosen(names: list[str]) -> list[Case]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Prove kedge doctor on faulty runs.")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these cases, and no page")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of bases and runs")
-    parser.add_argument("--diagnose", action="store_true", help="run nothing; look at the runs that are there")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faults", description="Evaluate kedge doctor on faulty and healthy runs."
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="run these cases only, and do not write the page"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="seeds of bases and runs")
+    parser.add_argument("--diagnose", action="store_true", help="diagnose existing runs without running anything")
     return parser.parse_args()
 
 

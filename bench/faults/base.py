@@ -1,4 +1,4 @@
-"""The models that every run starts from: the demo's world at half the size, made once per seed and kept."""
+"""The models that every run starts from: the demo's world at half the size, trained once per seed and kept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NUM_PROMPTS: Final = 1024
 
 QUIET: Final[dict[str, Any]] = {"runtime.report": False, "runtime.plots": False, "runtime.num_threads": 1}
 EXAMINED: Final = {"data.eval_fraction": 0.15}
-"""Of the comparisons: enough to tell an accuracy from a length's."""
+"""Of the comparisons: enough to compare an accuracy with the length baseline's."""
 SMALL: Final[dict[str, Any]] = {
     "rollout.num_prompts": 64,
     "ppo.num_updates": 12,
     "runtime.num_fixed_prompts": 0,
     **QUIET,
 }
-"""What a run does otherwise than the demo's: less, one after the other on one core."""
+"""Differences from the demo: smaller runs, one at a time on one core."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Base:
     """The folders of one seed.
 
     Attributes:
-        folder: Where they lie.
-        seed: Of the world, and of all training.
+        folder: The parent folder.
+        seed: Seed of the world and of all training.
     """
 
     folder: Path
@@ -68,19 +68,19 @@ class Base:
         return self.folder / "reward" / "model"
 
     def world(self, split: str = "train") -> World:
-        """The world whose posts the models know."""
+        """The world that the models were trained on."""
         return World(self.seed, split, partial(_render, load_tokenizer(self.start)))
 
     def demonstrations(self, count: int = NUM_DEMONSTRATIONS) -> list[dict[str, Any]]:
-        """What people wrote, as rows."""
+        """Reference summaries, as rows."""
         return rows(self.world().demonstrations(count))
 
     def prompts(self) -> list[dict[str, Any]]:
-        """The posts that PPO practises on, as rows; the column `index` leads back to the post."""
+        """The prompts of PPO, as rows; the column `index` identifies the post."""
         return [{"text": each.text, **each.columns} for each in self.world("prompts").prompts(NUM_PROMPTS)]
 
     def comparisons(self) -> list[dict[str, Any]]:
-        """What the annotator says of reference summaries, and of the policy's own."""
+        """The annotator's comparisons of reference summaries and of the policy's own."""
         world = self.world("comparisons")
         posts = world.posts(NUM_SAMPLED_COMPARISONS, start=NUM_COMPARISONS)
         first, second = (sample_summaries(self.policy, world, posts, draw=draw) for draw in (1, 2))
@@ -89,18 +89,18 @@ class Base:
 
 
 def make_base(work: Path, seed: int) -> Base:
-    """The base of a seed; where it is not there yet, it is trained.
+    """The base of a seed, trained unless it exists.
 
     Args:
-        work: The folder that keeps the bases.
-        seed: Which one.
+        work: The folder of the bases.
+        seed: The seed.
     """
-    done, making = work / f"base-{seed}", work / f"base-{seed}.part"
+    done, partial_folder = work / f"base-{seed}", work / f"base-{seed}.part"
     if not done.is_dir():
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        _train(Base(making, seed))
-        os.rename(making, done)
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        partial_folder.mkdir(parents=True)
+        _train(Base(partial_folder, seed))
+        os.rename(partial_folder, done)
     return Base(done, seed)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in the code, each put in for the length of a run: what somebody's own trainer may well have wrong."""
+"""Bugs common in PPO trainers, each patched into the code for the duration of a run."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ __all__ = [
     "advantages_flipped",
     "critic_frozen",
     "dropout_on",
-    "end_masked",
     "entropy_flipped",
+    "eos_masked",
     "gradient_spikes",
-    "kl_sides_swapped",
+    "kl_reversed",
     "kl_sign_flipped",
-    "memory_kept",
+    "memory_leak",
     "off_by_one",
-    "old_weights_sample",
     "sampled_at",
-    "temperature_left_out",
+    "stale_sampler",
+    "temperature_ignored",
 ]
 
 Bug = AbstractContextManager[Any]
 
 
 def kl_sign_flipped() -> Bug:
-    """The KL is paid for instead of charged."""
+    """The KL is rewarded instead of penalized."""
 
     def flipped(*tensors: Any, kl_coef: float, **options: Any) -> Any:
         return shape_rewards(*tensors, kl_coef=-kl_coef, **options)
@@ -57,8 +57,8 @@ def kl_sign_flipped() -> Bug:
     return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
 
 
-def kl_sides_swapped() -> Bug:
-    """The KL is log π_ref − log π wherever it is used, paid and measured."""
+def kl_reversed() -> Bug:
+    """The KL is log π_ref − log π wherever it is used, in the reward and in the metrics."""
 
     def swapped(self: Experience) -> Tensor:
         assert self.ref_logprobs is not None, "the runs of this bug have a reference"
@@ -71,10 +71,10 @@ def kl_sides_swapped() -> Bug:
 
 
 def sampled_at(factor: float) -> Callable[[], Bug]:
-    """Tokens are drawn at another temperature than the one that their probabilities are noted at.
+    """Tokens are drawn at a different temperature than their logprobs are computed at.
 
     Args:
-        factor: What the temperature is multiplied by for the draw; below 1 does what a top-p filter does.
+        factor: Multiplies the temperature of the draw; below 1 it has the effect of a top-p filter.
     """
     draw = Sampler._draw
 
@@ -91,7 +91,7 @@ def sampled_at(factor: float) -> Callable[[], Bug]:
 
 
 def advantages_flipped() -> Bug:
-    """The policy is taught the opposite."""
+    """The policy loss uses the negative advantages."""
 
     def flipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *others: Any, **options: Any) -> Any:
         return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
@@ -100,7 +100,7 @@ def advantages_flipped() -> Bug:
 
 
 def entropy_flipped() -> Bug:
-    """The entropy bonus is a fine."""
+    """The entropy bonus is a penalty."""
 
     def flipped(*tensors: Any, **options: Any) -> Tensor:
         return -aggregate(*tensors, **options)
@@ -117,8 +117,8 @@ def critic_frozen() -> Bug:
     return patch.object(kedge.training.objective, "clipped_value_loss", without_gradient)
 
 
-def temperature_left_out() -> Bug:
-    """Trainer and reference score the tokens at temperature 1, whatever they were sampled at."""
+def temperature_ignored() -> Bug:
+    """Trainer and reference compute logprobs at temperature 1, regardless of the sampling temperature."""
 
     def at_one(*tensors: Any, temperature: float, **options: Any) -> Any:
         return token_logprobs_and_entropy(*tensors, temperature=1.0, **options)
@@ -127,7 +127,7 @@ def temperature_left_out() -> Bug:
 
 
 def off_by_one() -> Bug:
-    """Trainer and reference read each token's probability one place too early."""
+    """Trainer and reference read each token's logprob from the previous position."""
 
     def shifted(logits: Tensor, *others: Any, **options: Any) -> Any:
         return token_logprobs_and_entropy(logits.roll(1, dims=0), *others, **options)
@@ -136,7 +136,7 @@ def off_by_one() -> Bug:
 
 
 def dropout_on() -> Bug:
-    """The policy trains with dropout, which it did not sample with."""
+    """Dropout is active in training but not in sampling."""
     read, forward = LanguageModel.hidden, ActorCritic.forward
 
     def dropped(self: LanguageModel, rows: TokenRows) -> Tensor:
@@ -149,12 +149,12 @@ def dropout_on() -> Bug:
     return patch.object(ActorCritic, "forward", training)
 
 
-def old_weights_sample(every: int, *, told: bool) -> Callable[[], Bug]:
-    """The sampler is given the weights every few updates only.
+def stale_sampler(every: int, *, recorded: bool) -> Callable[[], Bug]:
+    """The sampler gets new weights only every few updates.
 
     Args:
         every: Updates between two copies.
-        told: Whether the rollouts say which weights they are from.
+        recorded: Whether the rollouts record the version of the weights they were sampled with.
     """
 
     def bug() -> Bug:
@@ -163,7 +163,7 @@ def old_weights_sample(every: int, *, told: bool) -> Callable[[], Bug]:
         def stale(self: Sampler, prompts: Any, *, policy_version: int = 0, **options: Any) -> Rollout:
             if policy_version % every == 0:
                 kept.update(model=copy.deepcopy(self.model), version=policy_version)
-            version = kept["version"] if told else policy_version
+            version = kept["version"] if recorded else policy_version
             return generate(replace(self, model=kept["model"]), prompts, policy_version=version, **options)
 
         return patch.object(Sampler, "generate", stale)
@@ -184,8 +184,8 @@ def gradient_spikes() -> Bug:
     return patch.object(kedge.training.update, "clip_gradients", spiked)
 
 
-def memory_kept() -> Bug:
-    """Nothing of an update is ever given back: 64 MiB each time."""
+def memory_leak() -> Bug:
+    """Every update leaks 64 MiB."""
     generate, kept = Sampler.generate, list[Tensor]()
 
     def keeping(self: Sampler, *arguments: Any, **options: Any) -> Rollout:
@@ -195,8 +195,8 @@ def memory_kept() -> Bug:
     return patch.object(Sampler, "generate", keeping)
 
 
-def end_masked() -> Bug:
-    """Padding is EOS, and what is padding is left out of the loss: nobody learns to stop."""
+def eos_masked() -> Bug:
+    """EOS is used as padding and masked from the loss, so that SFT does not teach stopping."""
 
     def without_end(*arguments: Any) -> EncodedExample:
         example = encode_example(*arguments)

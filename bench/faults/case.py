@@ -1,4 +1,4 @@
-"""A run with a fault in it, or without: what is different about it, and the rule that has to find it."""
+"""A faulty or healthy run: how it differs from the base run, and the rule that should find the fault."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["Case", "Rows", "Terms", "function", "gold", "learnt", "run_case", "untrained", "watched"]
+__all__ = ["Case", "Rows", "Terms", "function", "gold", "monitored", "reward_model", "run_case", "untrained"]
 
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]
-"""The reward of a run: what `config.reward` takes."""
+"""The value of `config.reward`."""
 
 
-def learnt(base: Base, **changes: Any) -> list[dict[str, Any]]:
+def reward_model(base: Base, **changes: Any) -> list[dict[str, Any]]:
     """The base's reward model."""
     return [{"source": str(base.reward), "name": "reward", **changes}]
 
@@ -31,9 +31,9 @@ def gold(base: Base, **changes: Any) -> dict[str, Any]:
     return {"source": "bench.faults.judge:gold", "name": "gold", "settings": {"world": base.seed}, **changes}
 
 
-def watched(base: Base) -> list[dict[str, Any]]:
-    """The base's reward model; the gold judge looks on and has no say."""
-    return [*learnt(base), gold(base, weight=0.0)]
+def monitored(base: Base) -> list[dict[str, Any]]:
+    """The base's reward model, with the gold judge as a term of weight 0."""
+    return [*reward_model(base), gold(base, weight=0.0)]
 
 
 def function(name: str, **changes: Any) -> Terms:
@@ -41,61 +41,61 @@ def function(name: str, **changes: Any) -> Terms:
     return lambda base: [{"source": f"bench.faults.rewards:{name}", **changes}]
 
 
-def taught(base: Base) -> Path:
+def sft_policy(base: Base) -> Path:
     """The base's SFT policy."""
     return base.policy
 
 
 def untrained(base: Base) -> Path:
-    """The base's model that has learnt nothing yet."""
+    """The base's untrained model."""
     return base.start
 
 
-def untouched(rows: Rows) -> Rows:
-    """The data as they are."""
+def unchanged(rows: Rows) -> Rows:
+    """The data unchanged."""
     return rows
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is different about one run.
+    """How one run differs from the base run.
 
     Attributes:
-        name: What is wrong, or right, in a few words.
-        rule: The rule that finds it; empty for a healthy run.
-        settings: By their dotted names, beyond the base's.
-        reward: What scores.
-        stage: Which stage runs.
-        change: Makes its data of the base's: prompts, demonstrations or comparisons, by the stage.
-        start: The folder of the model that it starts from.
-        bug: A mistake in the code that stands as long as the run lasts.
+        name: The fault, or the healthy setting, in a few words.
+        rule: The rule that should find it; empty for a healthy run.
+        settings: Configuration fields to change, by their dotted names.
+        reward: The reward.
+        stage: The stage to run.
+        change: Transforms the base's prompts, demonstrations or comparisons, depending on the stage.
+        start: The folder of the initial model.
+        bug: A bug to patch in for the duration of the run.
     """
 
     name: str
     rule: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    reward: Terms = learnt
+    reward: Terms = reward_model
     stage: Literal["sft", "reward", "ppo"] = "ppo"
-    change: Callable[[Rows], Rows] = untouched
-    start: Callable[[Base], Path] = taught
+    change: Callable[[Rows], Rows] = unchanged
+    start: Callable[[Base], Path] = sft_policy
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def folder(self) -> str:
-        """Its name as a folder's."""
+        """The name, as a folder name."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.name).strip("-")
 
 
 def run_case(case: Case, base: Base, out: Path) -> None:
-    """Run it to its end, or to where its fault ends it.
+    """Run a case to its end.
 
     Args:
-        case: What.
-        base: What it starts from.
+        case: The case.
+        base: The models it starts from.
         out: The run's folder.
 
     Raises:
-        KedgeError: The run broke off.
+        KedgeError: The run failed, possibly because of its fault.
     """
     RUNS[case.stage](case, base, out)
 

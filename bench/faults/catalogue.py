@@ -1,4 +1,4 @@
-"""Every run that the doctor is shown."""
+"""All cases, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data and models as they should not be."""
+"""Faulty data and models."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from bench.faults.case import Rows
 from kedge.pipelines.demo import demo_config
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["few", "labels_by_chance", "longer_preferred", "taught_without_end"]
+__all__ = ["eos_masked_policy", "few", "longer_preferred", "random_labels"]
 
 
 def few(count: int) -> Callable[[Rows], Rows]:
-    """Only the first rows."""
+    """Keep only the first rows."""
     return lambda rows: rows[:count]
 
 
-def labels_by_chance(comparisons: Rows) -> Rows:
-    """Nobody has looked at what was compared."""
+def random_labels(comparisons: Rows) -> Rows:
+    """Half of the labels are swapped at random."""
     rng = random.Random(0)
     return [_swapped(row) if rng.random() < 0.5 else row for row in comparisons]
 
 
 def longer_preferred(comparisons: Rows) -> Rows:
-    """The annotator takes the longer answer."""
+    """The longer response is always preferred."""
     return [_swapped(row) if len(row["chosen"]) < len(row["rejected"]) else row for row in comparisons]
 
 
-def taught_without_end(base: Base) -> Path:
-    """The folder of an SFT policy that was trained where padding was EOS; it is made once."""
-    folder = base.folder / "taught-without-end"
+def eos_masked_policy(base: Base) -> Path:
+    """The folder of an SFT policy trained with EOS masked as padding; trained once."""
+    folder = base.folder / "eos-masked"
     if not folder.is_dir():
         config = demo_config("sft", base.start, folder, seed=base.seed, **QUIET)
-        with bugs.end_masked():
+        with bugs.eos_masked():
             run_sft(config, demonstrations=base.demonstrations(3000))
     return folder / "model"
 

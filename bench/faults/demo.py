@@ -1,4 +1,4 @@
-"""The demo itself, as it ships: its own run is healthy, and the one without a KL penalty goes astray."""
+"""The demo itself: its main run is healthy, and the one without a KL penalty over-optimizes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PARTS: Final = {
     "the demo: PPO": (LEASHED, ""),
     "the demo: PPO without a KL penalty": (UNLEASHED, "proxy_up_judge_down"),
 }
-"""Of each of its runs, the folder, and the rule that has to find what is wrong with it."""
+"""The folder of each of its runs, and the rule that should find the fault; empty for a healthy run."""
 
 
-def demo_outcomes(work: Path, *, again: bool) -> list[Outcome]:
-    """What the doctor says of the demo's four runs.
+def demo_outcomes(work: Path, *, rerun: bool) -> list[Outcome]:
+    """Diagnose the demo's four runs.
 
     Args:
-        work: The folder that keeps runs.
-        again: Run it anew.
+        work: The folder of the runs.
+        rerun: Run it first; otherwise the existing run is diagnosed.
     """
     folder = work / "runs" / f"demo-{SEED}"
-    if again:
+    if rerun:
         run_apart(run_demo, folder, SEED, out=folder)
     return [examine_run(name, rule, SEED, folder / part, folder) for name, (part, rule) in PARTS.items()]

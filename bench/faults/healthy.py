@@ -1,10 +1,10 @@
-"""Runs that nothing is the matter with, each of them otherwise than the demo."""
+"""Healthy runs, each with different settings."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from bench.faults.case import Case, function, gold, learnt, untrained, watched
+from bench.faults.case import Case, function, gold, monitored, reward_model, untrained
 from bench.faults.changes import few
 
 __all__ = ["HEALTHY"]
@@ -12,25 +12,25 @@ __all__ = ["HEALTHY"]
 PENALTY: Final = {"source": "kedge.rewards.penalties:repetitive"}
 
 HEALTHY: Final = (
-    Case("as in the demo"),
-    Case("watched by the judge", reward=watched),
+    Case("demo settings"),
+    Case("monitored by the gold judge", reward=monitored),
     Case("separate critic, from the reward model", settings={"ppo.critic": "separate"}),
     Case("separate critic, from the policy", settings={"ppo.critic": "separate", "ppo.critic_init": "policy"}),
     Case("KL in the loss", settings={"ppo.kl_in": "loss"}),
     Case("no reference", settings={"ppo.kl_coef": 0.0}),
     Case("whitened rewards", settings={"ppo.whiten_rewards": True}),
     Case("Ziegler's controller", settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0}),
-    Case("a program's reward", reward=function("tuneful")),
-    Case("the judge's reward", reward=lambda base: [gold(base)]),
-    Case("a penalty beside the reward model", reward=lambda base: [*learnt(base), PENALTY]),
-    Case("4 responses to each of 16 prompts", settings={"rollout.num_prompts": 16, "rollout.num_responses": 4}),
+    Case("programmatic reward", reward=function("tuneful")),
+    Case("gold judge as the reward", reward=lambda base: [gold(base)]),
+    Case("reward model plus a repetition penalty", reward=lambda base: [*reward_model(base), PENALTY]),
+    Case("4 responses per prompt, 16 prompts", settings={"rollout.num_prompts": 16, "rollout.num_responses": 4}),
     Case(
         "1 minibatch, 4 epochs, early stop",
         settings={"ppo.num_minibatches": 1, "ppo.num_epochs": 4, "ppo.early_stop_kl": 0.02},
     ),
-    Case("a little entropy bonus", settings={"ppo.entropy_coef": 0.001}),
+    Case("small entropy bonus", settings={"ppo.entropy_coef": 0.001}),
     Case(
-        "clip-higher, dual clip, by sequence",
+        "clip-higher, dual clip, sequence aggregation",
         settings={"ppo.clip_range_high": 0.28, "ppo.dual_clip": 3.0, "ppo.aggregation": "sequence"},
     ),
     Case(

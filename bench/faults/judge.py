@@ -1,4 +1,4 @@
-"""The gold judge as a reward function: it knows every story, so a run on its posts can be told from a good one."""
+"""The gold judge as a reward function: it has the story behind every post, so it measures true quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was found by what, as Markdown: a row per fault and per healthy run, whatever the number of seeds."""
+"""Writes the results as Markdown tables, with one row per case over all seeds."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from bench.faults.running import Outcome
 from bench.processes import BenchError
 from kedge.inspect.doctor import Severity
 
-__all__ = ["put_between", "write_matrix"]
+__all__ = ["insert_between_markers", "write_matrix"]
 
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 NONE: Final = "–"
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 Group = Sequence[Outcome]
-"""One case's outcomes, seed by seed."""
+"""The outcomes of one case, by seed."""
 
 
 def write_matrix(outcomes: Sequence[Outcome]) -> str:
-    """Both tables and what they come to."""
+    """A summary and both tables."""
     faults = [outcome for outcome in outcomes if outcome.rule]
     healthy = [outcome for outcome in outcomes if not outcome.rule]
     seeds = ", ".join(map(str, sorted({outcome.seed for outcome in outcomes})))
-    named, silent = (sum(outcome.good for outcome in group) for group in (faults, healthy))
+    named, quiet = (sum(outcome.good for outcome in group) for group in (faults, healthy))
     summary = (
-        f"Seeds {seeds}: {named} of {len(faults)} faulty runs are found by name, first or second; {silent} of "
-        f"{len(healthy)} healthy runs have nothing serious said of them. A run takes "
+        f"Seeds {seeds}: in {named} of {len(faults)} faulty runs the right rule ranks first or second; {quiet} of "
+        f"{len(healthy)} healthy runs have no serious finding. A run takes "
         f"{median(outcome.seconds for outcome in outcomes):.0f} s on one core."
     )
     return "\n\n".join([
         summary,
-        _table(["fault put in", "found", "first", "second", "others"], map(_fault_row, _by_case(faults))),
-        _table(["healthy run", "silent", "serious", "warnings", "notes"], map(_healthy_row, _by_case(healthy))),
+        _table(["injected fault", "found", "first", "second", "others"], map(_fault_row, _by_case(faults))),
+        _table(["healthy run", "no alarm", "serious", "warnings", "notes"], map(_healthy_row, _by_case(healthy))),
     ])  # fmt: skip
 
 
-def put_between(path: Path, text: str) -> None:
-    """Put a text between the two markers of a file, in place of what stands there.
+def insert_between_markers(path: Path, text: str) -> None:
+    """Replace the text between the two markers of a file.
 
     Raises:
         BenchError: The file lacks the markers.
@@ -49,7 +49,7 @@ def put_between(path: Path, text: str) -> None:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise BenchError(f"{path} has no {BEGIN} and {END} for the matrix to stand between")
+        raise BenchError(f"{path} lacks the markers {BEGIN} and {END} around the matrix")
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
@@ -59,7 +59,7 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[Group]:
 
 
 def _fault_row(group: Group) -> list[str]:
-    found = [[_told(each.rule, outcome.rule) for each in outcome.findings] for outcome in group]
+    found = [[_marked(each.rule, outcome.rule) for each in outcome.findings] for outcome in group]
     first, second = ([names[place] if len(names) > place else NONE for names in found] for place in (0, 1))
     return [
         group[0].case,
@@ -79,11 +79,11 @@ def _marks(group: Group) -> str:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Each name once, in the order of their coming."""
+    """Each name once, in order of appearance."""
     return ", ".join(dict.fromkeys(names)) or NONE
 
 
-def _told(name: str, rule: str) -> str:
+def _marked(name: str, rule: str) -> str:
     return f"**{name}**" if name == rule else name
 
 

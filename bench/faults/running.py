@@ -1,4 +1,4 @@
-"""Each case in a process of its own, and what the doctor says of the folder that it leaves."""
+"""Runs each case in its own process and diagnoses the folder it leaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Found:
-    """A finding, in short."""
+    """The parts of a finding that the matrix needs."""
 
     rule: str
     severity: str
@@ -44,20 +44,20 @@ class Found:
 
     @classmethod
     def of(cls, finding: Finding) -> Found:
-        """What the matrix needs of it."""
+        """Take them from a finding."""
         return cls(finding.rule, finding.severity, finding.seen)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the doctor says of one run.
+    """The diagnosis of one run.
 
     Attributes:
         case: The case's name.
-        rule: Which rule had to find it; empty for a healthy run.
-        seed: Of base and run.
-        seconds: What the run took, its start included.
-        findings: Gravest first.
+        rule: The rule that should find the fault; empty for a healthy run.
+        seed: Seed of base and run.
+        seconds: Duration of the run, including its start.
+        findings: Most severe first.
     """
 
     case: str
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def place(self) -> int:
-        """Where in the findings the rule stands, from 1; 0 where it is missing."""
+        """Rank of the rule among the findings, from 1; 0 if it is missing."""
         return next((place for place, found in enumerate(self.findings, 1) if found.rule == self.rule), 0)
 
     @property
@@ -78,20 +78,20 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """The fault is found first or second; a healthy run has no serious finding."""
+        """Whether the fault ranks first or second; for a healthy run, whether nothing is serious."""
         return self.place in (1, 2) if self.rule else not self.alarms
 
 
 def run_case_apart(case: Case, seed: int, work: Path) -> None:
-    """Run a case anew in a process of its own, and what it starts from, where that is not there yet.
+    """Run a case in its own process, after training its base if that does not exist.
 
     Args:
-        case: What.
-        seed: Of base and run.
-        work: The folder that keeps bases and runs.
+        case: The case.
+        seed: Seed of base and run.
+        work: The folder of bases and runs.
 
     Raises:
-        BenchError: It broke off for another reason than its fault.
+        BenchError: It failed for a reason other than its fault.
     """
     base, folder = work / f"base-{seed}", run_folder(case, seed, work)
     if not base.is_dir():
@@ -100,15 +100,15 @@ def run_case_apart(case: Case, seed: int, work: Path) -> None:
 
 
 def run_apart(work: Callable[..., object], *arguments: object, out: Path) -> None:
-    """Call a function in a process that has loaded everything already; this one never computes anything itself.
+    """Call a function in a forked process, which has all modules loaded; the parent computes nothing itself.
 
     Args:
         work: The function.
         arguments: Its arguments.
-        out: The folder that it is to make; what is there goes. Beside it are left what it printed and how long it took.
+        out: The folder that it creates; an existing one is removed. Its output and duration are written next to it.
 
     Raises:
-        BenchError: It failed.
+        BenchError: The process failed.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,41 +123,41 @@ def run_apart(work: Callable[..., object], *arguments: object, out: Path) -> Non
 
 
 def examine_case(case: Case, seed: int, work: Path) -> Outcome:
-    """What the doctor says of a case that has been run."""
+    """Diagnose a case that has been run."""
     folder = run_folder(case, seed, work)
     return examine_run(case.name, case.rule, seed, folder, folder)
 
 
 def examine_run(name: str, rule: str, seed: int, run: Path, out: Path) -> Outcome:
-    """What the doctor says of a run.
+    """Diagnose a run.
 
     Args:
-        name: What to call it.
-        rule: The rule that has to find something; empty for a healthy run.
+        name: Name of the case.
+        rule: The rule that should find the fault; empty for a healthy run.
         seed: Its seed.
         run: The run's folder.
-        out: The folder that `run_apart` made, which is this one or around it.
+        out: The folder that `run_apart` created: the run's or its parent.
 
     Raises:
         BenchError: It has not been run.
     """
     seconds = out.with_suffix(".seconds")
     if not seconds.is_file():
-        raise BenchError(f"{name} [{seed}] has not been run to its end; leave --diagnose out")
+        raise BenchError(f"{name} [{seed}] has not been run; run it without --diagnose first")
     findings = tuple(map(Found.of, diagnose(read_run(run))))
     return Outcome(name, rule, seed, float(seconds.read_text(encoding="utf-8")), findings)
 
 
 def _logged(log: Path, work: Callable[..., object], *arguments: object) -> None:
-    printed = log.open("w", encoding="utf-8", buffering=1)  # stays open: what ends the process is told there, too
-    sys.stdout = sys.stderr = printed
-    os.dup2(printed.fileno(), 1)
-    os.dup2(printed.fileno(), 2)
+    output = log.open("w", encoding="utf-8", buffering=1)  # stays open, so that a fatal error is logged as well
+    sys.stdout = sys.stderr = output
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
     work(*arguments)
 
 
 def _run(case: Case, base: Base, folder: Path) -> None:
-    """One run, in this process. Where its fault breaks it off, what it has written is what the doctor reads."""
+    """Run a case in this process. If its fault stops it, the doctor reads what it has written so far."""
     try:
         run_case(case, base, folder)
     except KedgeError as error:
@@ -167,12 +167,12 @@ def _run(case: Case, base: Base, folder: Path) -> None:
 
 
 def run_folder(case: Case, seed: int, work: Path) -> Path:
-    """Where a case's run lies."""
+    """The folder of a case's run."""
     return work / "runs" / f"{case.folder}-{seed}"
 
 
 def save_outcomes(outcomes: list[Outcome], path: Path) -> None:
-    """Write everything down as JSON."""
+    """Write the outcomes as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [asdict(outcome) for outcome in outcomes]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,28 +1,28 @@
-"""Each rule's fault, made up, and the same just on the other side of where it begins."""
+"""For each rule a synthetic run that it finds something in, and one just short of its threshold."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.synthetic import bare, made_up, towards
+from tests.inspect.doctor.synthetic import run_with, synthetic_run, towards
 
 FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
 
 
 class Case(NamedTuple):
-    """A rule, the gravity of what it finds, a run that has the fault, and one that just has not."""
+    """A rule, the severity of its finding, a run that shows the problem, and one that just does not."""
 
     rule: str
     severity: str
-    sick: RunRecord
-    well: RunRecord
+    faulty: RunRecord
+    healthy: RunRecord
 
 
-def figures(rule: str, severity: str, sick: dict[str, Any], well: dict[str, Any], **common: Any) -> Case:
-    """Two runs that differ in their figures."""
-    return Case(rule, severity, made_up(figures=sick, **common), made_up(figures=well, **common))
+def metrics(rule: str, severity: str, faulty: dict[str, Any], healthy: dict[str, Any], **common: Any) -> Case:
+    """Two runs that differ in their metrics."""
+    return Case(rule, severity, synthetic_run(metrics=faulty, **common), synthetic_run(metrics=healthy, **common))
 
 
 def spike(height: float) -> list[float]:
@@ -31,12 +31,12 @@ def spike(height: float) -> list[float]:
 
 def supervised(stage: str, **columns: Any) -> RunRecord:
     names = {"loss": "loss", "eval_loss": "eval/loss", "accuracy": "accuracy"}
-    return bare(40, {names[name]: column for name, column in columns.items()}, facts={"stage": stage})
+    return run_with(40, {names[name]: column for name, column in columns.items()}, facts={"stage": stage})
 
 
 def reward_model(value: float, length: float) -> RunRecord:
     rated = {"value": value, "low": value - 0.05, "high": value + 0.05}
-    return bare(
+    return run_with(
         40,
         {"loss": towards(0.7, 0.5), "accuracy": towards(0.5, 0.75)},
         facts={"stage": "reward"},
@@ -45,7 +45,7 @@ def reward_model(value: float, length: float) -> RunRecord:
 
 
 def held_out(*losses: float) -> list[float | None]:
-    """The held-out loss, measured five times in forty steps."""
+    """A held-out loss measured five times in forty steps."""
     return [losses[step // 8] if step % 8 == 7 else None for step in range(40)]
 
 
@@ -53,275 +53,280 @@ MISMATCH = {"update": 3, "kind": "mismatch", "what": "a token's probabilities ar
 DAMAGED = {"update": 5, "kind": "nonfinite", "what": "the score is nan", "consequence": "skip"}
 
 CASES = [
-    figures("stale_rollouts", "warning", {"policy/staleness": 1.0}, {"policy/staleness": [0.0] * 9 + [1.0] * 7}),
-    figures(
+    metrics("stale_rollouts", "warning", {"policy/staleness": 1.0}, {"policy/staleness": [0.0] * 9 + [1.0] * 7}),
+    metrics(
         "stale_rollouts",
         "serious",
         {"policy/staleness": 2.0, "policy/sampler_ratio_max": 3.0},
         {"policy/sampler_ratio_max": 3.0},
     ),
-    figures(
+    metrics(
         "sampler_trainer_mismatch",
         "serious",
         {"policy/first_ratio_max": [1.0] * 15 + [1.011]},
         {"policy/first_ratio_max": [1.009] * 16},
     ),
-    figures(
+    metrics(
         "sampler_trainer_mismatch",
         "serious",
         {"policy/sampler_ratio_max": [1.0] * 15 + [1.6]},
         {"policy/sampler_ratio_max": [1.0] * 15 + [1.4]},
         facts={"precision": "bf16"},
     ),
-    Case("sampler_trainer_mismatch", "serious", made_up(incidents=[MISMATCH]), made_up()),
-    Case("not_finite", "warning", made_up(incidents=[DAMAGED]), made_up(incidents=[{**DAMAGED, "kind": "spike"}])),
-    Case("not_finite", "serious", made_up(incidents=[{**DAMAGED, "consequence": "stop"}]), made_up()),
-    figures(
+    Case("sampler_trainer_mismatch", "serious", synthetic_run(incidents=[MISMATCH]), synthetic_run()),
+    Case(
+        "not_finite",
+        "warning",
+        synthetic_run(incidents=[DAMAGED]),
+        synthetic_run(incidents=[{**DAMAGED, "kind": "spike"}]),
+    ),
+    Case("not_finite", "serious", synthetic_run(incidents=[{**DAMAGED, "consequence": "stop"}]), synthetic_run()),
+    metrics(
         "reward_function_failing",
         "warning",
         {"reward/mine_failures": [0.0] * 15 + [1.0], "reward/mine_given_up": [0.0] * 15 + [100.0]},
         {"reward/mine_failures": 0.0, "reward/mine_given_up": 0.0},
     ),
-    figures("reward_function_failing", "serious", {"reward/unscored": [13.0] * 16}, {"reward/unscored": 0.0}),
-    figures(
+    metrics("reward_function_failing", "serious", {"reward/unscored": [13.0] * 16}, {"reward/unscored": 0.0}),
+    metrics(
         "sampling_not_mirrored",
         "serious",
         {"objective/logprobs": -86.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
         {"objective/logprobs": -88.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
     ),
-    figures(
+    metrics(
         "sampling_not_mirrored",
         "serious",
         {"objective/logprobs": -116.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
         {"objective/logprobs": -114.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
     ),
-    figures("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
-    figures("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),
-    figures(
+    metrics("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
+    metrics("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),
+    metrics(
         "whitening_constant_batch",
         "serious",
         {"reward/score_std": 2e-3, "reward/score_mean": 2.2},
         {"reward/score_std": 3e-3, "reward/score_mean": 2.2},
     ),
-    figures("whitening_constant_batch", "serious", {"advantage/std": 2e-3}, {"advantage/std": 3e-3}),
-    figures(
+    metrics("whitening_constant_batch", "serious", {"advantage/std": 2e-3}, {"advantage/std": 3e-3}),
+    metrics(
         "reward_flat",
         "serious",
         {"reward/score_std": 2e-3, "reward/score_mean": 2.2},
         {"reward/score_std": 3e-3, "reward/score_mean": 2.2},
     ),
-    figures(
+    metrics(
         "reward_flat",
         "warning",
         {"reward/score_mean": towards(0.9, 1.1), "reward/score_std": [1.0] * 16},
         {"reward/score_mean": towards(0.9, 1.25), "reward/score_std": [1.0] * 16},
     ),
-    figures("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
-    figures("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),
-    figures("duplicated_prompts", "serious", {"prompt/distinct": [0.35] * 16}, {"prompt/distinct": [0.85] * 16}),
-    figures(
+    metrics("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
+    metrics("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),
+    metrics("duplicated_prompts", "serious", {"prompt/distinct": [0.35] * 16}, {"prompt/distinct": [0.85] * 16}),
+    metrics(
         "proxy_up_judge_down",
         "serious",
         {"score/gold": towards(0.6, 0.5)},
         {"score/gold": towards(0.5, 0.6)},
         settings={"reward": JUDGED},
     ),
-    figures(  # the judge gains 0.4 and gives 0.11 of it back, or 0.09
+    metrics(  # the judge gains 0.4 and loses 0.11 of it again, or 0.09
         "proxy_up_judge_down",
         "warning",
         {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.69] * 8]},
         {"score/gold": [0.4, 0.6, *[0.8] * 6, *[0.71] * 8]},
         settings={"reward": JUDGED},
     ),
-    figures(
+    metrics(
         "hacking_by_length",
         "serious",
         {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.55] * 16},
         {"response/length": towards(20.0, 37.0), "reward/length_correlation": [0.45] * 16},
     ),
-    figures(
+    metrics(
         "hacking_by_length",
         "warning",
         {"response/length": towards(20.0, 29.0), "reward/length_correlation": [0.55] * 16},
         {"response/length": towards(20.0, 27.0), "reward/length_correlation": [0.55] * 16},
     ),
-    figures(
+    metrics(
         "hacking_by_length",
         "serious",
         {"response/length": towards(20.0, 7.0), "reward/length_correlation": [-0.55] * 16},
         {"response/length": towards(20.0, 13.0), "reward/length_correlation": [-0.55] * 16},
     ),
-    figures(
+    metrics(
         "hacking_by_repetition",
         "serious",
         {"response/repetition": towards(0.02, 0.3)},
         {"response/repetition": towards(0.02, 0.1)},
     ),
-    figures(
+    metrics(
         "hacking_by_not_stopping",
         "serious",
         {"response/eos_rate": towards(1.0, 0.6)},
         {"response/eos_rate": towards(1.0, 0.8)},
     ),
-    figures(
+    metrics(
         "entropy_rising",
         "serious",
         {"policy/entropy": towards(0.2, 0.5)},
         {"policy/entropy": towards(0.2, 0.24)},
         settings={"ppo.entropy_coef": 0.01},
     ),
-    figures("entropy_rising", "warning", {"policy/entropy": towards(0.2, 0.5)}, {"policy/entropy": towards(0.2, 0.27)}),
-    figures(
+    metrics("entropy_rising", "warning", {"policy/entropy": towards(0.2, 0.5)}, {"policy/entropy": towards(0.2, 0.27)}),
+    metrics(
         "beta_too_large",
         "serious",
         {"objective/kl_coef": [2.2] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
         {"objective/kl_coef": [1.8] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
     ),
-    figures(
+    metrics(
         "steps_too_small",
         "serious",
         {"policy/clip_fraction": 0.0, "policy/approx_kl": 8e-6, "objective/kl": 0.05, "reward/score_mean": 0.9},
         {"policy/clip_fraction": 0.0, "policy/approx_kl": 2e-5, "objective/kl": 0.05, "reward/score_mean": 0.9},
     ),
-    figures(
+    metrics(
         "steps_too_large",
         "warning",
         {"policy/clip_fraction": towards(0.26, 0.01, 1.0)},
         {"policy/clip_fraction": towards(0.18, 0.01, 1.0)},
     ),
-    figures(
+    metrics(
         "steps_too_large",
         "serious",
         {"policy/approx_kl": towards(0.25, 0.01, 1.0)},
         {"policy/approx_kl": towards(0.05, 0.01, 1.0)},
     ),
-    figures(
+    metrics(
         "beta_too_small",
         "warning",
         {"objective/kl": towards(0.0, 8.0), "objective/kl_coef": [0.005] * 16},
         {"objective/kl": towards(0.0, 8.0), "objective/kl_coef": [0.007] * 16},
     ),
-    figures(
+    metrics(
         "beta_too_small",
         "serious",
         {"objective/kl": towards(0.0, 18.0), "objective/kl_coef": 0.0},
         {"objective/kl": towards(0.0, 4.5), "objective/kl_coef": 0.0},
     ),
-    figures("kl_exploding", "warning", {"objective/kl": towards(0.0, 15.0)}, {"objective/kl": towards(0.0, 11.0)}),
-    figures("kl_exploding", "serious", {"objective/kl": towards(0.0, 30.0)}, {"objective/kl": towards(0.0, 11.0)}),
-    figures(
+    metrics("kl_exploding", "warning", {"objective/kl": towards(0.0, 15.0)}, {"objective/kl": towards(0.0, 11.0)}),
+    metrics("kl_exploding", "serious", {"objective/kl": towards(0.0, 30.0)}, {"objective/kl": towards(0.0, 11.0)}),
+    metrics(
         "kl_exploding",
         "serious",
         {"objective/kl": towards(0.0, 15.0), "reward/total": towards(0.9, -0.3)},
         {"objective/kl": towards(0.0, 9.0), "reward/total": towards(0.9, -0.3)},
     ),
-    figures(
+    metrics(
         "kl_exploding",
         "warning",
         {"objective/kl": towards(0.0, 12.0)},
         {"objective/kl": towards(0.0, 9.5)},
         settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0},
     ),
-    figures(
+    metrics(
         "entropy_collapse",
         "warning",
         {"policy/entropy": [1.3] * 4 + [0.24] * 12, "response/length": [48.0] * 16},
         {"policy/entropy": [1.3] * 4 + [0.28] * 12, "response/length": [48.0] * 16},
     ),
-    figures(
+    metrics(
         "entropy_collapse",
         "serious",
         {"policy/entropy": [1.3] * 4 + [0.12] * 12, "response/length": [48.0] * 16},
         {"policy/entropy": [1.3] * 4 + [0.28] * 12, "response/length": [48.0] * 16},
     ),
-    figures(
+    metrics(
         "entropy_collapse",
         "warning",
         {"policy/entropy": [0.15] * 4 + [0.053] * 12, "response/length": [20.0] * 16},
         {"policy/entropy": [0.15] * 4 + [0.057] * 12, "response/length": [20.0] * 16},
     ),
-    figures(
+    metrics(
         "entropy_collapse",
         "serious",
         {"policy/entropy": [0.3] * 4 + [0.15] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
         {"policy/entropy": [0.3] * 4 + [0.18] * 12, "response/length": [20.0] * 4 + [7.0] * 12},
     ),
-    figures(
+    metrics(
         "stops_at_once",
         "serious",
         {"response/length": [20.0] * 4 + [3.9] * 12},
         {"response/length": [20.0] * 4 + [4.1] * 12},
     ),
-    figures("too_few_eos", "serious", {"response/eos_rate": [0.08] * 16}, {"response/eos_rate": [0.55] * 16}),
-    figures("too_few_eos", "warning", {"response/eos_rate": [0.45] * 16}, {"response/eos_rate": [0.55] * 16}),
-    figures(
+    metrics("too_few_eos", "serious", {"response/eos_rate": [0.08] * 16}, {"response/eos_rate": [0.55] * 16}),
+    metrics("too_few_eos", "warning", {"response/eos_rate": [0.45] * 16}, {"response/eos_rate": [0.55] * 16}),
+    metrics(
         "too_few_eos",
         "note",
         {"response/eos_rate": 0.0},
         {"response/eos_rate": [0.55] * 16},
         settings={"reward": FUNCTION},
     ),
-    figures("truncated_at_cap", "warning", {"response/eos_rate": [0.85] * 16}, {"response/eos_rate": [0.92] * 16}),
-    figures(
+    metrics("truncated_at_cap", "warning", {"response/eos_rate": [0.85] * 16}, {"response/eos_rate": [0.92] * 16}),
+    metrics(
         "value_scale_mismatch",
         "serious",
         {"value/std": [3.5] * 16, "value/returns_std": [1.0] * 16},
         {"value/std": [2.5] * 16, "value/returns_std": [1.0] * 16},
     ),
-    figures(
+    metrics(
         "value_scale_mismatch",
         "serious",
         {"value/returns_std": [6.0] * 16},
         {"value/returns_std": [4.0] * 16},
         settings={"ppo.value_unit": "score"},
     ),
-    figures(
+    metrics(
         "value_clip_binding", "warning", {"value/clip_fraction": [0.51] * 16}, {"value/clip_fraction": [0.49] * 16}),
-    figures(
+    metrics(
         "dead_critic",
         "serious",
         {"value/mean": 0.0, "value/returns_mean": [1.1] * 16, "value/returns_std": [1.0] * 16},
         {"value/mean": 0.0, "value/returns_mean": [0.9] * 16, "value/returns_std": [1.0] * 16},
     ),
-    figures(
+    metrics(
         "dead_critic",
         "serious",
         {"value/explained_variance": [-1.02] * 16},
         {"value/explained_variance": [0.01] * 16},
     ),
-    figures(
+    metrics(
         "dead_critic",
         "serious",
         {"value/explained_variance": 0.0, "value/std": 1e-4},
         {"value/explained_variance": [0.01] * 16, "value/std": 1e-4},
     ),
-    figures(
+    metrics(
         "dead_critic",
         "note",
         {"value/explained_variance": [-0.98] * 16},
         {"value/explained_variance": [0.01] * 16},
     ),
-    figures(
+    metrics(
         "score_falling",
         "serious",
         {"reward/score_mean": towards(0.9, 0.3), "reward/score_std": [1.0] * 16},
         {"reward/score_mean": towards(0.9, 0.5), "reward/score_std": [1.0] * 16},
     ),
-    figures(
+    metrics(
         "reward_saturated",
         "warning",
         {"reward/score_std": [1.0] * 4 + [0.08] * 12},
         {"reward/score_std": [1.0] * 4 + [0.12] * 12},
     ),
-    figures(
+    metrics(
         "steps_skipped",
         "warning",
         {"guard/skipped_steps": [0.0] * 15 + [3.0]},
         {"guard/skipped_steps": 0.0},
     ),
-    figures("steps_skipped", "serious", {"guard/skipped_steps": [0.0] * 13 + [3.0] * 3}, {"guard/skipped_steps": 0.0}),
-    figures("gradient_spikes", "warning", {"policy/grad_norm": spike(3.0)}, {"policy/grad_norm": spike(2.5)}),
-    figures(
+    metrics("steps_skipped", "serious", {"guard/skipped_steps": [0.0] * 13 + [3.0] * 3}, {"guard/skipped_steps": 0.0}),
+    metrics("gradient_spikes", "warning", {"policy/grad_norm": spike(3.0)}, {"policy/grad_norm": spike(2.5)}),
+    metrics(
         "gradient_spikes",
         "warning",
         {"policy/grad_norm": [0.3 * 1.22**update for update in range(16)]},
@@ -348,12 +353,12 @@ CASES = [
         supervised("reward", loss=towards(0.7, 0.1), accuracy=0.7, eval_loss=held_out(0.6, 0.55, 0.5, 0.6, 0.7)),
         supervised("reward", loss=towards(0.7, 0.1), accuracy=0.7, eval_loss=held_out(0.6, 0.55, 0.5, 0.5, 0.51)),
     ),
-    figures(
+    metrics(
         "memory_growing",
         "warning",
         {"memory/process": [1.0 + 0.02 * update for update in range(16)]},
         {"memory/process": [1.0 + 0.01 * update for update in range(16)]},
     ),
-    figures("reward_dominates_time", "warning", {"time/reward": [1.1] * 16, "time/update": [2.0] * 16},
+    metrics("reward_dominates_time", "warning", {"time/reward": [1.1] * 16, "time/update": [2.0] * 16},
             {"time/reward": [0.9] * 16, "time/update": [2.0] * 16}),
 ]  # fmt: skip

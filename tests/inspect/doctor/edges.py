@@ -1,4 +1,4 @@
-"""Where each threshold lies: figures a little beyond it, and a little short of it."""
+"""Both sides of each threshold: values slightly beyond it and slightly short of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import DAMAGED, FUNCTION, held_out, reward_model, supervised
-from tests.inspect.doctor.synthetic import Series, made_up, towards
+from tests.inspect.doctor.synthetic import Series, synthetic_run, towards
 
 SERIOUS, WARNING, NOTE, SILENT = "serious", "warning", "note", ""
 MANY = {"rollout.num_prompts": 1024}
@@ -18,7 +18,7 @@ IN_SCORES = {"ppo.value_unit": "score"}
 
 
 class Edge(NamedTuple):
-    """What a rule says of a run: its severity, or nothing."""
+    """A rule, and the severity that it gives a run; empty if it finds nothing."""
 
     rule: str
     severity: str
@@ -26,7 +26,7 @@ class Edge(NamedTuple):
 
 
 def step(before: float, after: float) -> list[float]:
-    """A figure that changes once, after the fourth of sixteen updates."""
+    """A value that changes once, after the fourth of sixteen updates."""
     return [before] * 4 + [after] * 12
 
 
@@ -34,12 +34,12 @@ def of_16(count: int, odd: float, usual: float) -> list[float]:
     return [odd] * count + [usual] * (16 - count)
 
 
-def figures(rule: str, *pairs: tuple[str, Mapping[str, Series]], **settings: Any) -> Iterator[Edge]:
+def metrics(rule: str, *pairs: tuple[str, Mapping[str, Series]], **settings: Any) -> Iterator[Edge]:
     for severity, changed in pairs:
-        yield Edge(rule, severity, made_up(figures=changed, settings=settings))
+        yield Edge(rule, severity, synthetic_run(metrics=changed, settings=settings))
 
 
-def surprise(**changed: list[float]) -> dict[str, Series]:
+def surprisal(**changed: list[float]) -> dict[str, Series]:
     names = {
         "logprobs": "objective/logprobs",
         "nats": "policy/entropy",
@@ -56,23 +56,25 @@ def responses(nats: list[float]) -> dict[str, Series]:
 
 
 def leak(start: float, grown: float, steps_up: int = 13) -> dict[str, Series]:
-    """Memory over the fourteen updates after the first two, which may take what they like."""
+    """Memory that grows over fourteen updates, after two updates of warm-up."""
     ups = [grown / steps_up * ((number + 1) * steps_up // 13 - number * steps_up // 13) for number in range(13)]
     return {"memory/process": [0.01, 0.05] + [start + sum(ups[:number]) for number in range(14)]}
 
 
 def filling(first_half: float, second_half: float) -> dict[str, Series]:
-    """Memory that grows by so much over seven updates, and by so much over the six after them."""
+    """Memory that grows by one amount over seven updates and by another over the next six."""
     early = [1.0 + first_half * number / 7 for number in range(8)]
     return {"memory/process": [0.01, 0.05, *early, *(early[-1] + second_half * number / 6 for number in range(1, 7))]}
 
 
 def spikes(updates: int, *places: int) -> RunRecord:
-    return made_up(updates, {"policy/grad_norm": [9.0 if update in places else 0.35 for update in range(updates)]})
+    return synthetic_run(
+        updates, {"policy/grad_norm": [9.0 if update in places else 0.35 for update in range(updates)]}
+    )
 
 
 def incidents(count: int) -> RunRecord:
-    return made_up(20, incidents=[{**DAMAGED, "update": update + 1} for update in range(count)])
+    return synthetic_run(20, incidents=[{**DAMAGED, "update": update + 1} for update in range(count)])
 
 
 def overfitted(last: float) -> RunRecord:
@@ -80,63 +82,63 @@ def overfitted(last: float) -> RunRecord:
 
 
 def critic(updates: int) -> RunRecord:
-    return made_up(updates, {"value/explained_variance": [-0.01] * updates})
+    return synthetic_run(updates, {"value/explained_variance": [-0.01] * updates})
 
 
 EDGES: list[Edge] = [
-    *figures(
+    *metrics(
         "sampling_not_mirrored",
         # 0.8 in the median, give or take a standard error of 0.066, or of 0.068
-        (SERIOUS, surprise(logprobs=[-65.7, -94.3] * 8)),
-        (SILENT, surprise(logprobs=[-65.3, -94.7] * 8)),
-        (SERIOUS, surprise(logprobs=[-50.0] * 16, moved=[0.048] * 16)),
-        (SILENT, surprise(logprobs=[-50.0] * 16, moved=[0.052] * 16)),
-        (SERIOUS, surprise(logprobs=[-0.3] * 16, nats=[0.0144] * 16)),
-        (SILENT, surprise(logprobs=[-0.3] * 16, nats=[0.0136] * 16)),
+        (SERIOUS, surprisal(logprobs=[-65.7, -94.3] * 8)),
+        (SILENT, surprisal(logprobs=[-65.3, -94.7] * 8)),
+        (SERIOUS, surprisal(logprobs=[-50.0] * 16, moved=[0.048] * 16)),
+        (SILENT, surprisal(logprobs=[-50.0] * 16, moved=[0.052] * 16)),
+        (SERIOUS, surprisal(logprobs=[-0.3] * 16, nats=[0.0144] * 16)),
+        (SILENT, surprisal(logprobs=[-0.3] * 16, nats=[0.0136] * 16)),
     ),
     Edge("not_finite", SERIOUS, incidents(3)),
     Edge("not_finite", WARNING, incidents(2)),
-    *figures(
+    *metrics(
         "reward_function_failing",
         (SERIOUS, {"reward/unscored": [13.0] * 16}),
         (WARNING, {"reward/unscored": [12.0] * 16}),
     ),
-    *figures(
+    *metrics(
         "kl_sign_flipped",
         (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}),
         (SILENT, {**SCORES, "reward/kl": [-0.0098] * 16}),
     ),
-    *figures(
+    *metrics(
         "whitening_constant_batch",
         (SERIOUS, {"advantage/std": [2.1e-3] * 16, "value/returns_mean": [2.2] * 16}),
         (SILENT, {"advantage/std": [2.3e-3] * 16, "value/returns_mean": [2.2] * 16}),
     ),
-    *figures(
+    *metrics(
         "reward_flat",
         (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.145)}),
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.155)}),
         **MANY,
     ),
     # The error of a mean of 128 scores is 0.088 of their spread.
-    *figures(
+    *metrics(
         "reward_flat",
         (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.26)}),
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.27)}),
     ),
-    *figures(
+    *metrics(
         "score_falling",
         (SERIOUS, {**SCORES, "reward/score_mean": step(1.0, 0.49)}),
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 0.51)}),
     ),
-    *figures("no_exploration", (SERIOUS, responses([0.69] * 16)), (SILENT, responses([0.70] * 16))),
-    *figures(
+    *metrics("no_exploration", (SERIOUS, responses([0.69] * 16)), (SILENT, responses([0.70] * 16))),
+    *metrics(
         "duplicated_prompts",
         (WARNING, {"prompt/distinct": [0.79] * 16}),
         (SILENT, {"prompt/distinct": [0.81] * 16}),
         (SERIOUS, {"prompt/distinct": [0.39] * 16}),
         (WARNING, {"prompt/distinct": [0.41] * 16}),
     ),
-    *figures(
+    *metrics(
         "hacking_by_length",
         (SERIOUS, {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.51] * 16}),
         (WARNING, {"response/length": step(20.0, 34.9), "reward/length_correlation": [0.51] * 16}),
@@ -146,29 +148,29 @@ EDGES: list[Edge] = [
         (SERIOUS, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.51] * 16}),
         (SILENT, {"response/length": step(20.0, 10.1), "reward/length_correlation": [-0.51] * 16}),
     ),
-    *figures(
+    *metrics(
         "hacking_by_repetition",
         (SERIOUS, {"response/repetition": step(0.02, 0.221)}),
         (WARNING, {"response/repetition": step(0.02, 0.219)}),
         (WARNING, {"response/repetition": step(0.02, 0.121)}),
         (SILENT, {"response/repetition": step(0.02, 0.119)}),
     ),
-    *figures(
+    *metrics(
         "hacking_by_not_stopping",
         (SERIOUS, {"response/eos_rate": step(1.0, 0.74)}),
         (SILENT, {"response/eos_rate": step(1.0, 0.76)}),
     ),
-    *figures(
+    *metrics(
         "hacking_by_not_stopping",
         (WARNING, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
         (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.49] * 16}),
         reward=FUNCTION,
     ),
-    *figures(
+    *metrics(
         "hacking_by_not_stopping",
         (SERIOUS, {"response/eos_rate": step(1.0, 0.3), "reward/length_correlation": [0.51] * 16}),
     ),
-    *figures(
+    *metrics(
         "entropy_rising",
         (SERIOUS, {"policy/entropy": step(0.2, 0.41)}),
         (WARNING, {"policy/entropy": step(0.2, 0.39)}),
@@ -178,8 +180,8 @@ EDGES: list[Edge] = [
         (SILENT, {"policy/entropy": step(0.2, 0.295)}),
         **BONUS,
     ),
-    *figures("entropy_rising", (WARNING, {"policy/entropy": step(0.2, 0.9)})),
-    *figures(
+    *metrics("entropy_rising", (WARNING, {"policy/entropy": step(0.2, 0.9)})),
+    *metrics(
         "entropy_collapse",
         (WARNING, responses(step(30.0, 5.9))),
         (SILENT, responses(step(30.0, 6.1))),
@@ -190,14 +192,14 @@ EDGES: list[Edge] = [
         (WARNING, responses(step(2.15, 1.05))),
         (SILENT, responses(step(2.05, 1.05))),
     ),
-    *figures(
+    *metrics(
         "beta_too_large",
         (SERIOUS, {**SCORES, "objective/kl_coef": [2.02] * 16, "reward/score_mean": step(1.0, 1.1)}),
         (SILENT, {**SCORES, "objective/kl_coef": [1.98] * 16, "reward/score_mean": step(1.0, 1.1)}),
         (SERIOUS, {**SCORES, "objective/kl_coef": [9.0] * 16, "reward/score_mean": step(1.0, 1.49)}),
         (SILENT, {**SCORES, "objective/kl_coef": [9.0] * 16, "reward/score_mean": step(1.0, 1.51)}),
     ),
-    *figures(
+    *metrics(
         "steps_too_small",
         *(
             (
@@ -217,7 +219,7 @@ EDGES: list[Edge] = [
             ]
         ),
     ),
-    *figures(
+    *metrics(
         "steps_too_large",
         (SERIOUS, {"policy/clip_fraction": [0.355] * 16}),
         (WARNING, {"policy/clip_fraction": [0.345] * 16}),
@@ -231,7 +233,7 @@ EDGES: list[Edge] = [
         (SILENT, {"policy/clip_fraction": of_16(1, 0.4, 0.01)}),
         (WARNING, {"policy/clip_fraction": [0.01] * 8 + [0.4, 0.25, 0.25] + [0.01] * 5}),
     ),
-    *figures(
+    *metrics(
         "kl_exploding",
         (WARNING, {"objective/kl": step(0.0, 10.2), "response/length": [20.0] * 16}),
         (SILENT, {"objective/kl": step(0.0, 9.8), "response/length": [10.0] * 16}),
@@ -240,49 +242,49 @@ EDGES: list[Edge] = [
         (WARNING, {"objective/kl": step(0.0, 19.6), "response/length": [10.0] * 16}),
         (WARNING, {"objective/kl": step(0.0, 20.4), "response/length": [21.0] * 16}),
     ),
-    *figures(
+    *metrics(
         "kl_exploding",
         (WARNING, {"objective/kl": step(0.0, 15.2), "response/length": [99.0] * 16}),
         (SILENT, {"objective/kl": step(0.0, 14.8), "response/length": [99.0] * 16}),
         **CONTROLLED,
     ),
-    *figures(
+    *metrics(
         "too_few_eos",
         (WARNING, {"response/eos_rate": [0.49] * 16}),
         (SILENT, {"response/eos_rate": [0.51] * 16}),
         (SERIOUS, {"response/eos_rate": [0.098] * 16}),
         (WARNING, {"response/eos_rate": [0.102] * 16}),
     ),
-    *figures(
+    *metrics(
         "too_few_eos",
         (NOTE, {"response/eos_rate": [0.098] * 16}),
         (WARNING, {"response/eos_rate": [0.102] * 16}),
         reward=FUNCTION,
     ),
-    *figures(
+    *metrics(
         "truncated_at_cap", (WARNING, {"response/eos_rate": [0.89] * 16}), (SILENT, {"response/eos_rate": [0.91] * 16})
     ),
-    *figures(
+    *metrics(
         "truncated_at_cap",
         (SERIOUS, {"response/eos_rate": step(0.49, 0.3)}),
         (WARNING, {"response/eos_rate": step(0.51, 0.3)}),
         (WARNING, {"response/eos_rate": step(0.3, 0.51)}),
     ),
-    *figures(
+    *metrics(
         "truncated_at_cap",
         (WARNING, {"response/eos_rate": [0.102] * 16}),
         (NOTE, {"response/eos_rate": [0.098] * 16}),
         reward=FUNCTION,
     ),
-    *figures(
+    *metrics(
         "stops_at_once", (SERIOUS, {"response/length": step(8.0, 1.95)}), (SILENT, {"response/length": step(8.0, 2.05)})
     ),
-    *figures(
+    *metrics(
         "value_scale_mismatch",
         (SERIOUS, {"value/std": [3.05] * 16, "value/returns_std": [1.0] * 16}),
         (SILENT, {"value/std": [2.95] * 16, "value/returns_std": [1.0] * 16}),
     ),
-    *figures(
+    *metrics(
         "value_scale_mismatch",
         (SERIOUS, {"value/returns_std": [5.1] * 16}),
         (SILENT, {"value/returns_std": [4.9] * 16}),
@@ -290,7 +292,7 @@ EDGES: list[Edge] = [
         (SILENT, {"value/returns_std": [0.051] * 16, "value/std": 0.01}),
         **IN_SCORES,
     ),
-    *figures(
+    *metrics(
         "value_clip_binding",
         *(
             (
@@ -305,14 +307,14 @@ EDGES: list[Edge] = [
             for severity, bias in [(SERIOUS, 1.02), (WARNING, 0.98)]
         ),
     ),
-    *figures(
+    *metrics(
         "dead_critic",
         (SERIOUS, {"value/explained_variance": [-1.02] * 16}),
         (NOTE, {"value/explained_variance": [-0.98] * 16}),
         (SERIOUS, {"value/explained_variance": 0.0, "value/std": [0.0098] * 16, "value/returns_std": [1.0] * 16}),
         (NOTE, {"value/explained_variance": 0.0, "value/std": [0.0102] * 16, "value/returns_std": [1.0] * 16}),
     ),
-    *figures(
+    *metrics(
         "dead_critic",
         (SERIOUS, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.102)}),
         (SILENT, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.098)}),
@@ -320,7 +322,7 @@ EDGES: list[Edge] = [
     *(
         edge
         for rule in ("whitening_constant_batch", "reward_flat")
-        for edge in figures(
+        for edge in metrics(
             rule,
             (SERIOUS, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.11, 0.0)}),
             (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
@@ -328,12 +330,12 @@ EDGES: list[Edge] = [
     ),
     Edge("dead_critic", WARNING, critic(50)),
     Edge("dead_critic", NOTE, critic(49)),
-    *figures(
+    *metrics(
         "reward_saturated",
         (WARNING, {"reward/score_std": step(1.0, 0.098)}),
         (SILENT, {"reward/score_std": step(1.0, 0.102)}),
     ),
-    *figures(
+    *metrics(
         "steps_skipped",
         (SERIOUS, {"guard/skipped_steps": of_16(2, 1.0, 0.0)}),
         (WARNING, {"guard/skipped_steps": of_16(1, 1.0, 0.0)}),
@@ -341,7 +343,7 @@ EDGES: list[Edge] = [
     Edge("gradient_spikes", WARNING, spikes(150, 70, 100)),
     Edge("gradient_spikes", NOTE, spikes(150, 70)),
     Edge("gradient_spikes", SILENT, spikes(150, 2)),
-    *figures(
+    *metrics(
         "gradient_spikes",
         (WARNING, {"policy/grad_norm": [0.35] * 8 + [2.85] + [0.35] * 7}),
         (SILENT, {"policy/grad_norm": [0.35] * 8 + [2.75] + [0.35] * 7}),
@@ -358,7 +360,7 @@ EDGES: list[Edge] = [
     Edge("overfitting", SILENT, overfitted(1.029)),
     Edge("overfitting", SERIOUS, overfitted(1.152)),
     Edge("overfitting", WARNING, overfitted(1.148)),
-    *figures(
+    *metrics(
         "memory_growing",
         (WARNING, leak(1.0, 0.152)),
         (SILENT, leak(1.0, 0.148)),
@@ -369,7 +371,7 @@ EDGES: list[Edge] = [
         (WARNING, filling(0.40, 0.27)),
         (SILENT, filling(0.40, 0.25)),
     ),
-    *figures(
+    *metrics(
         "reward_dominates_time",
         (WARNING, {"time/reward": [0.3] * 16, "time/update": [0.51] * 16}),
         (SILENT, {"time/reward": [0.3] * 16, "time/update": [0.49] * 16}),
@@ -380,7 +382,7 @@ EDGES: list[Edge] = [
 
 FREE = {"objective/kl_coef": 0.0}
 EDGES += [
-    *figures(
+    *metrics(
         "beta_too_small",
         (WARNING, {"objective/kl": step(0.0, 5.1), **FREE}),
         (SILENT, {"objective/kl": step(0.0, 4.9), **FREE}),
@@ -388,8 +390,8 @@ EDGES += [
         (WARNING, {"objective/kl": step(0.0, 9.9), "response/length": [10.0] * 16, **FREE}),
         (WARNING, {"objective/kl": step(0.0, 10.1), "response/length": [21.0] * 16, **FREE}),
     ),
-    # A gain of 1: of the spread, where the score has risen by less.
-    *figures(
+    # The gain is 1: the standard deviation, since the score has risen by less.
+    *metrics(
         "beta_too_small",
         *(
             (
@@ -407,7 +409,7 @@ EDGES += [
     ),
 ]
 
-LEAST: dict[str, tuple[int, dict[str, float]]] = {
+MIN_UPDATES: dict[str, tuple[int, dict[str, float]]] = {
     "steps_too_large": (4, {"policy/clip_fraction": 0.5}),
     "kl_negative": (4, {"objective/kl": -1.0}),
     "no_exploration": (4, {"policy/entropy": 0.01}),
@@ -425,4 +427,4 @@ LEAST: dict[str, tuple[int, dict[str, float]]] = {
     "reward_flat": (12, {"reward/score_mean": 1.0}),
     "sampler_trainer_mismatch": (1, {"policy/first_ratio_max": 2.0}),
 }
-"""The fewest updates that a rule judges by."""
+"""The fewest updates that a rule needs."""

@@ -1,4 +1,4 @@
-"""A run that is well, made up: the demo's course in round figures, with noise that is the same each time."""
+"""A synthetic healthy run: the demo's metrics in round figures, with deterministic noise."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from kedge.inspect.record import RunRecord
 
 Series = float | Callable[[float], float] | Sequence[float] | None
-"""One figure, a function of the run's progress from 0 to 1, a figure per update, or none at all."""
+"""A constant, a function of the run's progress from 0 to 1, a value per update, or no metric at all."""
 
 
 def wobble(update: int, salt: int) -> float:
-    """Noise in [−1, 1] that depends on nothing but its arguments."""
+    """Noise in [−1, 1] that depends on its arguments alone."""
     return math.sin(12.9898 * update + 78.233 * salt + update * update)
 
 
 def towards(start: float, end: float, speed: float = 4.0) -> Callable[[float], float]:
-    """From one figure to another, most of the way early on."""
+    """From one value to another, most of the way early on."""
     return lambda done: end + (start - end) * math.exp(-speed * done)
 
 
-WELL: dict[str, Series] = {
+HEALTHY: dict[str, Series] = {
     "reward/score_mean": towards(0.9, 2.2),
     "reward/score_std": towards(1.0, 0.5),
     "reward/total": towards(0.9, 2.0),
@@ -70,35 +70,35 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def made_up(
+def synthetic_run(
     updates: int = 16,
-    figures: Mapping[str, Series] | None = None,
+    metrics: Mapping[str, Series] | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     facts: Mapping[str, str] | None = None,
     **more: Any,
 ) -> RunRecord:
-    """A PPO run that is well, but for what is said.
+    """A healthy PPO run, except for the changes given.
 
     Args:
-        updates: How many it has had.
-        figures: Metrics that take others' places; None takes one out.
-        settings: By their dotted names.
+        updates: Number of updates.
+        metrics: Metrics to replace; None removes one.
+        settings: Configuration fields, by their dotted names.
         facts: Such as the precision.
         more: Further fields of the record.
     """
-    return bare(updates, {**WELL, **(figures or {})}, settings=settings, facts=facts, **more)
+    return run_with(updates, {**HEALTHY, **(metrics or {})}, settings=settings, facts=facts, **more)
 
 
-def bare(
+def run_with(
     updates: int,
-    figures: Mapping[str, Series],
+    metrics: Mapping[str, Series],
     *,
     settings: Mapping[str, Any] | None = None,
     facts: Mapping[str, str] | None = None,
     **more: Any,
 ) -> RunRecord:
-    """A run that has measured nothing but this."""
+    """A run with these metrics alone."""
     config = {name: dict(section) if isinstance(section, dict) else section for name, section in CONFIG.items()}
     for dotted, value in (settings or {}).items():
         section, _, name = dotted.partition(".")
@@ -106,21 +106,21 @@ def bare(
             config.setdefault(section, {})[name] = value
         else:
             config[section] = value
-    columns = {name: _column(series, updates, salt) for salt, (name, series) in enumerate(sorted(figures.items()))
+    columns = {name: _column(series, updates, salt) for salt, (name, series) in enumerate(sorted(metrics.items()))
                if series is not None}  # fmt: skip
     rows = [
         {"update": update + 1, **{name: column[update] for name, column in columns.items()}}
         for update in range(updates)
     ]
-    told = {"stage": "ppo", "precision": "fp32", **(facts or {})}
-    return RunRecord(Path("run"), facts=told, config=config, metrics=rows, **more)
+    header = {"stage": "ppo", "precision": "fp32", **(facts or {})}
+    return RunRecord(Path("run"), facts=header, config=config, metrics=rows, **more)
 
 
 def _column(series: float | Callable[[float], float] | Sequence[float], updates: int, salt: int) -> Sequence[float]:
-    """A figure per update; constants and functions get one per cent of noise, where that leaves 0 and 1 alone."""
+    """A value per update. Constants and functions get one percent of noise, except where they are 0 or 1."""
     if isinstance(series, Sequence):
         return series
-    course = series if callable(series) else lambda done: float(series)
-    clean = [course(update / max(updates - 1, 1)) for update in range(updates)]
+    curve = series if callable(series) else lambda done: float(series)
+    clean = [curve(update / max(updates - 1, 1)) for update in range(updates)]
     return [value if value in (0.0, 1.0) else value * (1 + 0.01 * wobble(update, salt))
             for update, value in enumerate(clean)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: its order, its words, and what it does where figures are missing."""
+"""Order and texts of findings, and diagnoses with missing metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from kedge.inspect.doctor import RULES, Finding, diagnose, one_line, print_findings
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES
-from tests.inspect.doctor.synthetic import WELL, bare, made_up, towards
+from tests.inspect.doctor.synthetic import HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
     "policy/clip_fraction": towards(0.5, 0.4),
@@ -18,11 +18,11 @@ FAST = {
     "response/eos_rate": [0.8] * 16,
     "policy/staleness": 1.0,
 }
-"""Steps that are far too large, and what comes of it."""
+"""Steps that are far too large, and their consequences."""
 
 
-def test_the_gravest_come_first_and_causes_before_their_consequences() -> None:
-    found = [(finding.severity, finding.rule) for finding in diagnose(made_up(figures=FAST))]
+def test_the_most_severe_come_first_and_causes_before_consequences() -> None:
+    found = [(finding.severity, finding.rule) for finding in diagnose(synthetic_run(metrics=FAST))]
     assert found == [
         ("serious", "steps_too_large"),
         ("serious", "kl_exploding"),
@@ -31,31 +31,33 @@ def test_the_gravest_come_first_and_causes_before_their_consequences() -> None:
     ]
 
 
-def test_every_rule_has_a_name_of_its_own() -> None:
+def test_rule_names_are_unique() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-@pytest.mark.parametrize("missing", sorted(WELL))
-def test_a_run_without_a_metric_is_judged_by_the_others(missing: str) -> None:
-    assert diagnose(made_up(figures={missing: None})) == []
+@pytest.mark.parametrize("missing", sorted(HEALTHY))
+def test_other_rules_still_apply_if_a_metric_is_missing(missing: str) -> None:
+    assert diagnose(synthetic_run(metrics={missing: None})) == []
     for case in CASES:
-        rows = [{name: figure for name, figure in row.items() if name != missing} for row in case.sick.metrics]
-        reduced = RunRecord(case.sick.folder, case.sick.facts, case.sick.config, rows, summary=case.sick.summary)
+        rows = [{name: value for name, value in row.items() if name != missing} for row in case.faulty.metrics]
+        reduced = RunRecord(
+            case.faulty.folder, case.faulty.facts, case.faulty.config, rows, summary=case.faulty.summary
+        )
         read = next(rule.reads for rule in RULES if rule.name == case.rule)
-        if missing not in read and not case.sick.incidents:
+        if missing not in read and not case.faulty.incidents:
             assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
 
 
-def test_a_metric_that_a_rule_needs_is_one_that_it_says_it_reads() -> None:
+def test_every_metric_that_a_rule_needs_is_in_reads() -> None:
     for case in CASES:
         reads = {name for rule in RULES if rule.name == case.rule for name in rule.reads}
         rows = [
-            {name: figure for name, figure in row.items() if name == "update" or _is_read(name, reads)}
-            for row in case.sick.metrics
+            {name: value for name, value in row.items() if name == "update" or _is_read(name, reads)}
+            for row in case.faulty.metrics
         ]
         reduced = RunRecord(
-            case.sick.folder, case.sick.facts, case.sick.config, rows,
-            incidents=case.sick.incidents, summary=case.sick.summary,
+            case.faulty.folder, case.faulty.facts, case.faulty.config, rows,
+            incidents=case.faulty.incidents, summary=case.faulty.summary,
         )  # fmt: skip
         assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
 
@@ -65,55 +67,57 @@ def _is_read(name: str, reads: set[str]) -> bool:
     return name in reads or f"{head}/NAME" in reads or f"{head}/NAME_{tail.partition('_')[2]}" in reads
 
 
-def test_a_run_without_a_configuration_is_judged_all_the_same() -> None:
+def test_a_run_without_a_configuration_is_diagnosed() -> None:
     for case in CASES:
-        diagnose(RunRecord(case.sick.folder, metrics=case.sick.metrics))
+        diagnose(RunRecord(case.faulty.folder, metrics=case.faulty.metrics))
 
 
-def test_null_figures_are_left_out() -> None:
+def test_null_values_are_left_out() -> None:
     holes = [None if update % 3 else 2.0 for update in range(16)]
-    assert diagnose(made_up(figures={"objective/kl": holes})) == []  # pyright: ignore[reportArgumentType]
+    assert diagnose(synthetic_run(metrics={"objective/kl": holes})) == []  # pyright: ignore[reportArgumentType]
 
 
-def test_a_value_to_try_follows_from_the_present_one() -> None:
-    [finding] = diagnose(made_up(figures={"policy/clip_fraction": [0.5] * 16}), advice=lambda knob, direction: "why")
-    assert finding.try_.startswith("ppo.learning_rate=0.0001 instead of 0.0003 (too high: why); ")
-    assert (finding.knob, finding.direction) == ("ppo.learning_rate", "too_high")
+def test_a_suggested_value_follows_from_the_present_one() -> None:
+    [finding] = diagnose(
+        synthetic_run(metrics={"policy/clip_fraction": [0.5] * 16}), advice=lambda field, direction: "why"
+    )
+    assert finding.try_.startswith("lower ppo.learning_rate from 0.0003 to 0.0001 (if too high: why); ")
+    assert (finding.field, finding.direction) == ("ppo.learning_rate", "too_high")
 
 
 @pytest.mark.parametrize(("epochs", "first"), [(5, "ppo.num_epochs"), (4, "ppo.learning_rate")])
-def test_more_epochs_than_the_papers_take_are_the_first_to_go(epochs: int, first: str) -> None:
-    run = made_up(figures={"policy/clip_fraction": [0.5] * 16}, settings={"ppo.num_epochs": epochs})
-    assert [finding.knob for finding in diagnose(run)] == [first]
+def test_more_epochs_than_in_the_papers_are_reduced_first(epochs: int, first: str) -> None:
+    run = synthetic_run(metrics={"policy/clip_fraction": [0.5] * 16}, settings={"ppo.num_epochs": epochs})
+    assert [finding.field for finding in diagnose(run)] == [first]
 
 
-@pytest.mark.parametrize(("begins", "warm_up"), [(0, True), (3, False)])
-def test_first_steps_that_go_too_far_call_for_a_warm_up(begins: int, warm_up: bool) -> None:
-    clipped = [0.01] * begins + [0.5] * 3 + [0.01] * (13 - begins)
-    [finding] = diagnose(made_up(figures={"policy/clip_fraction": clipped}))
-    assert ("ppo.warmup_fraction=0.1" in finding.try_) == warm_up
+@pytest.mark.parametrize(("start", "warmup"), [(0, True), (3, False)])
+def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: bool) -> None:
+    clipped = [0.01] * start + [0.5] * 3 + [0.01] * (13 - start)
+    [finding] = diagnose(synthetic_run(metrics={"policy/clip_fraction": clipped}))
+    assert ("raise ppo.warmup_fraction from 0 to 0.1" in finding.try_) == warmup
 
 
 def test_json_has_six_fields() -> None:
-    [finding] = diagnose(made_up(figures={"prompt/distinct": [0.5] * 16}))
+    [finding] = diagnose(synthetic_run(metrics={"prompt/distinct": [0.5] * 16}))
     assert list(finding.as_json()) == ["rule", "severity", "seen", "means", "try", "docs"]
     assert finding.as_json()["try"] == finding.try_
 
 
-def test_few_updates_are_told_of_what_is_wrong_from_the_start() -> None:
+def test_four_updates_are_enough_for_what_is_wrong_from_the_start() -> None:
     rows = {"policy/clip_fraction": [0.5] * 4, "policy/approx_kl": [0.3] * 4}
-    assert [finding.rule for finding in diagnose(bare(4, rows))] == ["steps_too_large"]
-    assert diagnose(bare(3, {name: figures[:3] for name, figures in rows.items()})) == []
+    assert [finding.rule for finding in diagnose(run_with(4, rows))] == ["steps_too_large"]
+    assert diagnose(run_with(3, {name: figures[:3] for name, figures in rows.items()})) == []
 
 
-def test_one_odd_update_is_no_finding() -> None:
+def test_a_single_outlier_is_no_finding() -> None:
     odd = {"policy/clip_fraction": [0.01] * 8 + [0.9] + [0.01] * 7, "objective/kl": [2.0] * 15 + [80.0]}
-    assert diagnose(made_up(figures=odd)) == []
+    assert diagnose(synthetic_run(metrics=odd)) == []
 
 
-def test_findings_are_printed_with_all_that_is_known_and_harmlessly() -> None:
+def test_findings_are_printed_in_full_and_without_control_characters() -> None:
     finding = Finding(
-        "not_finite", "serious", "the [red]score\x1b[2J", "it is broken", "", "switch", "mend it", "docs/doctor.md#x"
+        "not_finite", "serious", "the [red]score\x1b[2J", "it is broken", "", "switch", "fix it", "docs/doctor.md#x"
     )
     text = io.StringIO()
     print_findings("runs/ppo", [finding], Console(file=text, width=100, highlight=False))
@@ -122,11 +126,11 @@ def test_findings_are_printed_with_all_that_is_known_and_harmlessly() -> None:
     assert lines[2] == "serious  not_finite"
     assert lines[3].startswith("  seen   the [red]score")
     assert "\x1b" not in text.getvalue()
-    assert lines[4:] == ["  means  it is broken", "  try    mend it", "  read   docs/doctor.md#x"]
+    assert lines[4:] == ["  means  it is broken", "  try    fix it", "  docs   docs/doctor.md#x"]
     assert "\x1b" not in one_line(finding)
 
 
-def test_a_run_that_is_well_is_said_to_be() -> None:
+def test_a_healthy_run_has_no_problems() -> None:
     text = io.StringIO()
     print_findings("runs/ppo", [], Console(file=text))
-    assert text.getvalue() == "runs/ppo: nothing that calls for an answer\n"
+    assert text.getvalue() == "runs/ppo: no problems found\n"

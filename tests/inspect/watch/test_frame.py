@@ -18,7 +18,7 @@ from tests.inspect.watch.runs import CONFIG, add, begin, metrics, sample
 
 
 def finding(rule: str, **more: Any) -> Finding:
-    fields: dict[str, Any] = {"severity": "serious", "seen": "0.9 at update 3", "means": "m", "knob": "", **more}
+    fields: dict[str, Any] = {"severity": "serious", "seen": "0.9 at update 3", "means": "m", "field": "", **more}
     return Finding(rule, direction="switch", try_="ppo.kl_coef=0.1", docs="docs/doctor.md", **fields)
 
 

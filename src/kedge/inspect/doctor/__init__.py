@@ -1,8 +1,8 @@
-"""The doctor: rules that read a run's figures and say what is wrong, and what to turn."""
+"""The doctor: rules that read a run's metrics, name what is wrong and suggest what to change."""
 
 from kedge.inspect.doctor.finding import Advice, Direction, Finding, Severity, no_advice
-from kedge.inspect.doctor.registry import RULES, diagnose, graver
-from kedge.inspect.doctor.telling import one_line, print_findings
+from kedge.inspect.doctor.registry import RULES, diagnose, severity_rank
+from kedge.inspect.doctor.terminal import one_line, print_findings
 
 __all__ = [
     "RULES",
@@ -11,8 +11,8 @@ __all__ = [
     "Finding",
     "Severity",
     "diagnose",
-    "graver",
     "no_advice",
     "one_line",
     "print_findings",
+    "severity_rank",
 ]

@@ -1,10 +1,10 @@
-"""Do those who sample and those who train mean the same policy?"""
+"""Whether sampler and trainer compute the same policy."""
 
 from __future__ import annotations
 
-from kedge.inspect.doctor.courses import CERTAIN, Course, combined, course, figure, span
 from kedge.inspect.doctor.finding import Rule, Symptom
-from kedge.inspect.doctor.remedies import change
+from kedge.inspect.doctor.remedies import set_to
+from kedge.inspect.doctor.trends import SIGNIFICANT, Series, combine, fmt, read, span
 from kedge.inspect.record import RunRecord
 
 __all__ = ["MAX_RATIO", "SAMPLER_TRAINER_MISMATCH", "SAMPLING_NOT_MIRRORED", "STALE_ROLLOUTS"]
@@ -13,108 +13,109 @@ MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
 """Largest ratio of two probabilities of one token that rounding explains. A copy of `training.guard.guard.MAX_RATIO`,
 which this layer may not import; a test keeps the two equal."""
 
-SURPRISE = ("objective/logprobs", "policy/entropy", "response/length", "policy/approx_kl")
+SURPRISAL_METRICS = ("objective/logprobs", "policy/entropy", "response/length", "policy/approx_kl")
 
 OFF = 1.15
-"""How far a response's surprise may be from its entropy, its mean: in sound runs the run's median is 0.95 to 1.12. Half
-the temperature makes it 0.5 where a policy is sure of most tokens, and 0.8 where it hesitates at each."""
+"""Factor between a response's surprisal and its entropy, which is the expected surprisal. The median of a sound run is
+0.95 to 1.12. Sampling at half the temperature gives 0.5 if the policy is sure of most tokens, 0.8 if it is not."""
 
-SAME_ENTROPY = 0.05
-"""Nats per token that an update may move the policy by: the entropy is measured while it does."""
+MAX_MOVED = 0.05
+"""Nats per token an update may move the policy by: the entropy is measured while it moves."""
 
-SURE = 0.7
-"""Nats of entropy below which a response is all but certain, and rare surprises make up its mean."""
+MIN_ENTROPY = 0.7
+"""Nats. Responses with less entropy are nearly deterministic, and rare events dominate their mean surprisal."""
 
 RATIOS = {
-    "policy/first_ratio_max": "in the first optimiser step and before it, under the same weights",
-    "policy/sampler_ratio_max": "when it was trained on and when it was sampled",
+    "policy/first_ratio_max": "the old logprobs and the first optimizer step, which has the same weights",
+    "policy/sampler_ratio_max": "sampler and trainer",
 }
 
 
-def _beyond_rounding(run: RunRecord) -> tuple[str, Course] | None:
-    """When probabilities of a token are furthest apart, in words, and the ratios that rounding does not explain."""
+def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
+    """The comparison with the largest ratio, in words, and its ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
-    courses = {when: course(run, name, least=1) for name, when in RATIOS.items()}
-    beyond = {when: found.where(lambda ratio: ratio > bound) for when, found in courses.items() if found}
-    apart = {when: found for when, found in beyond.items() if len(found)}
-    return max(apart.items(), key=lambda item: max(item[1].figures)) if apart else None
+    measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
+    beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}
+    apart = {between: ratios for between, ratios in beyond.items() if len(ratios)}
+    return max(apart.items(), key=lambda item: max(item[1].values)) if apart else None
 
 
 def _mismatch(run: RunRecord) -> Symptom | None:
-    told = next((incident for incident in run.incidents if incident.get("kind") == "mismatch"), None)
+    incident = next((incident for incident in run.incidents if incident.get("kind") == "mismatch"), None)
     if beyond := _beyond_rounding(run):
-        when, ratios = beyond
+        between, ratios = beyond
         seen = (
-            f"a token's probabilities {when} are up to {figure(max(ratios.figures))} to 1, at update {ratios.highest}; "
-            f"beyond rounding in {len(ratios)} of {len(run.metrics)} updates"
+            f"a token's probability differs by up to a factor of {fmt(max(ratios.values))} between {between} (update "
+            f"{ratios.argmax}); beyond rounding in {len(ratios)} of {len(run.metrics)} updates"
         )
-    elif told:
-        seen = f"update {told['update']}: {told['what']}"
+    elif incident:
+        seen = f"update {incident['update']}: {incident['what']}"
     else:
         return None
     bf16 = run.facts.get("precision") == "bf16"
     return Symptom(
         "serious",
         seen,
-        (change("runtime.precision", "fp32", "to see whether rounding is to blame"),) if bf16 else (),
-        "see that sampler and trainer have the same weights, temperature and positions, and no dropout; "
-        "with runtime.strict=true the run stops at the first such update",
+        (set_to(run, "runtime.precision", "fp32", why="to see whether rounding is the cause"),) if bf16 else (),
+        "check that sampler and trainer use the same weights, temperature and position ids, and that dropout is off; "
+        "runtime.strict=true stops the run at the first mismatch",
     )
 
 
-def _surprise(logprobs: float, nats: float, length: float, moved: float) -> float | None:
-    """A response's surprise in its entropy; None where chance or the update itself decides it."""
+def _surprisal_ratio(logprobs: float, nats: float, length: float, moved: float) -> float | None:
+    """Surprisal relative to entropy; None if chance or the update itself dominates it."""
     entropy = nats * length
-    return None if entropy < SURE or moved > SAME_ENTROPY else -logprobs / entropy
+    return None if entropy < MIN_ENTROPY or moved > MAX_MOVED else -logprobs / entropy
 
 
 def _not_mirrored(run: RunRecord) -> Symptom | None:
-    surprise = combined(run, SURPRISE, _surprise)
-    if surprise is None or 1 / OFF <= surprise.middle <= OFF:
+    ratio = combine(run, SURPRISAL_METRICS, _surprisal_ratio)
+    if ratio is None or 1 / OFF <= ratio.overall <= OFF:
         return None
-    if abs(surprise.middle - 1.0) < CERTAIN * surprise.middle_error:
+    if abs(ratio.overall - 1.0) < SIGNIFICANT * ratio.overall_error:
         return None
     return Symptom(
         "serious",
-        f"a response's surprise, −log π of its tokens, is {figure(surprise.middle)} of the entropy that they were "
-        f"drawn with, in the median of {len(surprise)} updates",
-        advice="sample without top-k, top-p or any other filter, at the temperature that logprobs are taken at",
+        f"−log π of a response is {fmt(ratio.overall)} times its entropy (median of {len(ratio)} updates; 1 is "
+        "expected)",
+        advice="sample without top-k, top-p or any other filter, at the temperature used for the logprobs",
     )
 
 
 def _stale(run: RunRecord) -> Symptom | None:
-    found = course(run, "policy/staleness", least=1)
-    old = found.where(lambda age: age > 0) if found else None
-    if found is None or old is None or 2 * len(old) < len(found):
+    staleness = read(run, "policy/staleness", at_least=1)
+    stale = staleness.where(lambda age: age > 0) if staleness else None
+    if staleness is None or stale is None or 2 * len(stale) < len(staleness):
         return None
+    oldest = max(stale.values)
     return Symptom(
         "serious" if _beyond_rounding(run) else "warning",
-        f"responses come from weights up to {max(old.figures):g} updates old (update {old.highest}); so it is in "
-        f"{len(old)} of {len(found)} updates, {span(old.updates)}",
-        advice="give the sampler the newest weights before each update",
+        f"responses were sampled with weights up to {oldest:g} update{'s' if oldest != 1 else ''} old (update "
+        f"{stale.argmax}); stale in {len(stale)} of {len(staleness)} updates ({span(stale.updates)})",
+        advice="copy the newest weights to the sampler before each update",
     )
 
 
 STALE_ROLLOUTS = Rule(
     "stale_rollouts",
-    "The policy that learns is no longer the one that sampled: its ratios start away from 1, and part of what the "
-    "clip allows is used up before the first step.",
+    "The responses come from an older policy than the one being trained. Ratios start away from 1, so part of the clip "
+    "range is used up before the first optimizer step.",
     ("policy/staleness", *RATIOS),
     _stale,
 )
 
 SAMPLING_NOT_MIRRORED = Rule(
     "sampling_not_mirrored",
-    "Tokens are drawn from another distribution than the one that their probabilities are taken from: a filter, or "
-    "another temperature. What is learnt is a policy that nobody samples from, and its KL may come out negative.",
-    SURPRISE,
+    "Tokens are drawn from a different distribution than the one their logprobs come from: a top-k or top-p filter, or "
+    "a different temperature. The policy being trained is not the policy being sampled, and its KL may turn negative.",
+    SURPRISAL_METRICS,
     _not_mirrored,
 )
 
 SAMPLER_TRAINER_MISMATCH = Rule(
     "sampler_trainer_mismatch",
-    "Two computations of the same probability differ: another temperature, other positions or weights, dropout, or "
-    "rounding. Every ratio, and with it every gradient and the KL, is wrong by that much.",
+    "Sampler and trainer compute different probabilities for the same tokens: different temperature, position ids or "
+    "weights, active dropout, or rounding. Every ratio, every gradient and the KL are wrong by that factor.",
     tuple(RATIOS),
     _mismatch,
 )

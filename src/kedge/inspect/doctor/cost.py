@@ -4,81 +4,81 @@ from __future__ import annotations
 
 from statistics import median
 
-from kedge.inspect.doctor.courses import TREND, Course, course, figure
 from kedge.inspect.doctor.finding import Rule, Symptom
 from kedge.inspect.doctor.remedies import scale
+from kedge.inspect.doctor.trends import MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["MEMORY_GROWING", "REWARD_DOMINATES_TIME"]
 
-MOST = 0.5
-"""Share of an update's time that goes into scoring."""
+SCORING_SHARE = 0.5
+"""Share of an update's time spent on scoring."""
 
-WORTH_A_WORD = 0.5
-"""Seconds of an update below which nobody minds."""
+SHORT_UPDATE = 0.5
+"""Seconds: shorter updates are fast enough whatever dominates them."""
 
-WARM = 2
-"""First updates, in which memory is taken once and for all."""
+WARMUP = 2
+"""First updates, in which memory is allocated once and kept."""
 
 GROWTH, GROWTH_GIB = 0.15, 0.1
-"""How much more memory at the end than at the start is a leak: caches and longer responses are less."""
+"""Relative and absolute growth that counts as a leak: caches and longer responses take less."""
 
 STEADY = 0.7
-"""Share of the updates at which it grows: a leak grows nearly each time, a cache once in a while."""
+"""Share of updates with growth: a leak grows nearly every time, a cache once in a while."""
 
-AT_ONCE = 0.5
-"""Share of the whole growth that one update may bring: a longer batch than any before takes its room once."""
+SINGLE_STEP = 0.5
+"""Share of the total growth that one update may cause: the longest batch so far allocates its memory once."""
 
-UNSLOWED = 0.65
-"""Growth in the second half, in that of the first. A leak does not slow down; caches, such as that of kernels compiled
-for each new shape, fill up."""
+SUSTAINED = 0.65
+"""Growth in the second half relative to the first. A leak does not slow down; caches, such as the one for kernels
+compiled per shape, fill up."""
 
 
 def _reward_dominates(run: RunRecord) -> Symptom | None:
-    scoring, whole = course(run, "time/reward"), course(run, "time/update")
-    if scoring is None or whole is None or whole.late < WORTH_A_WORD or scoring.late < MOST * whole.late:
+    scoring, total = read(run, "time/reward"), read(run, "time/update")
+    if scoring is None or total is None or total.late < SHORT_UPDATE or scoring.late < SCORING_SHARE * total.late:
         return None
     return Symptom(
         "warning",
-        f"scoring takes {figure(scoring.late)} of {figure(whole.late)} seconds of an update ({scoring.late_span})",
-        advice="make the function async or let it score a whole batch in one call; keep what it loads between calls",
+        f"scoring takes {fmt(scoring.late)} of {fmt(total.late)} seconds per update ({scoring.late_span})",
+        advice="make the reward function async or score the whole batch in one call; keep loaded models between calls",
     )
 
 
 def _memory_growing(run: RunRecord) -> Symptom | None:
-    for name, what in (("memory/process", "the process"), ("memory/device", "the device")):
-        held = course(run, name, least=TREND + WARM)
-        if held is not None and _leaks(settled := Course(held.updates[WARM:], held.figures[WARM:])):
-            steps = [after - before for before, after in zip(settled.figures, settled.figures[1:], strict=False)]
+    for name, where in (("memory/process", "process"), ("memory/device", "device")):
+        held = read(run, name, at_least=MIN_TREND + WARMUP)
+        if held is not None and _leaks(settled := Series(held.updates[WARMUP:], held.values[WARMUP:])):
             return Symptom(
                 "warning",
-                f"{what} holds {figure(settled.figures[-1])} GiB after update {settled.updates[-1]}, "
-                f"{figure(settled.figures[0])} after update {settled.updates[0]}: "
-                f"{figure(1024 * median(steps))} MiB more with each",
+                f"{where} memory grows from {fmt(settled.values[0])} GiB after update {settled.updates[0]} to "
+                f"{fmt(settled.values[-1])} GiB after update {settled.updates[-1]}, about "
+                f"{fmt(1024 * median(settled.steps))} MiB per update",
                 (scale(run, "reward_functions.memory_growth", 0.5),),
-                "look for what a reward function or a callback keeps; a checkpoint and --resume give it all back",
+                "look for data that a reward function or a callback accumulates; until it is fixed, stopping and "
+                "resuming with --resume frees the memory",
             )
     return None
 
 
-def _leaks(held: Course) -> bool:
-    steps = [after - before for before, after in zip(held.figures, held.figures[1:], strict=False)]
-    first, half, last = held.figures[0], held.figures[len(held) // 2], held.figures[-1]
-    grown = last - first
-    steady = sum(step > 0 for step in steps) >= STEADY * len(steps) and max(steps) < AT_ONCE * grown
-    return grown > max(GROWTH * first, GROWTH_GIB) and steady and last - half >= UNSLOWED * (half - first)
+def _leaks(held: Series) -> bool:
+    first, half, last = held.values[0], held.values[len(held) // 2], held.values[-1]
+    growth = last - first
+    steady = sum(step > 0 for step in held.steps) >= STEADY * len(held.steps)
+    gradual = max(held.steps) < SINGLE_STEP * growth
+    return growth > max(GROWTH * first, GROWTH_GIB) and steady and gradual and last - half >= SUSTAINED * (half - first)
 
 
 MEMORY_GROWING = Rule(
     "memory_growing",
-    "Something is kept from each update that nobody needs again, until the machine has no more.",
+    "Memory grows with every update and does not level off: a leak. The run will eventually be killed for it.",
     ("memory/process", "memory/device"),
     _memory_growing,
 )
 
 REWARD_DOMINATES_TIME = Rule(
     "reward_dominates_time",
-    "The run waits for its reward function: everything else could be twice as fast and nobody would notice.",
+    "Most of each update is spent waiting for the reward function.",
     ("time/reward", "time/update"),
     _reward_dominates,
 )

@@ -1,50 +1,47 @@
-"""The critic, and the advantages that come from it."""
+"""The critic, and the advantages computed from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kedge.inspect.doctor.courses import TREND, course, figure
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.remedies import change, scale
-from kedge.inspect.doctor.responses import all_are_cut
+from kedge.inspect.doctor.remedies import scale, set_to
+from kedge.inspect.doctor.responses import nearly_all_truncated
+from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
+from kedge.inspect.doctor.trends import MIN_TREND, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
 
-OFF = 1.0
-"""Distance of the values' mean from the returns', in standard deviations of the returns, of a critic that has not
-learnt even their mean. The demo's is off by 0.6 after three updates, and by 0.1 at its end."""
+BIASED = 1.0
+"""Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
+learned the mean. The demo's is off by 0.6 after three updates and by 0.1 at the end."""
 
-HARM = -1.0
-"""Explained variance of values that spread like the returns and have nothing to do with them. Small runs that came out
-well have had down to −0.7."""
+HARMFUL = -1.0
+"""Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
+down to −0.7."""
 
-STILL = 0.01
-"""Spread of the values, in that of the returns, of a head that says the same of every state."""
+CONSTANT = 0.01
+"""Standard deviation of the values, relative to the returns', of a head that outputs nearly the same everywhere."""
 
-NOTHING_LEFT = 0.1
-"""Spread of the scores, in what it was at first, at which there is nothing left to explain."""
+SATURATED = 0.1
+"""Standard deviation of the scores, relative to the first update, at which there is nothing left to explain."""
 
-LONG_ENOUGH = 50
-"""Updates after which a critic that explains nothing is no longer young: runs of the demo's 16 end at about 0."""
+TRAINED = 50
+"""Updates after which a critic should explain something: runs as short as the demo's 16 end at about 0."""
 
-BOUND = 0.5
-"""Share of values that their clip holds back: most of the critic's gradient."""
+BINDING = 0.5
+"""Share of clipped values: most of the critic's gradient is cut off."""
 
 TOO_WIDE = 3.0
-"""Spread of the values, in that of the returns: with three times the spread the explained variance is −3 at best."""
+"""Standard deviation of the values, relative to the returns': at 3 the explained variance is −3 at best."""
 
-LARGE, TINY = 5.0, 0.05
-"""Standard deviation of the returns outside of which losses and clips in units of the score are out of proportion: the
-squared error is 25 times as large, or 400 times as small, as the policy's losses."""
+LARGE, SMALL = 5.0, 0.05
+"""Standard deviation of the returns at which losses and clips in score units are out of proportion: the squared error
+is 25 times as large, or 400 times as small, as the policy loss."""
 
-ALIKE = 1e-3
-"""Spread that is none, in the size of what spreads. Whitening makes it 1, and rounding with it."""
-
-
-LOOKED_AT = (
+CRITIC_METRICS = (
     "value/explained_variance",
     "value/mean",
     "value/returns_mean",
@@ -56,147 +53,149 @@ LOOKED_AT = (
 
 @dataclass(frozen=True)
 class _Critic:
-    """The late figures of a critic that has something to explain."""
+    """Late figures of a critic that has something to explain; lengths in standard deviations of the returns."""
 
     explained: float
     bias: float
-    spread: float | None
+    values_std: float | None
     returns_std: float
     updates: int
-    when: str
+    span: str
 
 
-def _look(run: RunRecord) -> _Critic | None:
-    explained = course(run, "value/explained_variance", least=TREND)
-    mean, wanted = course(run, "value/mean", least=TREND), course(run, "value/returns_mean", least=TREND)
-    scale_ = course(run, "value/returns_std", least=TREND) or course(run, "reward/score_std", least=TREND)
-    if explained is None or mean is None or wanted is None or scale_ is None or scale_.late <= 0:
+def _critic(run: RunRecord) -> _Critic | None:
+    explained = read(run, "value/explained_variance", at_least=MIN_TREND)
+    mean, returns = read(run, "value/mean", at_least=MIN_TREND), read(run, "value/returns_mean", at_least=MIN_TREND)
+    unit = read(run, "value/returns_std", at_least=MIN_TREND) or read(run, "reward/score_std", at_least=MIN_TREND)
+    if explained is None or mean is None or returns is None or unit is None or unit.late <= 0:
         return None
-    scores = course(run, "reward/score_std")
-    if scores is not None and scores.late <= NOTHING_LEFT * scores.first:
+    scores = read(run, "reward/score_std")
+    if scores is not None and scores.late <= SATURATED * scores.first:
         return None
-    spread = course(run, "value/std", least=TREND)
+    values_std = read(run, "value/std", at_least=MIN_TREND)
     return _Critic(
         explained.late,
-        abs(wanted.late - mean.late) / scale_.late,
-        spread.late / scale_.late if spread else None,
-        scale_.late,
+        abs(returns.late - mean.late) / unit.late,
+        values_std.late / unit.late if values_std else None,
+        unit.late,
         explained.updates[-1],
         explained.late_span,
     )
 
 
 def _dead(run: RunRecord) -> Symptom | None:
-    critic = _look(run)
-    if critic is None or (critic.explained > 0.0 and critic.bias < OFF):
+    critic = _critic(run)
+    if critic is None or (critic.explained > 0.0 and critic.bias < BIASED):
         return None
-    still = critic.spread is not None and critic.spread < STILL
-    grave = critic.bias >= OFF or critic.explained < HARM or still
-    seen = f"explained variance is {figure(critic.explained)} ({critic.when})"
-    if critic.bias >= OFF:
-        seen += f", and the values' mean is {figure(critic.bias)} standard deviations of the returns away from theirs"
-    if still:
-        seen += "; the values hardly differ from each other"
-    return Symptom(
-        "serious" if grave else "warning" if critic.updates >= LONG_ENOUGH else "note", seen, tuple(_teach(run))
-    )
+    constant = critic.values_std is not None and critic.values_std < CONSTANT
+    serious = critic.bias >= BIASED or critic.explained < HARMFUL or constant
+    seen = f"explained variance is {fmt(critic.explained)} ({critic.span})"
+    if critic.bias >= BIASED:
+        seen += f"; the mean value is {fmt(critic.bias)} standard deviations away from the mean return"
+    if constant:
+        seen += "; the values are nearly constant"
+    severity = "serious" if serious else "warning" if critic.updates >= TRAINED else "note"
+    return Symptom(severity, seen, tuple(_train_critic_more(run)))
 
 
-def _teach(run: RunRecord) -> Iterator[Remedy]:
+def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     yield scale(run, "ppo.value_coef", 3.0)
     if run.setting("ppo.critic") == "shared":
         yield scale(run, "ppo.value_head_rate", 3.0)
     if not run.setting("ppo.value_warmup_updates"):
-        yield change("ppo.value_warmup_updates", 5, "updates that train the critic alone")
+        yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
 
 
 def _clip_binding(run: RunRecord) -> Symptom | None:
-    critic, held = _look(run), course(run, "value/clip_fraction", least=TREND)
-    if critic is None or held is None or held.late < BOUND:
+    critic, clipped = _critic(run), read(run, "value/clip_fraction", at_least=MIN_TREND)
+    if critic is None or clipped is None or clipped.late < BINDING:
         return None
     return Symptom(
-        "serious" if critic.bias >= OFF else "warning",
-        f"{held.late:.0%} of the values are held back by their clip ({held.late_span}); explained variance is "
-        f"{figure(critic.explained)}, and the values' mean is {figure(critic.bias)} standard deviations off",
+        "serious" if critic.bias >= BIASED else "warning",
+        f"{clipped.late:.0%} of the values are clipped ({clipped.late_span}); explained variance is "
+        f"{fmt(critic.explained)}, and the mean value is {fmt(critic.bias)} standard deviations away from the mean "
+        "return",
         (scale(run, "ppo.value_clip_range", 5.0),),
     )
 
 
 def _scale_mismatch(run: RunRecord) -> Symptom | None:
-    critic = _look(run)
+    critic = _critic(run)
     if critic is None:
         return None
-    if critic.spread is not None and critic.spread > TOO_WIDE:
+    if critic.values_std is not None and critic.values_std > TOO_WIDE:
         return Symptom(
             "serious",
-            f"the values spread {figure(critic.spread)} times as far as the returns that they are to predict "
-            f"({critic.when})",
-            (change("ppo.critic_init", "policy", "with a head that starts at 0"), scale(run, "ppo.value_coef", 3.0)),
+            f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
+            (
+                set_to(run, "ppo.critic_init", "policy", why="to start the value head at 0"),
+                scale(run, "ppo.value_coef", 3.0),
+            ),
         )
-    if run.setting("ppo.value_unit") != "score" or TINY <= critic.returns_std <= LARGE:
+    if run.setting("ppo.value_unit") != "score" or SMALL <= critic.returns_std <= LARGE:
         return None
-    loss = course(run, "value/loss")
+    loss = read(run, "value/loss")
     return Symptom(
         "serious" if critic.returns_std > LARGE else "warning",
-        f"returns spread by {figure(critic.returns_std)} ({critic.when}), and the value loss is in their square"
-        + (f": {figure(loss.late)}" if loss else ""),
-        (change("ppo.value_unit", "returns_std", "in which neither depends on the reward's scale"),),
+        f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
+        "its square" + (f": it is {fmt(loss.late)}" if loss else ""),
+        (set_to(run, "ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
 
 
 def _constant_batch(run: RunRecord) -> Symptom | None:
-    scores, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
-    advantages, returns = course(run, "advantage/std"), course(run, "value/returns_mean")
-    if run.setting("ppo.whiten_advantages") is False or scores is None or spread is None or all_are_cut(run):
+    scores, scores_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
+    advantages, returns = read(run, "advantage/std"), read(run, "value/returns_mean")
+    if run.setting("ppo.whiten_advantages") is False or scores is None or scores_std is None:
         return None
-    alike = spread.late <= ALIKE * abs(scores.late) and spread.first <= ALIKE * abs(scores.first)
-    flat = (
+    if nearly_all_truncated(run):
+        return None
+    same_scores = scores_are_constant(scores, scores_std)
+    same_advantages = (
         advantages is not None
         and returns is not None
-        and advantages.late <= ALIKE * max(abs(returns.late), spread.early)
+        and advantages.late <= NEARLY_CONSTANT * max(abs(returns.late), scores_std.early)
     )
-    if not (alike or flat):
+    if not (same_scores or same_advantages):
         return None
-    seen = (
-        [f"scores spread by {figure(spread.late)} around {figure(scores.late)} ({spread.late_span})"] if alike else []
-    )
-    seen += [f"advantages spread by {figure(advantages.late)} before they are whitened"] if advantages else []
+    seen = [f"scores are {fmt(scores.late)} ± {fmt(scores_std.late)} ({scores_std.late_span})"] if same_scores else []
+    seen += [f"advantages have a standard deviation of {fmt(advantages.late)} before whitening"] if advantages else []
     return Symptom(
         "serious",
         ", and ".join(seen),
-        (change("ppo.whiten_advantages", "false"),),
-        "see why the reward does not tell responses apart",
+        (set_to(run, "ppo.whiten_advantages", "false"),),
+        "find out why the reward does not tell the responses apart",
     )
 
 
 WHITENING_CONSTANT_BATCH = Rule(
     "whitening_constant_batch",
-    "Hardly anything tells the responses of an update apart, and whitening blows it up to full size: the policy "
-    "learns rounding errors as eagerly as it would learn a difference.",
+    "All responses of an update score nearly the same, and whitening scales the tiny differences up to unit variance: "
+    "the policy trains on rounding errors.",
     ("advantage/std", "reward/score_mean", "reward/score_std", "value/returns_mean", "response/eos_rate"),
     _constant_batch,
 )
 
 VALUE_SCALE_MISMATCH = Rule(
     "value_scale_mismatch",
-    "Values and returns are of different sizes: the critic's errors swamp the advantages, or its gradient the "
-    "policy's.",
-    (*LOOKED_AT, "value/loss"),
+    "The critic and the returns are on different scales: either the critic's errors swamp the advantages, or its "
+    "gradient swamps the policy's.",
+    (*CRITIC_METRICS, "value/loss"),
     _scale_mismatch,
 )
 
 VALUE_CLIP_BINDING = Rule(
     "value_clip_binding",
-    "The values may move by less than they are wrong, and their gradient stops there: the critic runs behind the "
+    "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
     "returns.",
-    ("value/clip_fraction", *LOOKED_AT),
+    ("value/clip_fraction", *CRITIC_METRICS),
     _clip_binding,
 )
 
 DEAD_CRITIC = Rule(
     "dead_critic",
-    "The critic knows no more of a response than what all have in common, or not even that. Whitening takes out "
-    "what is the same for all; what is left is the plain score, with all its noise, on every token.",
-    LOOKED_AT,
+    "The critic predicts no better than a constant, or worse. The advantages are then little more than the raw score, "
+    "with all its noise, on every token.",
+    CRITIC_METRICS,
     _dead,
 )

@@ -1,122 +1,122 @@
-"""How many different responses the policy has to a prompt."""
+"""How varied the policy's responses to a prompt are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from kedge.inspect.doctor.courses import ENOUGH, TREND, WINDOW, Course, combined, course, figure, rose, span
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.remedies import change, scale
+from kedge.inspect.doctor.remedies import scale, set_to
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
 __all__ = ["ENTROPY_COLLAPSE", "ENTROPY_RISING", "NO_EXPLORATION"]
 
-ONE_RESPONSE, FEW_RESPONSES = math.log(2.0), math.log(3.0)
-"""Entropy of a whole response, in nats, below which a prompt has fewer than two or three likely responses: e to its
-power is how many there are. PPO learns from what is better than the rest, and there is no rest."""
+TWO_RESPONSES, THREE_RESPONSES = math.log(2.0), math.log(3.0)
+"""Entropy of a whole response, in nats, that corresponds to two or three likely responses per prompt (exp of it). PPO
+learns from what is better than the rest; with one response there is no rest."""
 
 COLLAPSED, COLLAPSING, SETTLING = 0.1, 0.2, 0.5
-"""The same in what it was at first. It falls as the policy learns: to 0.4 in the demo, and to 0.36 in the fiercest of
-those runs on stories that came out well."""
+"""Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
+aggressive of the story runs that ended well."""
 
-NOISE, NOISIER = 2.0, 1.3
-"""The same upwards, where healthy runs stay under 1.1."""
+DOUBLED, RISEN = 2.0, 1.3
+"""The same upwards; healthy runs stay below 1.1."""
 
-NOISE_NATS = 0.1
-"""And by how much, in nats per token: nothing has doubled that was next to nothing."""
+RISEN_NATS = 0.1
+"""Smallest rise, in nats per token: doubling next to nothing is no problem."""
 
 
-def _of_a_response(run: RunRecord, *, least: int) -> Course | None:
+def _response_entropy(run: RunRecord, *, at_least: int) -> Series | None:
     """Entropy of whole responses, in nats."""
-    return combined(run, ("policy/entropy", "response/length"), lambda nats, length: nats * length, least=least)
+    return combine(run, ("policy/entropy", "response/length"), lambda nats, length: nats * length, at_least=at_least)
 
 
 def _no_exploration(run: RunRecord) -> Symptom | None:
-    nats = _of_a_response(run, least=ENOUGH)
-    if nats is None or nats.early >= ONE_RESPONSE:
+    entropy = _response_entropy(run, at_least=MIN_LEVEL)
+    if entropy is None or entropy.early >= TWO_RESPONSES:
         return None
     return Symptom(
         "serious",
-        f"a response has an entropy of {figure(nats.early)} nats from the start ({span(nats.updates[:WINDOW])}): there "
-        f"are about {figure(math.exp(nats.early))} likely responses to a prompt",
-        tuple(_more_varied(run)),
+        f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
+        f"about {fmt(math.exp(entropy.early))} likely responses per prompt",
+        tuple(_explore_more(run)),
     )
 
 
-def _more_varied(run: RunRecord) -> Iterator[Remedy]:
+def _explore_more(run: RunRecord) -> Iterator[Remedy]:
     temperature = run.setting("rollout.temperature")
     if isinstance(temperature, (int, float)) and temperature < 1:
-        yield Remedy("rollout.temperature", "too_low", f"rollout.temperature=1.0 instead of {temperature:g}")
+        yield set_to(run, "rollout.temperature", 1.0, "too_low")
     else:
         yield scale(run, "rollout.temperature", 1.3)
-    yield change("ppo.entropy_coef", 0.001, "a bonus for variety")
+    yield set_to(run, "ppo.entropy_coef", 0.001, why="as an exploration bonus")
 
 
 def _collapse(run: RunRecord) -> Symptom | None:
-    nats = _of_a_response(run, least=TREND)
-    if nats is None or nats.early < ONE_RESPONSE:
+    entropy = _response_entropy(run, at_least=MIN_TREND)
+    if entropy is None or entropy.early < TWO_RESPONSES:
         return None
-    left, few = nats.late / nats.early, nats.late < FEW_RESPONSES
+    left, few = entropy.late / entropy.early, entropy.late < THREE_RESPONSES
     if left > COLLAPSING and not (few and left < SETTLING):
         return None
     return Symptom(
         "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
-        f"the entropy of a response falls from {figure(nats.early)} to {figure(nats.late)} nats ({nats.late_span})"
-        + (f": about {figure(math.exp(nats.late))} likely responses to a prompt are left" if few else ""),
-        tuple(_less_eager(run)),
+        f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
+        + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
+        tuple(_slow_down(run)),
     )
 
 
-def _less_eager(run: RunRecord) -> Iterator[Remedy]:
+def _slow_down(run: RunRecord) -> Iterator[Remedy]:
     yield scale(run, "ppo.learning_rate", 1 / 3)
-    coefficient = run.setting("ppo.entropy_coef")
-    yield (
-        scale(run, "ppo.entropy_coef", 3.0)
-        if coefficient
-        else Remedy("ppo.entropy_coef", "too_low", "ppo.entropy_coef=0.001 instead of 0")
-    )
-    yield Remedy("ppo.clip_range_high", "too_low", "ppo.clip_range_high=0.28, which lets unlikely tokens grow")
+    if run.setting("ppo.entropy_coef"):
+        yield scale(run, "ppo.entropy_coef", 3.0)
+    else:
+        yield set_to(run, "ppo.entropy_coef", 0.001, "too_low")
+    if run.setting("ppo.clip_range_high") is None:
+        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low")
 
 
-def _noise(run: RunRecord) -> Symptom | None:
-    entropy = course(run, "policy/entropy")
-    # A bonus that is far too large has done its work before the third update.
-    base = min(entropy.first, entropy.early) if entropy else 0.0
-    if entropy is None or base <= 0:
+def _rising(run: RunRecord) -> Symptom | None:
+    entropy = read(run, "policy/entropy")
+    # A bonus that is far too large acts within the first three updates.
+    start = min(entropy.first, entropy.early) if entropy else 0.0
+    if entropy is None or start <= 0:
         return None
-    risen = entropy.late / base
-    certain = len(entropy) < TREND or rose(entropy) or risen >= NOISE
-    if risen < NOISIER or entropy.late - base < NOISE_NATS or not certain:
+    factor = entropy.late / start
+    significant = len(entropy) < MIN_TREND or rose(entropy) or factor >= DOUBLED
+    if factor < RISEN or entropy.late - start < RISEN_NATS or not significant:
         return None
-    paid = (run.setting("ppo.entropy_coef") or 0) > 0 or run.setting("ppo.entropy_target") is not None
+    bonus = (run.setting("ppo.entropy_coef") or 0) > 0 or run.setting("ppo.entropy_target") is not None
     return Symptom(
-        "serious" if paid and risen >= NOISE else "warning",
-        f"the entropy rises from {figure(base)} to {figure(entropy.late)} nats per token ({entropy.late_span})"
-        + ("" if paid else ", although nothing pays for it"),
-        (scale(run, "ppo.entropy_coef", 0.1) if paid else scale(run, "ppo.learning_rate", 1 / 3),),
+        "serious" if bonus and factor >= DOUBLED else "warning",
+        f"entropy rises from {fmt(start)} to {fmt(entropy.late)} nats per token ({entropy.late_span})"
+        + ("" if bonus else " without an entropy bonus"),
+        (scale(run, "ppo.entropy_coef", 0.1) if bonus else scale(run, "ppo.learning_rate", 1 / 3),),
     )
 
 
 NO_EXPLORATION = Rule(
     "no_exploration",
-    "All responses to a prompt are alike: none is better than another, so there is nothing to learn from.",
+    "All responses to a prompt are nearly identical. None scores better than another, so there is nothing to learn "
+    "from.",
     ("policy/entropy", "response/length"),
     _no_exploration,
 )
 
 ENTROPY_RISING = Rule(
     "entropy_rising",
-    "The policy becomes more random, and text turns into noise: it is paid for that, or its steps destroy what it "
-    "knew.",
+    "The policy is becoming more random and its text is turning into noise: the entropy bonus is too large, or the "
+    "steps destroy what the policy had learned.",
     ("policy/entropy",),
-    _noise,
+    _rising,
 )
 
 ENTROPY_COLLAPSE = Rule(
     "entropy_collapse",
-    "The policy has settled on one response to each prompt. What it has not found by now it will not find, and its "
-    "gradients have nothing to compare.",
+    "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
+    "learn from.",
     ("policy/entropy", "response/length"),
     _collapse,
 )

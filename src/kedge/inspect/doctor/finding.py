@@ -1,4 +1,4 @@
-"""What the doctor says, and what a rule is made of."""
+"""Findings, and the rules, symptoms and remedies behind them."""
 
 from __future__ import annotations
 
@@ -16,63 +16,63 @@ Direction = Literal["too_high", "too_low", "switch"]
 DOCS = "docs/doctor.md"
 
 Advice = Callable[[str, Direction], str]
-"""What the configuration says about a setting (its dotted name) that is too high or too low; empty where nothing."""
+"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a run that calls for an answer.
+    """One problem found in a run.
 
     Attributes:
-        rule: Name of the rule that found it.
-        severity: `serious` spoils the run or its result; a `warning` may; a `note` costs time or is good to know.
-        seen: The figures, and at which updates.
-        means: What they come from.
-        knob: The setting to turn first, by its dotted name; empty where none is to blame.
-        direction: What is the matter with it; `switch` where it is a choice rather than a size.
-        try_: What to do, in words.
-        docs: Where to read on.
+        rule: Name of the rule.
+        severity: `serious` means the run or its result is broken, `warning` that it may be, `note` is for information.
+        seen: The figures and the updates that show it.
+        means: The explanation.
+        field: The configuration field to change first, by its dotted name; empty if no field is to blame.
+        direction: Whether that field is too high or too low; `switch` if it is a choice rather than a size.
+        try_: What to change.
+        docs: Where to read more.
     """
 
     rule: str
     severity: Severity
     seen: str
     means: str
-    knob: str
+    field: str
     direction: Direction
     try_: str
     docs: str
 
     def as_json(self) -> dict[str, str]:
-        """The six fields of `kedge doctor --json`."""
-        told = {"rule": self.rule, "severity": self.severity, "seen": self.seen, "means": self.means}
-        return {**told, "try": self.try_, "docs": self.docs}
+        """The six keys of `kedge doctor --json`."""
+        shown = {"rule": self.rule, "severity": self.severity, "seen": self.seen, "means": self.means}
+        return {**shown, "try": self.try_, "docs": self.docs}
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to change.
+    """One change to the configuration.
 
     Attributes:
-        knob: The setting, by its dotted name.
-        direction: What is the matter with it.
-        change: What to do about it: `ppo.learning_rate=1e-4`, a third of it.
+        field: The field, by its dotted name.
+        direction: Whether it is too high or too low.
+        change: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
     """
 
-    knob: str
+    field: str
     direction: Direction
     change: str
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """That a rule applies to a run: how grave it is, what was seen, what helps.
+    """What a rule found in one run.
 
     Attributes:
         severity: See `Finding`.
         seen: See `Finding`.
-        remedies: The first is the one to begin with.
-        advice: What helps where no setting does.
+        remedies: Fields to change, the most promising first.
+        advice: What to do apart from changing fields.
     """
 
     severity: Severity
@@ -83,13 +83,13 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Rule:
-    """A fault, and how it shows.
+    """One kind of problem and how to detect it.
 
     Attributes:
-        name: What it is called, here and in the documentation.
-        means: What is the matter where it shows.
-        reads: The metrics that it looks at, `NAME` standing for a reward term's name.
-        check: Looks for it. None where there is no sign of it, or too little to tell.
+        name: Its name here and in the documentation.
+        means: What it is, in one or two sentences.
+        reads: The metrics it reads; `NAME` stands for the name of a reward term.
+        check: Looks for it. None if there is no sign of it, or too little data.
     """
 
     name: str
@@ -98,6 +98,6 @@ class Rule:
     check: Callable[[RunRecord], Symptom | None]
 
 
-def no_advice(knob: str, direction: Direction) -> str:
-    """Nothing is known about settings."""
+def no_advice(field: str, direction: Direction) -> str:
+    """An `Advice` with no texts."""
     return ""

@@ -1,144 +1,145 @@
-"""A score that rises for the wrong reason."""
+"""Reward hacking: the score rises for the wrong reason."""
 
 from __future__ import annotations
 
-from kedge.inspect.doctor.courses import CERTAIN, TREND, Course, course, fell, figure, rose
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.responses import stop_is_asked_for
+from kedge.inspect.doctor.remedies import adjust, scale
+from kedge.inspect.doctor.responses import eos_is_scored
+from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
 __all__ = ["HACKING_BY_LENGTH", "HACKING_BY_NOT_STOPPING", "HACKING_BY_REPETITION", "PROXY_UP_JUDGE_DOWN"]
 
 LONGER, MUCH_LONGER = 1.4, 1.75
-"""Growth of the responses. The demo's grow by a quarter to a third, since those that leave something out are short."""
+"""Growth of the responses. The demo's grow by a quarter to a third, since summaries that omit something are short."""
 
 SHORTER = 0.5
 """The same downwards."""
 
 CORRELATED = 0.5
-"""Correlation of score and length at which length explains a quarter of the scores. Reward models of human preferences
+"""Correlation of score and length at which length explains a quarter of the score. Reward models of human preferences
 have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
 
 REPETITIVE, VERY_REPETITIVE = 0.1, 0.2
-"""Share of 4-grams that a response had before, above what it was at first. Natural short text has next to none."""
+"""Rise in the share of repeated 4-grams. Natural short text has almost none."""
 
-GIVEN_BACK = 0.25
-"""Share of what a judge has gained at its best that it may lose again: its curve is flat there, and the highest of many
-figures is high by chance, too."""
+LOST_GAIN = 0.25
+"""Share of a judge's best gain that it may lose again: its curve is flat near the top, and the highest of many noisy
+figures is too high."""
 
-STOPS_LOST = 0.25
-"""Fall of the share of responses that stop, while their score rises."""
+FEWER_STOPS = 0.25
+"""Fall in the share of responses that stop."""
 
 
-def _score_rises(run: RunRecord) -> Course | None:
-    score = course(run, "reward/score_mean", least=TREND)
+def _rising_score(run: RunRecord) -> Series | None:
+    score = read(run, "reward/score_mean", at_least=MIN_TREND)
     return score if rose(score) else None
 
 
-def _pays(score: Course) -> str:
-    return f"while the mean score rises from {figure(score.first)} to {figure(score.late)}"
+def _while_score_rises(score: Series) -> str:
+    return f"while the mean score rises from {fmt(score.first)} to {fmt(score.late)}"
 
 
-def _leash(run: RunRecord) -> Remedy:
-    """More of what holds the policy to the reference; there may be none at all."""
+def _stronger_kl(run: RunRecord) -> Remedy:
     return scale(run, "ppo.kl_coef", 3.0)
 
 
 def _by_length(run: RunRecord) -> Symptom | None:
-    score, length = _score_rises(run), course(run, "response/length", least=TREND)
-    tie = course(run, "reward/length_correlation")
-    if score is None or length is None or tie is None:
+    score, length = _rising_score(run), read(run, "response/length", at_least=MIN_TREND)
+    correlation = read(run, "reward/length_correlation")
+    if score is None or length is None or correlation is None:
         return None
     growth = length.late / max(length.first, 1.0)
-    strongest = max((tie.early, tie.late), key=abs)  # later on there may be no differences in length left
+    strongest = max((correlation.early, correlation.late), key=abs)  # late lengths may all be the same
     longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
     shorter = growth <= SHORTER and strongest <= -CORRELATED
     if not (longer or shorter):
         return None
     return Symptom(
         "serious" if growth >= MUCH_LONGER or shorter else "warning",
-        f"responses go from {figure(length.first)} to {figure(length.late)} tokens ({length.late_span}), "
-        f"{_pays(score)}; scores and lengths correlate by {figure(strongest)}",
-        (_leash(run),),
-        "pay for something else than length: take a length penalty into the reward, or a reward model that was "
-        "trained on pairs of equal length",
+        f"responses go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
+        f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
+        (_stronger_kl(run),),
+        f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
+        "pairs of equal length",
     )
 
 
 def _by_repetition(run: RunRecord) -> Symptom | None:
-    score, repeated = _score_rises(run), course(run, "response/repetition", least=TREND)
-    if score is None or repeated is None or not rose(repeated):
+    score, repetition = _rising_score(run), read(run, "response/repetition", at_least=MIN_TREND)
+    if score is None or repetition is None or not rose(repetition):
         return None
-    more = repeated.late - repeated.first
-    if more < REPETITIVE:
+    increase = repetition.late - repetition.first
+    if increase < REPETITIVE:
         return None
     return Symptom(
-        "serious" if more >= VERY_REPETITIVE else "warning",
-        f"{repeated.late:.0%} of a response's 4-grams occurred in it before ({repeated.late_span}), "
-        f"{repeated.first:.0%} at first, {_pays(score)}",
-        (_leash(run),),
-        "take a penalty for repetition into the reward",
+        "serious" if increase >= VERY_REPETITIVE else "warning",
+        f"{repetition.late:.0%} of a response's 4-grams are repeats ({repetition.late_span}), up from "
+        f"{repetition.first:.0%}, {_while_score_rises(score)}",
+        (_stronger_kl(run),),
+        "add a repetition penalty to the reward, such as kedge.rewards.penalties:repetitive",
     )
 
 
 def _by_not_stopping(run: RunRecord) -> Symptom | None:
-    score, stops = _score_rises(run), course(run, "response/eos_rate", least=TREND)
-    if score is None or stops is None or not fell(stops) or stops.first - stops.late < STOPS_LOST:
+    score, stops = _rising_score(run), read(run, "response/eos_rate", at_least=MIN_TREND)
+    if score is None or stops is None or not fell(stops) or stops.first - stops.late < FEWER_STOPS:
         return None
-    tie = course(run, "reward/length_correlation")
-    because_of_length = tie is not None and tie.early >= CORRELATED and not stop_is_asked_for(run)
+    correlation = read(run, "reward/length_correlation")
+    explained_by_length = correlation is not None and correlation.early >= CORRELATED and not eos_is_scored(run)
     return Symptom(
-        "warning" if because_of_length else "serious",
-        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} at first, {_pays(score)}",
-        (scale(run, "rollout.missing_eos_score", 1.0), _leash(run)),
-        "let a response that does not stop score less than any that does",
+        "warning" if explained_by_length else "serious",
+        f"{stops.late:.0%} of the responses stop ({stops.late_span}), down from {stops.first:.0%}, "
+        f"{_while_score_rises(score)}",
+        (adjust(run, "rollout.missing_eos_score", "too_high"), _stronger_kl(run)),
+        "score every response without a stop token below every response with one",
     )
 
 
 def _judge_down(run: RunRecord) -> Symptom | None:
-    score = _score_rises(run)
-    judges = (course(run, name, least=TREND) for name in run.judges)
-    for name, judge in zip(run.judges, judges, strict=True):
+    score = _rising_score(run)
+    for name in run.judges:
+        judge = read(run, name, at_least=MIN_TREND)
         if score is None or judge is None or score.late < score.at(judge.peak_updates):
             continue
         lost = judge.peak - judge.late
-        if lost <= max(CERTAIN * judge.error, GIVEN_BACK * (judge.peak - judge.first)):
+        if lost <= max(SIGNIFICANT * judge.rise_error, LOST_GAIN * (judge.peak - judge.first)):
             continue
         return Symptom(
             "serious" if fell(judge) else "warning",
-            f"{name}, which judges and is not trained on, falls from {figure(judge.peak)} in {judge.peak_span} to "
-            f"{figure(judge.late)} in {judge.late_span}, {_pays(score)}; it was {figure(judge.first)} at first",
-            (_leash(run),),
-            f"take the checkpoint of about update {judge.highest}",
+            f"{name}, a judge that is not trained on, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
+            f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; the judge started at "
+            f"{fmt(judge.first)}",
+            (_stronger_kl(run),),
+            f"use the checkpoint nearest to update {judge.argmax}",
         )
     return None
 
 
 PROXY_UP_JUDGE_DOWN = Rule(
     "proxy_up_judge_down",
-    "The reward is over-optimised: what it pays for and what is wanted have parted.",
+    "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
     ("reward/score_mean", "score/NAME"),
     _judge_down,
 )
 
 HACKING_BY_LENGTH = Rule(
     "hacking_by_length",
-    "The score follows the length of a response, and the policy has noticed.",
+    "The score tracks the length of a response, and the policy exploits that instead of improving.",
     ("reward/score_mean", "response/length", "reward/length_correlation"),
     _by_length,
 )
 
 HACKING_BY_REPETITION = Rule(
     "hacking_by_repetition",
-    "Saying the same again pays, and the policy has noticed.",
+    "Repetition raises the score, and the policy exploits that instead of improving.",
     ("reward/score_mean", "response/repetition"),
     _by_repetition,
 )
 
 HACKING_BY_NOT_STOPPING = Rule(
     "hacking_by_not_stopping",
-    "Responses that are cut off score better than those that end, and the policy has noticed.",
+    "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
     ("reward/score_mean", "response/eos_rate", "reward/length_correlation"),
     _by_not_stopping,
 )

@@ -1,201 +1,191 @@
-"""The leash: how far the policy is from the reference, and what that costs it."""
+"""The KL penalty: how far the policy is from the reference, and what that costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.inspect.doctor.courses import CERTAIN, TREND, Course, course, figure, rose
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.remedies import scale
+from kedge.inspect.doctor.remedies import scale, set_to
+from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 
 __all__ = ["BETA_TOO_LARGE", "BETA_TOO_SMALL", "KL_EXPLODING", "KL_NEGATIVE", "KL_SIGN_FLIPPED"]
 
 BELOW_ZERO = -0.1
-"""Nats per response that the KL's estimate may come out negative near 0, where a batch's mean is all noise."""
+"""Nats per response: near 0 the estimate is pure noise and may be slightly negative."""
 
 WRONG_SIGN = 0.01
-"""Cost of the KL, in standard deviations of the score, from which its sign is no rounding."""
+"""KL reward, in standard deviations of the score, that is more than rounding."""
 
 FAR_PER_TOKEN, TOO_FAR_PER_TOKEN = 0.5, 1.0
-"""KL to the reference, nats per token: at 1 each token is e times as likely to the policy as to the reference. The demo
-ends at 0.08, runs of 60 updates on stories at 0.2 to 0.5, runs that broke at 1.2 and more."""
+"""KL to the reference, nats per token: at 1 the policy makes each token e times as likely as the reference does. The
+demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke at 1.2 or more."""
 
 FAR, TOO_FAR = 10.0, 20.0
-"""The same per response. Short responses can be learnt by heart, which takes few nats and is no fault."""
+"""The same per response. Short responses can be memorized within few nats, which is not a problem."""
 
-OFF = 3.0
-"""KL in its controller's target, at which the controller has lost it."""
+OFF_TARGET = 3.0
+"""KL relative to its controller's target at which the controller has lost control."""
 
 NEGLIGIBLE = 0.05
-"""Cost of the KL, in what the score has gained, at which it decides nothing. The demo pays 0.15, N+ about as much."""
+"""Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
 
 DRIFTED = 5.0
-"""Nats per response from which that matters."""
+"""Nats per response from which a negligible cost matters."""
 
 LITTLE_TO_GAIN = 0.5
-"""What the best policy under β gains, in standard deviations of the score: to first order their spread over β, since
-the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
+"""What the best policy under β gains, in standard deviations of the score. To first order that is the scores' standard
+deviation over β, since the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
 
 
 def _sign_flipped(run: RunRecord) -> Symptom | None:
-    cost, drift, spread = (course(run, name) for name in ("reward/kl", "objective/kl", "reward/score_std"))
-    if cost is None or drift is None or spread is None or run.setting("ppo.whiten_rewards"):
+    reward, kl, score_std = (read(run, name) for name in ("reward/kl", "objective/kl", "reward/score_std"))
+    if reward is None or kl is None or score_std is None or run.setting("ppo.whiten_rewards"):
         return None
-    if run.setting("ppo.kl_in") == "loss" or drift.late <= 0 or cost.late >= -WRONG_SIGN * spread.early:
+    if run.setting("ppo.kl_in") == "loss" or kl.late <= 0 or reward.late >= -WRONG_SIGN * score_std.early:
         return None
     return Symptom(
         "serious",
-        f"a response is paid {figure(-cost.late)} for its KL of {figure(drift.late)} nats ({cost.late_span}), where it "
-        "should pay",
-        advice="the KL enters the reward with the wrong sign: reward = score − β·KL",
+        f"a KL of {fmt(kl.late)} nats adds {fmt(-reward.late)} to the reward of a response ({reward.late_span}); it "
+        "should reduce it",
+        advice="fix the sign in the code (no setting causes this): reward = score − β·KL",
     )
 
 
 def _negative(run: RunRecord) -> Symptom | None:
-    drift = course(run, "objective/kl")
-    if drift is None or drift.late > BELOW_ZERO or drift.late > -CERTAIN * drift.error:
+    kl = read(run, "objective/kl")
+    if kl is None or kl.late > BELOW_ZERO or kl.late > -SIGNIFICANT * kl.rise_error:
         return None
-    below = sum(value < 0 for value in drift.figures)
     return Symptom(
         "serious",
-        f"the KL is {figure(drift.late)} nats per response in {drift.late_span}, and below 0 in {below} of "
-        f"{len(drift)} updates",
-        advice="see that responses are sampled from the very policy whose logprobs are taken: no top-k or top-p, the "
-        "same temperature, the stop token counted, padding not; and that KL is log π − log π_ref",
+        f"the KL is {fmt(kl.late)} nats per response ({kl.late_span}), and negative in "
+        f"{sum(value < 0 for value in kl.values)} of {len(kl)} updates",
+        advice="check that responses are sampled from the policy whose logprobs are used (no top-k or top-p, same "
+        "temperature), that the mask includes the stop token and no padding, and that the KL is log π − log π_ref",
     )
 
 
 def _exploding(run: RunRecord) -> Symptom | None:
-    drift, length = course(run, "objective/kl"), course(run, "response/length")
-    if drift is None or length is None:
+    kl, per_token = read(run, "objective/kl"), _per_token(run)
+    if kl is None or per_token is None:
         return None
-    per_token = drift.late / max(length.late, 1.0)
-    target = run.setting("ppo.kl_target") if run.setting("ppo.kl_controller") in ("ziegler", "schulman") else None
-    far = drift.late > FAR and per_token > FAR_PER_TOKEN
-    lost = target is not None and len(drift) >= TREND and drift.late > max(OFF * target, FAR)
-    if not (far or lost):
+    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    far = kl.late > FAR and per_token > FAR_PER_TOKEN
+    off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
+    if not (far or off_target):
         return None
-    grave = (drift.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) or _worse_off(run)
+    loss = _net_loss(run)
     return Symptom(
-        "serious" if grave else "warning",
-        f"the policy is {figure(drift.late)} nats per response from the reference ({drift.late_span}), "
-        f"{figure(per_token)} per token"
-        + (f", where the controller's target is {target:g}" if lost else "")
-        + (f"; score less KL cost is lower than at first{_totals(run)}" if _worse_off(run) else ""),
-        tuple(_hold(run, drift)),
+        "serious" if loss or (kl.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) else "warning",
+        f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
+        "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
+        tuple(_hold_back(run, kl)),
     )
 
 
-def _worse_off(run: RunRecord) -> bool:
-    """Whether the policy pays more for its KL than its score has gained."""
-    total, spread = course(run, "reward/total", least=TREND), course(run, "reward/score_std")
-    if total is None or spread is None or run.setting("ppo.whiten_rewards"):
-        return False
-    return total.late < total.first - max(spread.first, CERTAIN * total.error)
+def _net_loss(run: RunRecord) -> str:
+    """States that the policy pays more for its KL than its score has gained; empty if it does not."""
+    total, score_std = read(run, "reward/total", at_least=MIN_TREND), read(run, "reward/score_std")
+    if total is None or score_std is None or run.setting("ppo.whiten_rewards"):
+        return ""
+    if total.late >= total.first - max(score_std.first, SIGNIFICANT * total.rise_error):
+        return ""
+    return f"; score minus KL cost has fallen from {fmt(total.first)} to {fmt(total.late)}"
 
 
-def _totals(run: RunRecord) -> str:
-    total = course(run, "reward/total")
-    return "" if total is None else f": {figure(total.late)} after {figure(total.first)}"
-
-
-def _hold(run: RunRecord, drift: Course) -> Iterator[Remedy]:
-    """Smaller steps where it went at once, a shorter leash where it went slowly."""
-    at_once = drift.figures[min(len(drift) - 1, 3)] > drift.late / 2
+def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
+    """Smaller steps if the KL jumped, a larger β if it crept up."""
+    jumped = kl.values[min(len(kl) - 1, 3)] > kl.late / 2
     remedies = (scale(run, "ppo.learning_rate", 1 / 3), scale(run, "ppo.kl_coef", 3.0))
-    yield from remedies if at_once else reversed(remedies)
+    yield from remedies if jumped else reversed(remedies)
 
 
 def _beta_too_small(run: RunRecord) -> Symptom | None:
-    score, drift, spread = (
-        course(run, name, least=TREND) for name in ("reward/score_mean", "objective/kl", "reward/score_std")
+    score, kl, score_std = (
+        read(run, name, at_least=MIN_TREND) for name in ("reward/score_mean", "objective/kl", "reward/score_std")
     )
-    beta = course(run, "objective/kl_coef")
-    if score is None or drift is None or spread is None or beta is None or drift.late < DRIFTED or not rose(drift):
+    beta = read(run, "objective/kl_coef")
+    if score is None or kl is None or score_std is None or beta is None or kl.late < DRIFTED or not rose(kl):
         return None
-    cost, gain = beta.late * drift.late, max(score.rise, spread.early)
+    cost, gain = beta.late * kl.late, max(score.rise, score_std.early)
     if cost > NEGLIGIBLE * gain:
         return None
-    per_token = _per_token(run, drift)
     return Symptom(
-        "serious" if per_token > FAR_PER_TOKEN and drift.late > FAR else "warning",
-        f"at β = {beta.late:g} the {figure(drift.late)} nats from the reference ({drift.late_span}) cost "
-        f"{figure(cost)}, while the score has gained {figure(score.rise)}; at first the KL was {figure(drift.early)}",
-        (_beta_for(run, gain),),
+        "serious" if (_per_token(run) or 0.0) > FAR_PER_TOKEN and kl.late > FAR else "warning",
+        f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
+        f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
+        # At this β the first nats of a drift cost a quarter of what the score has gained.
+        (set_to(run, "ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low"),),
     )
 
 
-def _per_token(run: RunRecord, drift: Course) -> float:
-    length = course(run, "response/length")
-    return drift.late / max(length.late, 1.0) if length else 0.0
+def _per_token(run: RunRecord) -> float | None:
+    """Late KL in nats per token."""
+    kl, length = read(run, "objective/kl"), read(run, "response/length")
+    return kl.late / max(length.late, 1.0) if kl and length else None
 
 
-def _beta_for(run: RunRecord, gain: float) -> Remedy:
-    """A β at which the first nats of a drift cost a quarter of what the score has gained."""
-    present = run.setting("ppo.kl_coef")
-    was = f" instead of {present:g}" if isinstance(present, (int, float)) else ""
-    return Remedy("ppo.kl_coef", "too_low", f"ppo.kl_coef={gain / DRIFTED / 4:.2g}{was}")
+def _is_controlled(run: RunRecord) -> bool:
+    return run.setting("ppo.kl_controller") in ("ziegler", "schulman")
 
 
 def _beta_too_large(run: RunRecord) -> Symptom | None:
-    score, spread = course(run, "reward/score_mean", least=TREND), course(run, "reward/score_std", least=TREND)
-    beta = course(run, "objective/kl_coef")
-    if score is None or spread is None or beta is None or beta.late <= 0 or spread.first <= 0:
+    score, score_std = (read(run, name, at_least=MIN_TREND) for name in ("reward/score_mean", "reward/score_std"))
+    beta = read(run, "objective/kl_coef")
+    if score is None or score_std is None or beta is None or beta.late <= 0 or score_std.first <= 0:
         return None
-    reach = spread.first / beta.late
-    if reach > LITTLE_TO_GAIN or score.late - score.first > LITTLE_TO_GAIN * spread.first:
+    reach = score_std.first / beta.late
+    if reach > LITTLE_TO_GAIN or score.late - score.first > LITTLE_TO_GAIN * score_std.first:
         return None
-    controlled = run.setting("ppo.kl_controller") in ("ziegler", "schulman")
     return Symptom(
         "serious",
-        f"β is {figure(beta.late)} where scores spread by {figure(spread.first)}: the best policy under it gains about "
-        f"{figure(spread.first**2 / beta.late)}, and the mean score went from {figure(score.first)} to "
-        f"{figure(score.late)} ({score.late_span})",
-        (scale(run, "ppo.kl_target", 3.0),) if controlled else (_smaller_beta(run, spread),),
-    )
-
-
-def _smaller_beta(run: RunRecord, spread: Course) -> Remedy:
-    """A tenth of the scores' spread: the demo's, whose scores spread by 1."""
-    return Remedy(
-        "ppo.kl_coef", "too_high", f"ppo.kl_coef={spread.first / 10:.2g} instead of {run.setting('ppo.kl_coef')}"
+        f"β is {fmt(beta.late)} and the scores' standard deviation {fmt(score_std.first)}, so the best policy can gain "
+        f"only about {fmt(score_std.first**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
+        f"{fmt(score.late)} ({score.late_span})",
+        (
+            scale(run, "ppo.kl_target", 3.0)
+            if _is_controlled(run)
+            # As in the demo, whose scores have a standard deviation of 1.
+            else set_to(run, "ppo.kl_coef", float(f"{score_std.first / 10:.2g}"), "too_high"),
+        ),
     )
 
 
 KL_SIGN_FLIPPED = Rule(
     "kl_sign_flipped",
-    "The policy is paid for leaving the reference.",
+    "The KL term enters the reward with the wrong sign: the policy is rewarded for moving away from the reference.",
     ("reward/kl", "objective/kl", "reward/score_std"),
     _sign_flipped,
 )
 
 KL_NEGATIVE = Rule(
     "kl_negative",
-    "A KL cannot be negative. Where its estimate is, again and again, the responses were not drawn from the policy "
-    "whose probabilities they are given: a sampling filter, another temperature, a mask that is off, or a sign.",
+    "A KL divergence cannot be negative. If its estimate is, update after update, the responses were not sampled from "
+    "the policy whose logprobs are used: a sampling filter, another temperature, a wrong mask or a flipped sign.",
     ("objective/kl",),
     _negative,
 )
 
 BETA_TOO_LARGE = Rule(
     "beta_too_large",
-    "The leash is so short that the best policy it allows is next to the reference: there is nothing to be gained, "
-    "and most of the gradient is the KL's own noise.",
+    "The KL penalty is so strong that even the best policy it allows stays next to the reference: there is almost no "
+    "score to gain, and most of the gradient is noise from the KL.",
     ("reward/score_mean", "reward/score_std", "objective/kl_coef"),
     _beta_too_large,
 )
 
 BETA_TOO_SMALL = Rule(
     "beta_too_small",
-    "The KL costs next to nothing, and the policy drifts on: into what the reward likes, whatever the text is like.",
+    "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward whatever the "
+    "reward favors, regardless of the quality of the text.",
     ("reward/score_mean", "reward/score_std", "objective/kl", "objective/kl_coef", "response/length"),
     _beta_too_small,
 )
 
 KL_EXPLODING = Rule(
     "kl_exploding",
-    "The policy has left what the reference would ever write, which is where a reward model knows anything.",
+    "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
+    "it, so its scores can no longer be trusted.",
     ("objective/kl", "response/length", "reward/total", "reward/score_std"),
     _exploding,
 )

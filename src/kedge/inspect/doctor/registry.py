@@ -1,6 +1,9 @@
-"""All rules, and their judgement of a run."""
+"""The list of all rules, and the diagnosis of a run by them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
 
 from kedge.inspect.doctor import (
     agreement,
@@ -18,7 +21,7 @@ from kedge.inspect.doctor import (
 from kedge.inspect.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
 from kedge.inspect.record import RunRecord
 
-__all__ = ["RULES", "diagnose", "graver"]
+__all__ = ["RULES", "diagnose", "severity_rank"]
 
 RULES: tuple[Rule, ...] = (
     agreement.STALE_ROLLOUTS,
@@ -60,25 +63,25 @@ RULES: tuple[Rule, ...] = (
     cost.MEMORY_GROWING,
     cost.REWARD_DOMINATES_TIME,
 )
-"""Causes stand before what follows from them: it is the order of findings that are equally grave."""
+"""Causes come before their consequences: findings of equal severity are reported in this order."""
 
-GRAVITY: tuple[Severity, ...] = ("serious", "warning", "note")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
-    """What is the matter with a run, gravest first, causes before their consequences.
+    """Findings on a run, most severe first, causes before their consequences.
 
     Args:
-        record: The run, as far as it has come.
-        advice: What the configuration says about its settings.
+        record: The run so far.
+        advice: Looks up what the configuration documents about a field that is too high or too low.
     """
     found = [(rule, symptom) for rule in RULES if (symptom := rule.check(record)) is not None]
-    return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=graver)
+    return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=severity_rank)
 
 
-def graver(finding: Finding) -> int:
-    """Sorts the gravest first, and leaves the order of those that are equally grave."""
-    return GRAVITY.index(finding.severity)
+def severity_rank(finding: Finding) -> int:
+    """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
+    return SEVERITIES.index(finding.severity)
 
 
 def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
@@ -88,17 +91,16 @@ def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
         symptom.severity,
         symptom.seen,
         rule.means,
-        first.knob if first else "",
+        first.field if first else "",
         first.direction if first else "switch",
-        "; ".join(_in_words(symptom, advice)),
+        "; ".join(_steps(symptom, advice)),
         f"{DOCS}#{rule.name}",
     )
 
 
-def _in_words(symptom: Symptom, advice: Advice) -> list[str]:
-    """What to try: each remedy with what the configuration says is the matter with its setting."""
-    told = [symptom.advice] if symptom.advice else []
+def _steps(symptom: Symptom, advice: Advice) -> Iterator[str]:
+    if symptom.advice:
+        yield symptom.advice
     for remedy in symptom.remedies:
-        why = advice(remedy.knob, remedy.direction)
-        told.append(f"{remedy.change} ({remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change)
-    return told
+        why = advice(remedy.field, remedy.direction)
+        yield f"{remedy.change} (if {remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change

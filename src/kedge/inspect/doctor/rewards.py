@@ -1,146 +1,158 @@
-"""The score: whether it moves, which way, and whether those who give it are well."""
+"""The score: whether it improves, and whether the functions that compute it work."""
 
 from __future__ import annotations
 
 import math
 
-from kedge.inspect.doctor.courses import CERTAIN, TREND, Course, course, figure, rose, span
 from kedge.inspect.doctor.finding import Rule, Symptom
 from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.responses import all_are_cut
+from kedge.inspect.doctor.responses import nearly_all_truncated
+from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
-__all__ = ["REWARD_FLAT", "REWARD_FUNCTION_FAILING", "REWARD_SATURATED", "SCORE_FALLING"]
+__all__ = [
+    "NEARLY_CONSTANT",
+    "REWARD_FLAT",
+    "REWARD_FUNCTION_FAILING",
+    "REWARD_SATURATED",
+    "SCORE_FALLING",
+    "scores_are_constant",
+]
 
 MANY_LOST = 0.1
-"""Share of the responses without a score of their own at which the rest is no fair sample any more."""
+"""Share of responses without a score of their own above which the rest is a biased sample."""
 
-SAME = 1e-3
-"""Spread of the scores, in their mean's size, below which the policy has nothing to tell good from bad by."""
+NEARLY_CONSTANT = 1e-3
+"""Standard deviation, relative to the mean, that is no more than rounding."""
 
 PATIENCE = 12
-"""Updates after which a score should have moved; the demo's has after three."""
+"""Updates after which a score should have improved; the demo's has after three."""
 
 FLAT = 0.15
-"""Change of the mean score, in standard deviations of the scores, that is none to speak of; healthy runs gain one or
-more."""
+"""Change of the mean score, in standard deviations of the scores, that is negligible; healthy runs gain one or more."""
 
 LOST = 0.5
-"""Fall of the mean score, in the same unit, that is no noise: a policy worse than the one it began as."""
+"""Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
 
-USED_UP = 0.1
-"""Spread of the scores, in what it was at first, at which nearly all responses have the same one."""
+SATURATED = 0.1
+"""Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
+
+
+def scores_are_constant(score: Series, score_std: Series) -> bool:
+    """Whether all responses score the same, from the first update to the last."""
+    return score_std.late <= NEARLY_CONSTANT * abs(score.late) and score_std.first <= NEARLY_CONSTANT * abs(score.first)
 
 
 def _function_failing(run: RunRecord) -> Symptom | None:
     counters = _counters(run)
-    totals = {name: sum(found.figures) for name, found in counters.items()}
+    totals = {name: sum(counter.values) for name, counter in counters.items()}
     if not any(totals.values()):
         return None
-    asked = len(run.metrics) * _responses(run)
+    scored = len(run.metrics) * _num_responses(run)
     lost = {name: count for name, count in totals.items() if name.endswith(("_given_up", "unscored")) and count}
     failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
     slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
     seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
-    seen += [f"{name}: {count:g} of {asked} responses" for name, count in lost.items()]
+    seen += [f"{name}: {count:g} of {scored} responses" for name, count in lost.items()]
     return Symptom(
-        "serious" if max(lost.values(), default=0.0) > MANY_LOST * asked else "warning",
+        "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
         (scale(run, "reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
-        "reward.log has what it printed and raised",
+        "see reward.log for the function's output and exceptions",
     )
 
 
-def _counters(run: RunRecord) -> dict[str, Course]:
-    """What is counted of functions and of the responses that they left without a score, by metric."""
+def _counters(run: RunRecord) -> dict[str, Series]:
+    """Counts of failures and of responses left without a score, by metric."""
     endings = ("_failures", "_timeouts", "_given_up", "/unscored")
     names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
-    found = {name: course(run, name, least=1) for name in sorted(names)}
-    return {name: counted for name, counted in found.items() if counted}
+    found = {name: read(run, name, at_least=1) for name in sorted(names)}
+    return {name: counter for name, counter in found.items() if counter}
 
 
 def _flat(run: RunRecord) -> Symptom | None:
-    score, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
-    if score is None or spread is None or all_are_cut(run):
+    score, score_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
+    if score is None or score_std is None or nearly_all_truncated(run):
         return None
-    if spread.late <= SAME * abs(score.late) and spread.first <= SAME * abs(score.first):
+    if scores_are_constant(score, score_std):
         return Symptom(
             "serious",
-            f"all scores are {figure(score.late)}: they spread by {figure(spread.late)} in {spread.late_span}",
-            advice="look at the reward: it gives every response the same score",
+            f"all scores are {fmt(score.late)}: their standard deviation is {fmt(score_std.late)} "
+            f"({score_std.late_span})",
+            advice="check the reward: it gives every response the same score",
         )
     gain = score.late - score.first
-    if len(score) < PATIENCE or abs(gain) > max(FLAT, CERTAIN / math.sqrt(_responses(run))) * spread.early:
+    if len(score) < PATIENCE or abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.early:
         return None
     return Symptom(
         "warning",
-        f"the mean score is {figure(score.first)} at first and {figure(score.late)} in {score.late_span}, while scores "
-        f"spread by {figure(spread.late)}",
+        f"the mean score is {fmt(score.first)} in the first update and {fmt(score.late)} in {score.late_span}, with a "
+        f"standard deviation of {fmt(score_std.late)} between responses",
         (scale(run, "ppo.learning_rate", 3.0), scale(run, "rollout.num_prompts", 2.0)),
     )
 
 
-def _responses(run: RunRecord) -> int:
-    """Responses of an update: what the error of a mean score depends on."""
+def _num_responses(run: RunRecord) -> int:
+    """Responses per update, which determine the error of a mean score."""
     return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
 
 
 def _falling(run: RunRecord) -> Symptom | None:
-    score, spread = course(run, "reward/score_mean"), course(run, "reward/score_std")
-    if score is None or spread is None:
+    score, score_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
+    if score is None or score_std is None:
         return None
-    least = max(LOST, CERTAIN / math.sqrt(_responses(run))) * spread.first
-    if score.first - score.late <= max(least, CERTAIN * score.error):
+    threshold = max(LOST, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.first
+    if score.first - score.late <= max(threshold, SIGNIFICANT * score.rise_error):
         return None
     return Symptom(
         "serious",
-        f"the mean score falls from {figure(score.first)} to {figure(score.late)} ({score.late_span}); at first "
-        f"scores spread by {figure(spread.first)}",
+        f"the mean score falls from {fmt(score.first)} to {fmt(score.late)} ({score.late_span}); the scores' standard "
+        f"deviation was {fmt(score_std.first)} in the first update",
         (scale(run, "ppo.learning_rate", 1 / 3),),
     )
 
 
 def _saturated(run: RunRecord) -> Symptom | None:
-    score, spread = course(run, "reward/score_mean", least=TREND), course(run, "reward/score_std")
-    if score is None or spread is None or not rose(score) or spread.late > USED_UP * spread.early:
+    score, score_std = read(run, "reward/score_mean", at_least=MIN_TREND), read(run, "reward/score_std")
+    if score is None or score_std is None or not rose(score) or score_std.late > SATURATED * score_std.early:
         return None
     return Symptom(
         "warning",
-        f"the scores spread by {figure(spread.late)} around {figure(score.late)} in {spread.late_span}, by "
-        f"{figure(spread.early)} at first",
+        f"the scores' standard deviation falls from {fmt(score_std.early)} to {fmt(score_std.late)} at a mean score of "
+        f"{fmt(score.late)} ({score_std.late_span})",
         (scale(run, "ppo.num_updates", 0.5),),
-        "take an earlier checkpoint, harder prompts, or a reward that tells good responses apart",
+        "use an earlier checkpoint, harder prompts, or a reward that tells good responses apart",
     )
 
 
 REWARD_FUNCTION_FAILING = Rule(
     "reward_function_failing",
-    "A function that scores raises, hangs or breaks its contract. What is repeated costs time; what is given up is "
-    "missing from the update, or has a score that it did not earn.",
+    "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
+    "are left out of the update or get a substitute score.",
     ("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up", "reward/unscored"),
     _function_failing,
 )
 
 REWARD_FLAT = Rule(
     "reward_flat",
-    "The policy gets no better at what it is paid for: its steps are too small or too noisy, β holds it, or the "
-    "reward does not tell its responses apart.",
+    "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
+    "not tell the responses apart.",
     ("reward/score_mean", "reward/score_std", "response/eos_rate"),
     _flat,
 )
 
 SCORE_FALLING = Rule(
     "score_falling",
-    "The policy is worse at what it is paid for than when it began. PPO cannot want that: its steps went too far, "
-    "or something between score and gradient has the wrong sign.",
+    "The policy scores worse than at the start, the opposite of what PPO optimizes: the steps are too large, or a sign "
+    "is wrong somewhere between score and gradient.",
     ("reward/score_mean", "reward/score_std"),
     _falling,
 )
 
 REWARD_SATURATED = Rule(
     "reward_saturated",
-    "Nearly every response has the best score there is. Advantages are what little is left, whitened to full size: "
-    "the run goes on taking steps, and they are noise.",
+    "Nearly every response already gets the best score. Whitening scales the remaining differences up to unit "
+    "variance, so further steps follow noise.",
     ("reward/score_mean", "reward/score_std"),
     _saturated,
 )

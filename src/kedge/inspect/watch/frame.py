@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.inspect.doctor import Finding
-from kedge.inspect.doctor.telling import STYLES
+from kedge.inspect.doctor.terminal import STYLES
 from kedge.inspect.record import RunRecord
 from kedge.inspect.watch.follower import Snapshot
 from kedge.inspect.watch.series import labeled_series
