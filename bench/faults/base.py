@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.data.templates import render_tldr
 from kedge.demo import recipe
-from kedge.demo.exam import sample_summaries
+from kedge.demo.gold_evaluation import sample_summaries
 from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
 from kedge.pipelines.demo import demo_config, rows, start_from_nothing

@@ -122,7 +122,7 @@ HACKING: Final = (
     Case(
         "the reward model alone, no β",
         "proxy_up_judge_down",
-        {**recipe.WITHOUT_LEASH, "ppo.num_updates": 24},
+        {**recipe.WITHOUT_KL_SETTINGS, "ppo.num_updates": 24},
         watched,
     ),
 )

@@ -42,7 +42,7 @@ def test_rows_that_are_kept_count_and_rows_that_are_not_do_not(monkeypatch):
     monkeypatch.setattr(memory_limit, "free_memory", lambda: 2 * GIB)
     assert sum(1 for _ in memory_limit.within_free_memory(blocks(200), "blocks")) == 200
     kept: list[bytes] = []
-    with pytest.raises(DataError, match=r"^blocks: what comes after row \d+ takes more than the 1\.80 GiB"):
+    with pytest.raises(DataError, match=r"^blocks: reading past row \d+ needs more than the 1\.80 GiB"):
         kept.extend(memory_limit.within_free_memory(blocks(200), "blocks"))
     assert 16 <= len(kept) <= 64  # 28 fit, and what was free already in what the process holds
 

@@ -98,7 +98,7 @@ def test_every_kind_of_record_is_split():
 
 
 def test_what_cannot_be_split():
-    with pytest.raises(DataError, match="2 rows share one prompt"):
+    with pytest.raises(DataError, match="all 2 rows have the same prompt"):
         split_eval([Prompt("a"), Prompt("a")], 0.5, 0)
     with pytest.raises(ValueError, match="fraction is 1"):
         split_eval([Prompt("a"), Prompt("b")], 1, 0)

@@ -43,8 +43,8 @@ def test_json_lines_with_everything_that_editors_do(tmp_path):
         (b'"text"', "not a JSON object"),
         (b"null", "not a JSON object"),
         (b"\x00\x00\x00", "not JSON"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"prompt": ' + b"9" * 5000 + b"}", "too long a number"),
+        (b"[" * 200_000, "the nesting too deep"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "a number is too long"),
         ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
     array.write_text(json.dumps(ROWS, indent=1))
     assert values(array) == ROWS == values(written(tmp_path / "lines.json"))
     array.write_text("[1, 2")
-    with pytest.raises(DataError, match="begins as a JSON array"):
+    with pytest.raises(DataError, match="starts like a JSON array"):
         values(array)
 
 
@@ -129,7 +129,9 @@ def test_an_unreachable_hub_id_is_one_clear_line(monkeypatch):
         raise ConnectionError("Couldn't reach\nthe hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"^'org/name' is no file here and cannot be read .*: Couldn't reach the hub$"):
+    with pytest.raises(
+        DataError, match=r"^'org/name' is not a local file and cannot be read .*: Couldn't reach the hub$"
+    ):
         values("org/name")
 
 
@@ -144,13 +146,13 @@ def test_what_is_no_source(tmp_path):
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
     (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"none of the files that can be read: \.jsonl"):
+    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl"):
         values(tmp_path / "rows.csv")
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="is not a data source"):
             values(source)
     for name in ("", "a:b:c:d", "::"):
-        with pytest.raises(DataError, match="names no data"):
+        with pytest.raises(DataError, match="is not a data source"):
             values(name)
 
 

@@ -201,7 +201,7 @@ def test_a_line_longer_than_memory_should_hold(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "rows.json"
     path.write_text('["a", "b", "c"]')
     said = line_or_result(read_prompts, str(path), tokenizer=PLAIN)
-    assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines"
+    assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines instead"
 
 
 def test_rows_that_no_file_can_hold() -> None:
@@ -334,11 +334,11 @@ def nothing(count: int) -> Any:
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "one text, many rows": (
         lambda folder: parquet_file(folder / "rows.parquet", same_texts("a" * 5_000_000, 10_000)),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "one row": (
         lambda folder: parquet_file(folder / "rows.parquet", one_list(same_texts("c" * 1_000_000, 10_000))),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "rows of nothing": (
         lambda folder: parquet_file(folder / "rows.parquet", nothing(200_000_000)),
@@ -346,13 +346,13 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a saved data set of one text": (
         lambda folder: saved_rows(folder / "saved", same_texts("a" * 5_000_000, 10_000)),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "a saved data set of nothing": (
         lambda folder: saved_rows(folder / "saved", nothing(200_000_000)),
         "claims to hold 200,000,000 rows in ",
     ),
-    "an array of nothing": (lambda folder: array_file(folder / "rows.json"), "takes more than the 0.11 GiB"),
+    "an array of nothing": (lambda folder: array_file(folder / "rows.json"), "needs more than the 0.11 GiB"),
 }
 
 
@@ -375,32 +375,32 @@ def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% for i in range(1000000000) %}x{% endfor %}", "refuses the conversation: Range too big"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes over 0.5 s"),
-        ("{{ 9 ** 9 ** 9 ** 9 }}", "takes powers of numbers"),
-        ("{{ 'a' * 10000000000 }}", "takes over 0.125 GiB of memory"),
-        ("{{ 'a' * 3000000 }}", "makes 3,000,000 characters of the conversation"),
-        ("{{ '%10000000000d' % 1 }}", "takes over 0.125 GiB of memory"),
-        ("{{ 'a' | center(10000000000) }}", "takes over 0.125 GiB of memory"),
-        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "takes over 0.125 GiB of memory"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "rejects the conversation: Range too big"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "needs over 0.5 s"),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "uses the power operator"),
+        ("{{ 'a' * 10000000000 }}", "needs over 0.125 GiB of memory"),
+        ("{{ 'a' * 3000000 }}", "renders 3,000,000 characters"),
+        ("{{ '%10000000000d' % 1 }}", "needs over 0.125 GiB of memory"),
+        ("{{ 'a' | center(10000000000) }}", "needs over 0.125 GiB of memory"),
+        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "needs over 0.125 GiB of memory"),
         (
             "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-            "takes over 0.125 GiB of memory",
+            "needs over 0.125 GiB of memory",
         ),
-        ("{{ range(99999) | list * 99999 }}", "takes over 0.125 GiB of memory"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the conversation"),
-        ("{{ 1 // 0 }}", "refuses the conversation"),
-        ("{{ messages[0]['content'].encode('no-such-codec') }}", "refuses the conversation: unknown encoding"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses the conversation"),
-        ("{{ cycler.__init__.__globals__.os.system('touch trap') }}", "refuses the conversation"),
-        ("{{ messages.append(1) }}", "refuses the conversation"),
-        ("{{ raise_exception('no\nsystem\x1b[2J role') }}", "refuses the conversation: no system"),
-        ("{% if", "refuses the conversation"),
-        ("{% include '/etc/passwd' %}", "refuses the conversation"),
+        ("{{ range(99999) | list * 99999 }}", "needs over 0.125 GiB of memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "rejects the conversation"),
+        ("{{ 1 // 0 }}", "rejects the conversation"),
+        ("{{ messages[0]['content'].encode('no-such-codec') }}", "rejects the conversation: unknown encoding"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects the conversation"),
+        ("{{ cycler.__init__.__globals__.os.system('touch trap') }}", "rejects the conversation"),
+        ("{{ messages.append(1) }}", "rejects the conversation"),
+        ("{{ raise_exception('no\nsystem\x1b[2J role') }}", "rejects the conversation: no system"),
+        ("{% if", "rejects the conversation"),
+        ("{% include '/etc/passwd' %}", "rejects the conversation"),
         ("{{ '{0.__class__}'.format(1) }}", "the prompt has no tokens"),
-        ("{{ undefined_function() }}", "refuses the conversation"),
-        (5, "refuses the conversation"),
-        ({"other": "x"}, "refuses the conversation"),
+        ("{{ undefined_function() }}", "rejects the conversation"),
+        (5, "rejects the conversation"),
+        ({"other": "x"}, "rejects the conversation"),
     ],
 )
 def test_chat_templates(template: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

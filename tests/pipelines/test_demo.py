@@ -7,8 +7,8 @@ import pytest
 
 import kedge
 from kedge.demo import recipe
-from kedge.demo.exam import Marks, sample_summaries
-from kedge.demo.world import Post, Verdict, World
+from kedge.demo.gold_evaluation import GoldScores, sample_summaries
+from kedge.demo.world import Post, SummaryScores, World
 from kedge.errors import OutputError
 from kedge.logs.metrics import read_metrics
 from kedge.pipelines.demo import collect_comparisons, run_demo, start_from_nothing
@@ -32,7 +32,7 @@ def small_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(recipe, name, value)
     for name, value in {"rollout.num_prompts": 8, "ppo.num_updates": 4, "ppo.num_epochs": 1}.items():
         monkeypatch.setitem(recipe.SETTINGS, name, value)
-    monkeypatch.setitem(recipe.WITHOUT_LEASH, "ppo.num_epochs", 1)
+    monkeypatch.setitem(recipe.WITHOUT_KL_SETTINGS, "ppo.num_epochs", 1)
 
 
 @pytest.mark.usefixtures("small_recipe")
@@ -44,7 +44,7 @@ def test_the_demo_runs_from_nothing_to_a_summary(tmp_path: Path, capsys: pytest.
         assert 0 <= summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"] <= 1
     assert set(summary["gold_quality"]) == {"sft", "ppo", "references"}
     assert 0 <= summary["reward_model_accuracy"] <= 1
-    for curve in (summary["curves"][name] for name in ("ppo", "ppo-without-leash")):
+    for curve in (summary["curves"][name] for name in ("ppo", "ppo-without-kl")):
         assert [point["update"] for point in curve] == [1, 2, 4]
     assert summary["kl"] == read_metrics(tmp_path / "demo" / "ppo")[-1]["objective/kl"]
     assert summary["seconds"] > 0
@@ -81,7 +81,7 @@ def test_nobody_but_the_annotator_and_the_examination_knows_the_judge() -> None:
     source = Path(kedge.__file__).parent
     knowing = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if _names_the_judge(path)}
     world = {f"demo/world/{name}.py" for name in ("__init__", "judge", "world")}
-    assert knowing == world | {"demo/exam.py"}
+    assert knowing == world | {"demo/gold_evaluation.py"}
 
 
 def _names_the_judge(path: Path) -> bool:
@@ -96,11 +96,11 @@ def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
 
 def test_win_rates_and_gains_of_marks_made_by_hand() -> None:
     texts = ["", "", "", ""]
-    full, half = Verdict(1, 1, 1, 1), Verdict(0.5, 1, 1, 1)
-    better, worse = Marks(texts, [full, full, half, half]), Marks(texts, [half, full, half, full])
+    full, half = SummaryScores(1, 1, 1, 1), SummaryScores(0.5, 1, 1, 1)
+    better, worse = GoldScores(texts, [full, full, half, half]), GoldScores(texts, [half, full, half, full])
     assert better.win_rate_over(worse).value == pytest.approx((1 + 0.5 + 0.5 + 0) / 4)
-    best = Marks(texts, [full] * 4)
-    assert best.gain_over(Marks(texts, [half] * 4)) == pytest.approx(
+    best = GoldScores(texts, [full] * 4)
+    assert best.gain_over(GoldScores(texts, [half] * 4)) == pytest.approx(
         {"coverage": 0.275, "accuracy": 0, "coherence": 0, "brevity": 0}
     )
     assert best.quality.value == pytest.approx(1)

@@ -24,7 +24,7 @@ __all__ = [
     "SETTINGS",
     "TEMPERATURE",
     "VOCAB_SIZE",
-    "WITHOUT_LEASH",
+    "WITHOUT_KL_SETTINGS",
 ]
 
 NUM_TOKENIZER_TEXTS: Final = 1500
@@ -83,7 +83,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "runtime.precision": "fp32",
 }
 
-WITHOUT_LEASH: Final[dict[str, Any]] = {
+WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
     "ppo.kl_coef": 0.0,
     "ppo.measure_kl": True,
     "ppo.learning_rate": 6e-4,

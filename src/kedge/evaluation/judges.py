@@ -11,13 +11,13 @@ from kedge.errors import RewardError
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.rewards.pairwise import PairwiseJudge
 
-__all__ = ["Judge", "JudgeMode", "Judged", "PairJudge", "ScoreJudge", "Verdicts"]
+__all__ = ["Judge", "JudgeMode", "PairJudge", "PairOutcomes", "ScoreJudge", "ScoredResponses"]
 
 JudgeMode: TypeAlias = Literal["score", "pairwise"]
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredResponses:
     """One side's responses with their scores; None where the judge only compares."""
 
     responses: Responses
@@ -25,7 +25,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class PairOutcomes:
     """What a judge says of pairs: 1 where our side is better, 0 where the other is, ½ for a tie, None for nothing.
 
     Attributes:
@@ -88,7 +88,7 @@ class Judge(Protocol):
         """One number per response, or None from a judge that only compares."""
         ...
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """Which side's response to each prompt is better."""
         ...
 
@@ -113,7 +113,7 @@ class ScoreJudge:
         """See `Judge`."""
         return self.reward.scores(responses)
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """See `Judge`. Two equal texts tie, though a model that reads them in two batches rounds differently."""
         assert ours.scores is not None, "a judge that scores is given scores"
         assert theirs.scores is not None, "a judge that scores is given scores"
@@ -125,7 +125,7 @@ class ScoreJudge:
                 outcomes.append(None)
             else:
                 outcomes.append(0.5 if text == other_text else float(wins([score], [other])))
-        return Verdicts(outcomes)
+        return PairOutcomes(outcomes)
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ class PairJudge:
         """None: it only compares."""
         return None
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """See `Judge`."""
         shown_first = self.judge.verdicts(ours.responses, theirs.responses)
         swapped = self.judge.verdicts(theirs.responses, ours.responses)
         shown_second = [None if verdict is None else 1 - verdict for verdict in swapped]
-        return Verdicts(
+        return PairOutcomes(
             [
                 None if one is None or two is None else one if one == two else 0.5
                 for one, two in zip(shown_first, shown_second, strict=True)

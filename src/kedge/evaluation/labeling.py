@@ -47,7 +47,7 @@ def collect_rankings(
         RewardError: No prompt has a row, or the labeller broke its contract.
     """
     asked = [prompt for prompt in prompts for _ in range(num_responses)]
-    answers = policy.answer_all(asked, sampling, title=title)
+    answers = policy.sample_all(asked, sampling, title=title)
     responses = join_responses([each.responses for each in answers])
     scores = labeller.scores(responses)
     rows: list[dict[str, Any]] = []

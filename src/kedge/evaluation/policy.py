@@ -19,7 +19,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Answers", "Policy", "Sampling", "load_frozen_policy", "policy_kl"]
+__all__ = ["Policy", "SampledBatch", "Sampling", "load_frozen_policy", "policy_kl"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Answers:
+class SampledBatch:
     """A batch of responses, as tokens and as texts."""
 
     rollout: Rollout
@@ -65,7 +65,7 @@ class Policy:
     stop_token: int
     precision: Literal["fp32", "bf16"]
 
-    def answer(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Answers]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
         """One response per prompt, in the prompts' order, a batch at a time."""
         sampler = Sampler(
             self.model,
@@ -88,13 +88,13 @@ class Policy:
                 max_new_tokens=sampling.max_new_tokens,
                 seed=stream_seed(sampling.seed, "reward", start),
             )
-            yield Answers(rollout, described)
+            yield SampledBatch(rollout, described)
 
-    def answer_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[Answers]:
+    def sample_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[SampledBatch]:
         """All batches, with a progress display."""
-        batches: list[Answers] = []
+        batches: list[SampledBatch] = []
         with Progress(title, total=len(prompts)) as progress:
-            for answers in self.answer(prompts, sampling):
+            for answers in self.sample(prompts, sampling):
                 batches.append(answers)
                 progress.update(sum(len(done.responses) for done in batches))
         return batches
@@ -127,7 +127,7 @@ def load_frozen_policy(
 
 
 @torch.no_grad()
-def policy_kl(policy: Policy, reference: Policy, answers: Iterable[Answers], *, temperature: float) -> list[float]:
+def policy_kl(policy: Policy, reference: Policy, answers: Iterable[SampledBatch], *, temperature: float) -> list[float]:
     """KL of a policy to another one of the same tokens: an estimate per response, nats; their mean is the divergence.
 
     Args:

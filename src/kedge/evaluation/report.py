@@ -11,8 +11,8 @@ from statistics import mean
 from typing import Any
 
 from kedge.algorithm.statistics import Interval
-from kedge.evaluation.examination import Contestant, Examination
-from kedge.evaluation.judges import Judged
+from kedge.evaluation.evaluator import Evaluator, PolicyResult
+from kedge.evaluation.judges import ScoredResponses
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
@@ -25,27 +25,27 @@ class Evaluation:
     """Everything that was found.
 
     Attributes:
-        examination: The questions and the judge.
+        evaluator: The questions and the judge.
         policy: The policy that was asked about.
         opponent: The responses that it was compared with.
         opponent_name: The other policy's folder or id, or `references`.
         frontier: Further policies, compared with the same opponent.
     """
 
-    examination: Examination
-    policy: Contestant
-    opponent: Judged
+    evaluator: Evaluator
+    policy: PolicyResult
+    opponent: ScoredResponses
     opponent_name: str = "references"
-    frontier: Sequence[Contestant] = ()
+    frontier: Sequence[PolicyResult] = ()
 
-    def win_rate(self, contestant: Contestant) -> Interval:
+    def win_rate(self, contestant: PolicyResult) -> Interval:
         """Share of the pairs that it wins, ties counting half."""
-        return self.examination.interval(contestant.verdicts.given)
+        return self.evaluator.interval(contestant.verdicts.given)
 
-    def score(self, judged: Judged) -> Interval | None:
+    def score(self, judged: ScoredResponses) -> Interval | None:
         """The mean score; None where the judge only compares, or scored nothing."""
         given = [score for score in judged.scores or () if score is not None]
-        return self.examination.interval(given) if given else None
+        return self.evaluator.interval(given) if given else None
 
     def longer_wins(self) -> Interval | None:
         """How often the longer of two responses wins: ½ for a judge whom length leaves cold; None without a case."""
@@ -55,7 +55,7 @@ class Evaluation:
             for length, other, win in zip(ours, theirs, self.policy.verdicts.wins, strict=True)
             if win is not None and length != other
         ]
-        return self.examination.interval(favours) if favours else None
+        return self.evaluator.interval(favours) if favours else None
 
     def summary(self) -> dict[str, Any]:
         """The figures, for `summary.json`."""
@@ -63,8 +63,8 @@ class Evaluation:
         return {
             "model": self.policy.name,
             "against": self.opponent_name,
-            "judge": self.examination.judge.name,
-            "judge_mode": self.examination.judge.mode,
+            "judge": self.evaluator.judge.name,
+            "judge_mode": self.evaluator.judge.mode,
             "num_prompts": len(verdicts.wins),
             "num_judged": len(wins),
             "win_rate": asdict(self.win_rate(self.policy)),
@@ -140,7 +140,7 @@ def _plot(evaluation: Evaluation, path: Path) -> None:
         {name: [figure.value for _, figure in known]},
         path,
         bands={name: ([figure.low for _, figure in known], [figure.high for _, figure in known])},
-        y_label=f"{name} by {evaluation.examination.judge.name}",
+        y_label=f"{name} by {evaluation.evaluator.judge.name}",
     )
 
 
@@ -162,16 +162,16 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
         )
 
 
-def _figures(evaluation: Evaluation, judged: Judged, kl: Interval | None) -> list[Cell]:
+def _figures(evaluation: Evaluation, judged: ScoredResponses, kl: Interval | None) -> list[Cell]:
     return [evaluation.score(judged), kl, mean(_lengths(judged)), _eos_rate(judged)]
 
 
-def _lengths(judged: Judged) -> list[int]:
+def _lengths(judged: ScoredResponses) -> list[int]:
     """Tokens of each response, in the examined policy's tokens."""
     return [len(ids) for ids in judged.responses.response_ids]
 
 
-def _eos_rate(judged: Judged) -> float:
+def _eos_rate(judged: ScoredResponses) -> float:
     return mean(map(float, judged.responses.stopped))
 
 

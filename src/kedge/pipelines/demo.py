@@ -19,8 +19,8 @@ from kedge.config import Config, config_from_settings, field_advice
 from kedge.data import Comparison
 from kedge.data.templates import render_tldr
 from kedge.demo import recipe
-from kedge.demo.exam import Curve, Marks, gold_judge, sample_summaries
-from kedge.demo.report import LEASHED, UNLEASHED, DemoResult, print_result, save_result
+from kedge.demo.gold_evaluation import Curve, GoldScores, gold_judge, sample_summaries
+from kedge.demo.report import WITH_KL, WITHOUT_KL, DemoResult, print_result, save_result
 from kedge.demo.world import Post, World
 from kedge.inspect.report import REPORT_FILE, leave_report
 from kedge.logs.run_folder import create_run_folder
@@ -57,7 +57,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         comparisons=rows(collect_comparisons(replace(world, split="comparisons"), sft.model)),
         demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
     )
-    curves = {name: Curve(replace(world, split="curve")) for name in (LEASHED, UNLEASHED)}
+    curves = {name: Curve(replace(world, split="curve")) for name in (WITH_KL, WITHOUT_KL)}
     practice = replace(world, split="prompts")
     ppo, _ = (
         run_ppo(
@@ -66,7 +66,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
             reward=[RewardTerm(reward.model), RewardTerm(gold_judge(practice), weight=0.0, name="gold")],
             on_update=curves[name],
         )
-        for name, changes in ((LEASHED, {}), (UNLEASHED, recipe.WITHOUT_LEASH))
+        for name, changes in ((WITH_KL, {}), (WITHOUT_KL, recipe.WITHOUT_KL_SETTINGS))
     )
 
     posts = held_out.posts(recipe.NUM_HELD_OUT)
@@ -77,8 +77,8 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     }
     result = DemoResult(
         posts=posts,
-        marks={name: Marks.of(posts, summaries) for name, summaries in writers.items()},
-        curves={name: curve.checkpoints for name, curve in curves.items()},
+        scores={name: GoldScores.of(posts, summaries) for name, summaries in writers.items()},
+        curves={name: curve.points for name, curve in curves.items()},
         reward_model_accuracy=reward.summary["accuracy"]["value"],
         kl=ppo.metrics[-1]["objective/kl"],
         seconds=time.perf_counter() - started,

@@ -16,7 +16,7 @@ from kedge.algorithm.statistics import Interval
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
-from kedge.evaluation.examination import Examination
+from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.report import Evaluation, report
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
@@ -70,7 +70,7 @@ def run_evaluate(
     sampling = sampling_of(config)
     room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
     questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)[: settings.num_prompts]
-    examination = Examination(
+    evaluator = Evaluator(
         questions,
         reader=policy,
         judge=load_judge(judge, config, run, policy.tokenizer),
@@ -80,13 +80,13 @@ def run_evaluate(
         confidence=settings.confidence,
         num_resamples=settings.num_bootstrap,
     )
-    examination.judge.check_columns(list(questions[0].columns))
+    evaluator.judge.check_columns(list(questions[0].columns))
 
     with run.started():
-        opponent = examination.references() if against is None else examination.sit(against)
-        first = examination.compete(policy, opponent, against)
+        opponent = evaluator.references() if against is None else evaluator.sample(against)
+        first = evaluator.compare(policy, opponent, against)
         frontier = (load_policy(source, config, run) for source in settings.frontier)
-        others = [examination.compete(further, opponent, against) for further in frontier]
-    evaluation = Evaluation(examination, first, opponent, settings.against or "references", others)
+        others = [evaluator.compare(further, opponent, against) for further in frontier]
+    evaluation = Evaluation(evaluator, first, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
     return EvaluateResult(run.folder, evaluation.win_rate(first), summary)

@@ -17,7 +17,7 @@ from kedge.algorithm.statistics import Interval, bootstrap_interval
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import RewardError
-from kedge.evaluation.policy import Answers
+from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.progress import Progress
@@ -81,7 +81,7 @@ def run_generate(
 
     asked = [question for question in questions for _ in range(config.generate.num_responses)]
     with run.started():
-        answers = policy.answer(asked, sampling)
+        answers = policy.sample(asked, sampling)
         responses, scores = _sample(answers, scorer, run.folder / RESPONSES_FILE, total=len(asked))
     score = None if scores is None else _mean_score(scores, config)
     summary = {
@@ -102,7 +102,7 @@ def run_generate(
 
 
 def _sample(
-    batches: Iterable[Answers], scorer: WeightedReward | None, path: Path, *, total: int
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, path: Path, *, total: int
 ) -> tuple[Responses, Scores | None]:
     """Score and write each batch as it comes; all responses, with their scores where there is a reward."""
     parts: list[Responses] = []

@@ -8,8 +8,18 @@ words       the language: values of the facts, and sentences
 """
 
 from kedge.demo.world.authors import AUTHORS, Author
-from kedge.demo.world.judge import AXES, Verdict, judge_summary, stated_facts
+from kedge.demo.world.judge import AXES, SummaryScores, judge_summary, stated_facts
 from kedge.demo.world.posts import Post
 from kedge.demo.world.world import World, render_whole
 
-__all__ = ["AUTHORS", "AXES", "Author", "Post", "Verdict", "World", "judge_summary", "render_whole", "stated_facts"]
+__all__ = [
+    "AUTHORS",
+    "AXES",
+    "Author",
+    "Post",
+    "SummaryScores",
+    "World",
+    "judge_summary",
+    "render_whole",
+    "stated_facts",
+]

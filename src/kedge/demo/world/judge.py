@@ -10,7 +10,7 @@ from typing import Final
 from kedge.demo.world.posts import Post
 from kedge.demo.world.words import ADJUNCTS, CLOSINGS, HEADLINE, LEXICON, RAMBLINGS
 
-__all__ = ["AXES", "Verdict", "judge_summary", "stated_facts"]
+__all__ = ["AXES", "SummaryScores", "judge_summary", "stated_facts"]
 
 AXES: Final[dict[str, float]] = {"coverage": 0.55, "accuracy": 0.25, "coherence": 0.1, "brevity": 0.1}
 """What each axis adds to the quality. Coverage weighs most, as it does for Stiennon's labellers."""
@@ -20,7 +20,7 @@ TOO_MANY_WORDS: Final = 48
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SummaryScores:
     """A summary's marks, each in [0, 1]."""
 
     coverage: float
@@ -34,7 +34,7 @@ class Verdict:
         return sum(weight * getattr(self, axis) for axis, weight in AXES.items())
 
 
-def judge_summary(post: Post, summary: str) -> Verdict:
+def judge_summary(post: Post, summary: str) -> SummaryScores:
     """Reads any text as a summary of the post.
 
     coverage  = stated key facts / key facts
@@ -46,7 +46,7 @@ def judge_summary(post: Post, summary: str) -> Verdict:
     """
     stated = stated_facts(summary)
     supported = {(slot, value) for slot, value in stated if post.facts.get(slot) == value}
-    return Verdict(
+    return SummaryScores(
         coverage=len(supported) / len(post.facts),
         accuracy=len(supported) / len(stated) if stated else 0.0,
         coherence=_coherence(summary),

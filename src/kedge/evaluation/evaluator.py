@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from kedge.algorithm.statistics import Interval, bootstrap_interval
 from kedge.data import Prompt
-from kedge.evaluation.judges import Judge, Judged, Verdicts
+from kedge.evaluation.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.evaluation.opponents import read_references, render_for
-from kedge.evaluation.policy import Answers, Policy, Sampling, policy_kl
+from kedge.evaluation.policy import Policy, SampledBatch, Sampling, policy_kl
 from kedge.evaluation.responses import join_responses, written_responses
 from kedge.rewards import Responses
 from kedge.rewards.model import share_tokens
 
-__all__ = ["Contestant", "Examination"]
+__all__ = ["Evaluator", "PolicyResult"]
 
 
 @dataclass(frozen=True)
-class Contestant:
+class PolicyResult:
     """What came out for one policy.
 
     Attributes:
@@ -29,13 +29,13 @@ class Contestant:
     """
 
     name: str
-    judged: Judged
-    verdicts: Verdicts
+    judged: ScoredResponses
+    verdicts: PairOutcomes
     kl: Interval | None
 
 
 @dataclass(frozen=True)
-class Examination:
+class Evaluator:
     """The questions and the judge.
 
     Attributes:
@@ -58,16 +58,16 @@ class Examination:
     confidence: float = 0.95
     num_resamples: int = 10_000
 
-    def references(self) -> Judged:
+    def references(self) -> ScoredResponses:
         """The data's own responses; `DataError` where a question has none."""
         texts = read_references(self.questions, template=self.template)
         return self._mark(written_responses(self.questions, texts, [True] * len(texts), self.reader.tokenizer))
 
-    def sit(self, policy: Policy) -> Judged:
+    def sample(self, policy: Policy) -> ScoredResponses:
         """A policy's responses."""
         return self._mark(self._described(policy, self._answers(policy, self.sampling)))
 
-    def compete(self, policy: Policy, opponent: Judged, against: Policy | None) -> Contestant:
+    def compare(self, policy: Policy, opponent: ScoredResponses, against: Policy | None) -> PolicyResult:
         """A policy's responses beside the opponent's.
 
         Args:
@@ -78,20 +78,20 @@ class Examination:
         answers = self._answers(policy, self.sampling)
         judged = self._mark(self._described(policy, answers))
         verdicts = self.judge.compare(judged, opponent)
-        return Contestant(policy.source, judged, verdicts, self._kl(policy, against, answers))
+        return PolicyResult(policy.source, judged, verdicts, self._kl(policy, against, answers))
 
     def interval(self, values: Sequence[float]) -> Interval:
         """The mean of one figure per question, with the configured interval."""
         return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
 
-    def _mark(self, responses: Responses) -> Judged:
-        return Judged(responses, self.judge.scores(responses))
+    def _mark(self, responses: Responses) -> ScoredResponses:
+        return ScoredResponses(responses, self.judge.scores(responses))
 
-    def _answers(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[Answers]:
+    def _answers(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
         prompts = render_for(policy, self.questions, self.reader, max_new_tokens=sampling.max_new_tokens)
-        return policy.answer_all(prompts, sampling, title=f"{title} {policy.source}")
+        return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}")
 
-    def _described(self, policy: Policy, answers: Sequence[Answers]) -> Responses:
+    def _described(self, policy: Policy, answers: Sequence[SampledBatch]) -> Responses:
         """Responses as the judge reads them: to the questions as they were read, in the reader's tokens."""
         responses = join_responses([each.responses for each in answers])
         alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
@@ -99,7 +99,7 @@ class Examination:
             return responses
         return written_responses(self.questions, responses.completions, responses.stopped, self.reader.tokenizer)
 
-    def _kl(self, policy: Policy, against: Policy | None, answers: Sequence[Answers]) -> Interval | None:
+    def _kl(self, policy: Policy, against: Policy | None, answers: Sequence[SampledBatch]) -> Interval | None:
         if against is None or not share_tokens(policy.tokenizer, against.tokenizer):
             return None
         temperature = self.kl_temperature

@@ -15,32 +15,32 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.statistics import Interval, bootstrap_interval, win_rate
 from kedge.data import Prompt, encode_prompt
 from kedge.demo import recipe
-from kedge.demo.world import AXES, Post, Verdict, World, judge_summary
+from kedge.demo.world import AXES, Post, SummaryScores, World, judge_summary
 from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Checkpoint", "Curve", "Marks", "gold_judge", "sample_summaries"]
+__all__ = ["Curve", "CurvePoint", "GoldScores", "gold_judge", "sample_summaries"]
 
 SAMPLED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Marks:
+class GoldScores:
     """What the judge thinks of one writer.
 
     Attributes:
         summaries: One per post.
-        verdicts: One per summary.
+        judged: One per summary.
     """
 
     summaries: list[str]
-    verdicts: list[Verdict]
+    judged: list[SummaryScores]
 
     @classmethod
-    def of(cls, posts: Sequence[Post], summaries: list[str]) -> Marks:
+    def of(cls, posts: Sequence[Post], summaries: list[str]) -> GoldScores:
         """Let the judge read each post's summary."""
         return cls(summaries, [judge_summary(post, text) for post, text in zip(posts, summaries, strict=True)])
 
@@ -56,23 +56,23 @@ class Marks:
 
     def axis(self, name: str) -> float:
         """The mean mark on one axis."""
-        return mean(getattr(verdict, name) for verdict in self.verdicts)
+        return mean(getattr(each, name) for each in self.judged)
 
-    def win_rate_over(self, others: Marks) -> Interval:
+    def win_rate_over(self, others: GoldScores) -> Interval:
         """How often these are better than others of the same posts; ties count half."""
         return win_rate(self._qualities(), others._qualities())
 
-    def gain_over(self, others: Marks) -> dict[str, float]:
+    def gain_over(self, others: GoldScores) -> dict[str, float]:
         """What each axis contributes to the difference in quality."""
         return {name: weight * (self.axis(name) - others.axis(name)) for name, weight in AXES.items()}
 
     def _qualities(self) -> list[float]:
-        # Rounded, so that equal marks tie however they were added up.
-        return [round(verdict.quality, 9) for verdict in self.verdicts]
+        # Rounded, so that equal scores tie however they were added up.
+        return [round(each.quality, 9) for each in self.judged]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CurvePoint:
     """One point of the over-optimisation curve.
 
     Attributes:
@@ -118,11 +118,11 @@ class Curve:
 
     Args:
         world: Its first posts are summarised each time.
-        checkpoints: Fills up.
+        points: Fills up.
     """
 
     world: World
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    points: list[CurvePoint] = field(default_factory=list)
 
     def __call__(self, update: int, roles: Trained) -> None:
         """Sample, score and judge, after the first update and every few."""
@@ -136,12 +136,12 @@ class Curve:
         with torch.no_grad():
             reference = response_logprobs(roles.reference, rollout, temperature=recipe.TEMPERATURE)
         scores = roles.reward.scores(responses)
-        self.checkpoints.append(
-            Checkpoint(
+        self.points.append(
+            CurvePoint(
                 update,
                 kl=float((rollout.logprobs - reference).sum(dim=1).mean()),
                 proxy=mean(score for score in scores if score is not None),
-                gold=Marks.of(posts, responses.completions).quality,
+                gold=GoldScores.of(posts, responses.completions).quality,
             )
         )
 
