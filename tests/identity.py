@@ -31,6 +31,9 @@ MEASURED = ("time/", "memory/", "tokens_per_second")
 RENAMED = {"policy/optimiser_steps": "policy/optimizer_steps"}
 """Metrics of earlier versions, by the name that they have today."""
 
+RENAMED_FOLDERS = {"ppo-without-leash/": "ppo-without-kl/"}
+"""Folders of earlier versions, by their current name."""
+
 LOGS = ("metrics.jsonl", "details.jsonl", "samples.jsonl")
 
 PPO = (
@@ -136,10 +139,16 @@ def compare(before: Path, after: Path) -> int:
 
 def _flat(findings: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        f"{place} {name}": value
+        f"{_current(place)} {name}": value
         for place, entry in findings.items()
         for name, value in (entry.items() if isinstance(entry, dict) else [("", entry)])
     }
+
+
+def _current(place: str) -> str:
+    for old, new in RENAMED_FOLDERS.items():
+        place = place.replace(old, new)
+    return place
 
 
 def main() -> int:

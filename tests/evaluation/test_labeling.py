@@ -65,5 +65,5 @@ def test_what_the_labeller_likes_has_the_smaller_rank(tmp_path):
 
 def test_a_labeller_without_preferences_is_an_error(tmp_path):
     alike = load_reward(lambda completions: [1.0] * len(completions))
-    with pytest.raises(RewardError, match="told no two responses apart to any of 1 prompts"):
+    with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
         collect_rankings(policy_in(tmp_path), [Prompt("Deck:")], alike, SAMPLING, num_responses=2, title="label")

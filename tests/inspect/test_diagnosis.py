@@ -106,7 +106,7 @@ def test_the_end_of_a_run_tells_what_is_serious_and_what_may_be(
         ["serious", " steps_too_large"],
         ["warning", " duplicated_prompts"],
     ]
-    assert lines[-1] == f"`kedge doctor {folder}` explains them and says what to try"
+    assert lines[-1] == f"Run `kedge doctor {folder}` for explanations and remedies"
 
 
 def test_the_end_of_a_run_that_is_well_tells_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

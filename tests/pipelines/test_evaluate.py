@@ -112,7 +112,7 @@ def test_what_a_judge_says_nothing_about_does_not_count(tmp_path):
     assert result.summary["num_judged"] == 9
     assert result.win_rate.value == pytest.approx((5 + 1 / 2) / 9)
     assert [row["winner"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")].count(None) == 1
-    with pytest.raises(RewardError, match="nothing to say about any of 10 pairs"):
+    with pytest.raises(RewardError, match="decided none of 10 pairs"):
         run_evaluate(config_for(tmp_path, out=str(tmp_path / "b")), prompts=ROWS, judge=lambda completions: [None] * 10)
 
 

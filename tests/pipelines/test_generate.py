@@ -96,7 +96,7 @@ def test_several_rewards_and_silence_of_some(tmp_path):
     assert [row["score"] for row in result.responses] == [0.0, None, 2.0, None, 4.0]
     assert result.score is not None
     assert result.score.value == 2.0
-    with pytest.raises(RewardError, match="none of 5 responses a score"):
+    with pytest.raises(RewardError, match="scored none of 5 responses"):
         run_generate(config_for(tmp_path, out="b"), prompts=ROWS, reward=lambda completions: [None] * len(completions))
     assert len(read_json_lines(tmp_path / "b" / "responses.jsonl")) == 5
 

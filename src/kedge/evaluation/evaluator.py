@@ -1,4 +1,4 @@
-"""One set of questions, put to one policy after another and marked by one judge."""
+"""Evaluates policies on the same prompts with the same judge."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ __all__ = ["Evaluator", "PolicyResult"]
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What came out for one policy.
+    """Result of one policy.
 
     Attributes:
-        name: The policy's folder or id.
-        judged: Its responses and scores.
-        verdicts: Whether they are better than the opponent's.
-        kl: KL to the opponent, nats per response; None where that is no policy of the same tokens.
+        name: Folder or hub id of the policy.
+        scored: Its responses and scores.
+        outcomes: Outcome per prompt against the opponent.
+        kl: KL to the opponent, nats per response; None if the opponent is not a policy with the same tokens.
     """
 
     name: str
-    judged: ScoredResponses
-    verdicts: PairOutcomes
+    scored: ScoredResponses
+    outcomes: PairOutcomes
     kl: Interval | None
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The questions and the judge.
+    """Samples, scores and compares responses.
 
     Attributes:
-        questions: The prompts.
-        reader: The policy whose tokenizer read the prompts; the judge is given its tokens.
+        prompts: The prompts.
+        reader: The policy whose tokenizer read the prompts; the judge gets its tokens.
         judge: Compares or scores the responses.
         sampling: How responses are sampled.
-        kl_temperature: The temperature at which the KL is measured: that of the training.
-        template: The template that rendered the prompts, `tldr` or another.
+        kl_temperature: Sampling temperature of the KL estimate: that of training.
+        template: The template that rendered the prompts, e.g. `tldr`.
         confidence: Coverage of the intervals, in (0, 1).
         num_resamples: Bootstrap resamples of an interval.
     """
 
-    questions: Sequence[Prompt]
+    prompts: Sequence[Prompt]
     reader: Policy
     judge: Judge
     sampling: Sampling
@@ -59,51 +59,51 @@ class Evaluator:
     num_resamples: int = 10_000
 
     def references(self) -> ScoredResponses:
-        """The data's own responses; `DataError` where a question has none."""
-        texts = read_references(self.questions, template=self.template)
-        return self._mark(written_responses(self.questions, texts, [True] * len(texts), self.reader.tokenizer))
+        """The reference responses in the data; `DataError` if a prompt has none."""
+        texts = read_references(self.prompts, template=self.template)
+        return self._score(written_responses(self.prompts, texts, [True] * len(texts), self.reader.tokenizer))
 
     def sample(self, policy: Policy) -> ScoredResponses:
-        """A policy's responses."""
-        return self._mark(self._described(policy, self._answers(policy, self.sampling)))
+        """Sample and score a policy's responses."""
+        return self._score(self._as_read(policy, self._sample(policy, self.sampling)))
 
     def compare(self, policy: Policy, opponent: ScoredResponses, against: Policy | None) -> PolicyResult:
-        """A policy's responses beside the opponent's.
+        """Sample a policy's responses and compare them with the opponent's.
 
         Args:
-            policy: Who is examined.
+            policy: The policy to evaluate.
             opponent: The responses to compare with.
-            against: The policy that gave them; None for references.
+            against: The policy that they come from; None for references.
         """
-        answers = self._answers(policy, self.sampling)
-        judged = self._mark(self._described(policy, answers))
-        verdicts = self.judge.compare(judged, opponent)
-        return PolicyResult(policy.source, judged, verdicts, self._kl(policy, against, answers))
+        batches = self._sample(policy, self.sampling)
+        scored = self._score(self._as_read(policy, batches))
+        outcomes = self.judge.compare(scored, opponent)
+        return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
 
     def interval(self, values: Sequence[float]) -> Interval:
-        """The mean of one figure per question, with the configured interval."""
+        """Mean of one value per prompt, with the configured confidence interval."""
         return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
 
-    def _mark(self, responses: Responses) -> ScoredResponses:
+    def _score(self, responses: Responses) -> ScoredResponses:
         return ScoredResponses(responses, self.judge.scores(responses))
 
-    def _answers(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
-        prompts = render_for(policy, self.questions, self.reader, max_new_tokens=sampling.max_new_tokens)
+    def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
+        prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
         return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}")
 
-    def _described(self, policy: Policy, answers: Sequence[SampledBatch]) -> Responses:
-        """Responses as the judge reads them: to the questions as they were read, in the reader's tokens."""
-        responses = join_responses([each.responses for each in answers])
+    def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
+        """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
+        responses = join_responses([each.responses for each in batches])
         alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
         if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
             return responses
-        return written_responses(self.questions, responses.completions, responses.stopped, self.reader.tokenizer)
+        return written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
 
-    def _kl(self, policy: Policy, against: Policy | None, answers: Sequence[SampledBatch]) -> Interval | None:
+    def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledBatch]) -> Interval | None:
         if against is None or not share_tokens(policy.tokenizer, against.tokenizer):
             return None
         temperature = self.kl_temperature
         if temperature != self.sampling.temperature:
-            # Near 0 a temperature turns every small difference into an enormous KL: measured as in training.
-            answers = self._answers(policy, replace(self.sampling, temperature=temperature), title="sample for the KL")
-        return self.interval(policy_kl(policy, against, answers, temperature=temperature))
+            # A temperature near 0 turns every small difference into a huge KL, so measure it as in training.
+            batches = self._sample(policy, replace(self.sampling, temperature=temperature), title="sample for the KL")
+        return self.interval(policy_kl(policy, against, batches, temperature=temperature))

@@ -37,7 +37,7 @@ class SftResult:
     Attributes:
         folder: The run's folder.
         num_steps: Optimizer steps taken.
-        evaluation: `loss` (nats per token) and `token_accuracy` on the held-out demonstrations; empty if there are none.
+        evaluation: `loss` (nats per token) and `token_accuracy` on the held-out demonstrations; empty without any.
     """
 
     folder: Path
@@ -82,9 +82,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
 
     with supervised_training(config, run, num_steps, shown=("loss", "eval/loss")) as training:
-        outcome = train_sft(
-            model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump()
-        )
+        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"demonstrations": len(split.train), "optimizer steps": outcome.num_steps, **outcome.evaluation}
         save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
         if config.runtime.plots and outcome.num_steps:
