@@ -38,7 +38,7 @@ def one(read, row, *, tokenizer=CHAT, **settings):
 
 
 def reason(read, row, **settings) -> str:
-    """Why a row is rejected."""
+    """The reason why a row is rejected."""
     rejection = one(read, row, **settings)
     assert (rejection.source, rejection.line) == ("list", 2)
     return rejection.reason
@@ -201,7 +201,7 @@ def test_a_bad_row_has_one_clear_reason(read, row, expected):
     assert reason(read, row) == expected
 
 
-def test_a_row_may_nest_as_deep_as_it_can_be_written_again():
+def test_a_row_may_nest_as_deep_as_it_can_be_written():
     deep = []
     for _ in range(99):
         deep = [deep]
@@ -212,7 +212,7 @@ def test_a_row_may_nest_as_deep_as_it_can_be_written_again():
     assert reason(read_prompts, {"prompt": "a", "deep": deep}) == "field 'deep' nests deeper than 100 levels"
 
 
-def test_what_is_too_long_says_how_long():
+def test_rows_that_are_too_long_report_their_length():
     words = "sea " * 50
     length = len(encode_prompt(PLAIN, words))
     assert reason(read_prompts, words, max_prompt_tokens=20) == f"the prompt is {length} tokens long, at most 20 fit"
@@ -252,7 +252,7 @@ def test_a_conversation_is_encoded_as_its_template_writes_it():
     assert halves.completion.count(CHAT.eos_token_id) == 1
 
 
-def test_what_a_chat_template_refuses_is_a_bad_row():
+def test_a_row_that_the_chat_template_rejects_is_a_bad_row():
     tokenizer = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
     assert reason(read_prompts, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
     row = {"messages": [QUESTION]}
@@ -269,7 +269,7 @@ def lines(path: Path, *rows: bytes) -> Path:
     return path
 
 
-def test_too_many_bad_rows_stop_the_run_and_are_written_down_first(tmp_path):
+def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     good = [b'{"prompt": "a"}'] * 90
     path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"question": "a"}'] * 8)
     out = tmp_path / "run" / "rejected.jsonl"

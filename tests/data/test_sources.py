@@ -28,7 +28,7 @@ def test_importing_the_package_loads_no_slow_library():
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_json_lines_with_everything_that_editors_do(tmp_path):
+def test_json_lines_with_bom_crlf_and_blank_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n   \n{"prompt": "b"}')
     assert [(row.value, row.line, row.fault) for row in rows_of(path)] == [(ROWS[0], 1, None), (ROWS[1], 4, None)]
@@ -141,7 +141,7 @@ def test_a_missing_path_is_not_looked_for_on_the_hub(name):
         values(name)
 
 
-def test_what_is_no_source(tmp_path):
+def test_invalid_sources(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
@@ -165,6 +165,6 @@ def test_lists_of_rows_of_texts_and_of_sources(tmp_path):
     assert values([]) == []
 
 
-def test_a_misspelt_file_in_a_list_is_not_taken_for_a_text(tmp_path):
+def test_a_misspelled_file_in_a_list_is_not_taken_for_a_text(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         values([str(written(tmp_path / "one.jsonl")), "tow.jsonl"])

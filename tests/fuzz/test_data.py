@@ -1,4 +1,4 @@
-"""Data files that nobody should write: a row is a record or has its reason, a file is a table or one line."""
+"""Malformed data files: every row is a record or a rejection, every file a table or a one-line error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ODD_LINES = [
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """A JSON-lines file: generated rows among odd lines, some bytes of it changed."""
+    """A JSON-lines file of generated rows and odd lines, with some bytes changed."""
     line = row.map(lambda value: json.dumps(value).encode()) | st.sampled_from(ODD_LINES) | st.binary(max_size=20)
     ending = draw(st.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n"]))
     content = draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + ending.join(draw(st.lists(line, max_size=4)))
@@ -69,7 +69,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 
 def changed(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with some bytes replaced, or without its end."""
+    """The content with some bytes replaced, or truncated."""
     at = draw(st.integers(0, len(content)))
     return content[:at] + draw(st.sampled_from([b"", content[at:], draw(st.binary(max_size=8)) + content[at + 3 :]]))
 
@@ -90,7 +90,7 @@ def test_json_lines(num_cases: int, tmp_path: Path, record_property) -> None:
 
 
 def read_and_check(path: Path, read: Any, rejected: Path, **settings: Any) -> Table[Any] | str:
-    """A table whose rows are all accounted for and can be written down, or one line."""
+    """Read a file: a table that accounts for every row and can be written to a file, or a one-line error."""
     table = line_or_result(
         read, str(path), max_rejected_fraction=1.0, rejected_to=rejected, max_prompt_tokens=50, **settings
     )
@@ -187,7 +187,7 @@ def test_lines_of_ten_megabytes(read: Any, tmp_path: Path) -> None:
     assert {each.line for each in table.rejected} >= {2, 6, 7, 8}
 
 
-def test_a_line_longer_than_memory_should_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_LONGEST_LINE", 1000)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' + b"x" * 5432 + b'\n{"prompt": "b"}\n' + b"y" * 3000)
@@ -204,7 +204,7 @@ def test_a_line_longer_than_memory_should_hold(tmp_path: Path, monkeypatch: pyte
     assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines instead"
 
 
-def test_rows_that_no_file_can_hold() -> None:
+def test_rows_that_cannot_be_written_to_a_file() -> None:
     deep: list[Any] = []
     for _ in range(50_000):
         deep = [deep]
@@ -224,7 +224,7 @@ def test_rows_that_no_file_can_hold() -> None:
     assert [each.reason for each in table.rejected] == [deeper, deeper, deeper, surrogate, surrogate]
 
 
-def test_numbers_that_python_does_not_write(tmp_path: Path) -> None:
+def test_integers_too_long_for_json(tmp_path: Path) -> None:
     with closing(JsonLines(tmp_path / "rows.jsonl")) as log:
         log.write({"n": 10**5000, "m": -(10**400)})
     written = json.loads((tmp_path / "rows.jsonl").read_text())
@@ -238,10 +238,10 @@ def test_a_messages_column_is_a_conversation(column: Any) -> None:
     assert isinstance(line_or_result(read_prompts, values, tokenizer=PLAIN), str)
 
 
-# Files that are none.
+# Paths that are not regular files.
 
 
-def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_devices_and_broken_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     os.mkfifo("pipe.jsonl")
@@ -258,7 +258,7 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(said, str), name
 
 
-def test_a_folder_that_leads_to_itself_is_read_once(tmp_path: Path) -> None:
+def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(GOOD))
     (tmp_path / "again").symlink_to(tmp_path)
     table = line_or_result(read_prompts, str(tmp_path), tokenizer=PLAIN, seconds=5)
@@ -266,7 +266,7 @@ def test_a_folder_that_leads_to_itself_is_read_once(tmp_path: Path) -> None:
     assert len(table.records) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can become somebody without rights")
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can drop permissions")
 def test_files_without_permission(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
@@ -282,7 +282,7 @@ def test_files_without_permission(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
-# Small files that hold more than a machine.
+# Small files that expand beyond memory.
 
 
 def parquet_file(path: Path, column: Any, **settings: Any) -> Path:
@@ -301,7 +301,7 @@ def same_texts(text: str, count: int) -> Any:
 
 
 def one_list(column: Any) -> Any:
-    """All of a column as one row."""
+    """A whole column as one row."""
     import pyarrow
 
     return pyarrow.ListArray.from_arrays(pyarrow.array([0, len(column)], pyarrow.int32()), column)
@@ -356,9 +356,9 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory has no limit there")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, said = BOMBS[bomb]
     path = make(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000_000
@@ -369,7 +369,7 @@ def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, mo
     assert said in line
 
 
-# Chat templates come with the model.
+# Chat templates, which come with the model.
 
 
 @pytest.mark.parametrize(

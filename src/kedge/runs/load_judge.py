@@ -34,7 +34,5 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
         scorer = load_rewards(judge, config, run, tokenizer)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
-        raise ConfigError(
-            f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model"
-        )
+        raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
     return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge)))
