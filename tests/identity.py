@@ -5,7 +5,8 @@
     python -m tests.identity compare before.json after.json
 
 Short runs of every stage on tiny random models, and with `--demo` the demo (two minutes), through the real command.
-Recorded are all rows of the logs, but for times and memory, and a hash of every weight.
+Recorded are all rows of the logs, but for times and memory, and a hash of every weight. Both recordings need the same
+number of threads (OMP_NUM_THREADS): the demo's sums are rounded differently with another.
 """
 
 from __future__ import annotations
