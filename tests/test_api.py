@@ -1,4 +1,4 @@
-"""One line of Python for each stage: what it takes in which form, and what it leaves."""
+"""The Python function of each stage: accepted arguments and results."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_each_kind_of_data_goes_where_it_belongs():
         assert given.rows("data.prompts", data) == rows
         assert given.config("ppo").data.prompts == sources
     given = Arguments({}, model="m")
-    # A text cannot be a comparison, so that texts in their place are names.
+    # A text cannot be a comparison, so texts are names of files.
     assert given.rows("data.comparisons", ["a.jsonl", "org/name"]) is None
     assert given.config("reward").data.comparisons == ["a.jsonl", "org/name"]
 

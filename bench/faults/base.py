@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.data.templates import render_tldr
 from kedge.demo import recipe
-from kedge.demo.exam import sample_summaries
+from kedge.demo.gold_evaluation import sample_summaries
 from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
-from kedge.pipelines.demo import demo_config, rows, start_from_nothing
+from kedge.pipelines.demo import demo_config, rows, start_from_scratch
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
@@ -105,7 +105,7 @@ def make_base(work: Path, seed: int) -> Base:
 
 
 def _train(base: Base) -> None:
-    start_from_nothing(base.start, base.seed)
+    start_from_scratch(base.start, base.seed)
     run_sft(
         demo_config("sft", base.start, base.folder / "sft", seed=base.seed, **QUIET),
         demonstrations=base.demonstrations(),

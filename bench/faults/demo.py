@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.faults.running import Outcome, examine_run, run_apart
-from kedge.demo.report import LEASHED, UNLEASHED
+from kedge.demo.report import WITH_KL, WITHOUT_KL
 from kedge.pipelines.demo import run_demo
 
 __all__ = ["demo_outcomes"]
@@ -15,8 +15,8 @@ SEED: Final = 0
 PARTS: Final = {
     "the demo: SFT": ("sft", ""),
     "the demo: reward model": ("reward", ""),
-    "the demo: PPO": (LEASHED, ""),
-    "the demo: PPO without a KL penalty": (UNLEASHED, "proxy_up_judge_down"),
+    "the demo: PPO": (WITH_KL, ""),
+    "the demo: PPO without a KL penalty": (WITHOUT_KL, "proxy_up_judge_down"),
 }
 """The folder of each of its runs, and the rule that should find the fault; empty for a healthy run."""
 

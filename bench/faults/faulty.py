@@ -124,7 +124,7 @@ HACKING: Final = (
     Case(
         "no KL penalty",
         "proxy_up_judge_down",
-        {**recipe.WITHOUT_LEASH, "ppo.num_updates": 24},
+        {**recipe.WITHOUT_KL_SETTINGS, "ppo.num_updates": 24},
         monitored,
     ),
 )

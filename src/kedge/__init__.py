@@ -4,7 +4,7 @@
 
     result = kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, out="runs/story")
 
-Names are loaded when they are first used, so that `import kedge` and `kedge --help` are instant.
+Names are imported on first use, so that `import kedge` and `kedge --help` are instant.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 _FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report")
-_HOMES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
-_HOMES["KedgeError"] = "kedge.errors"
+_MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
+_MODULES["KedgeError"] = "kedge.errors"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'kedge' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m kedge` is the `kedge` command."""
+"""`python -m kedge` runs the `kedge` command."""
 
 from kedge.cli import main
 

@@ -1,12 +1,12 @@
-"""One line of Python for each stage.
+"""One function per stage.
 
     kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, num_updates=20)
 
-Data may be a path, a hub id, or a list of texts or rows. Settings are fields of the configuration, which `kedge config
-explain` explains: `num_updates=20` where one section of the stage alone has that name, `**{"ppo.clip_range": 0.1}` or
-`ppo={"clip_range": 0.1}` always, and `preset="tldr-n+"`.
+Data is a path, a hub id, or a list of texts or rows. Settings are fields of the configuration (see `kedge config
+explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_updates=20` if the name is unique among
+the sections of the stage, and `preset="tldr-n+"`.
 
-Each function makes the run's folder, which `out` names (`runs/STAGE` otherwise), and returns where everything is.
+Each function writes to the folder `out` (default: `runs/STAGE`) and returns a result that points to the files.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def sft(
 
     Args:
         model: Folder or hub id to start from.
-        demonstrations: Rows of `prompt` and `completion`, of `messages`, or texts.
-        out: The run's folder; must not hold anything, unless its run is resumed.
-        resume: Go on with the run in `out`, if there is one.
+        demonstrations: Rows with `prompt` and `completion`, or with `messages`; or texts.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.demonstrations", demonstrations)
@@ -63,20 +63,20 @@ def reward(
     """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
 
     Args:
-        model: Folder or hub id to start from, best the fine-tuned policy.
-        comparisons: Rows of `prompt`, `chosen`, `rejected`, or of `prompt`, `responses`, `ranks`.
-        demonstrations: Texts whose mean score is to be 0; the preferred responses by default.
-        out: The run's folder; must not hold anything, unless its run is resumed.
-        resume: Go on with the run in `out`, if there is one.
+        model: Folder or hub id to start from, ideally the fine-tuned policy.
+        comparisons: Rows with `prompt`, `chosen`, `rejected`, or with `prompt`, `responses`, `ranks`.
+        demonstrations: Texts whose mean score is set to 0; by default the preferred responses.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.comparisons", comparisons)
-    exemplary = given.rows("data.demonstrations", demonstrations)
-    return run_reward(given.config("reward"), comparisons=rows, demonstrations=exemplary, resume=_resume(resume))
+    texts = given.rows("data.demonstrations", demonstrations)
+    return run_reward(given.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume))
 
 
 def ppo(
@@ -92,19 +92,19 @@ def ppo(
 
     Args:
         policy: Folder or hub id to start from.
-        prompts: Texts, or rows of `prompt` whose other columns go to reward functions.
-        reward: What scores a response.
-        out: The run's folder; must not hold anything, unless its run is resumed.
-        resume: Go on with the run in `out`, if there is one.
+        prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
+        reward: Reward model or function; a list of them, or a mapping to weights.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, policy=policy, out=out)
     rows = given.rows("data.prompts", prompts)
-    scorers = given.rewards(reward)
-    return run_ppo(given.config("ppo"), prompts=rows, reward=scorers, resume=_resume(resume))
+    rewards = given.rewards(reward)
+    return run_ppo(given.config("ppo"), prompts=rows, reward=rewards, resume=_resume(resume))
 
 
 def rlhf(
@@ -125,13 +125,13 @@ def rlhf(
         demonstrations: As in `sft`.
         comparisons: As in `reward`.
         prompts: As in `ppo`.
-        labeller: Who ranks the policy's responses from round 2 on: a reward model or a function.
-        out: The run's folder; must not hold anything, unless its run is resumed.
-        resume: Go on with the run in `out`, if there is one.
+        labeller: Reward model or function that ranks the policy's responses from round 2 on.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, model=model, out=out)
     rows = {
@@ -146,22 +146,22 @@ def rlhf(
 def generate(
     *, model: StrPath, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
 ) -> GenerateResult:
-    """A policy's responses to prompts, scored where a reward is given; see `kedge.pipelines.generate.run_generate`.
+    """Sample and optionally score responses to prompts; see `kedge.pipelines.generate.run_generate`.
 
     Args:
         model: Folder or hub id of the policy.
         prompts: As in `ppo`.
         reward: As in `ppo`.
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `temperature`.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, model=model, out=out)
     rows = given.rows("data.prompts", prompts)
-    scorers = None if reward is None else given.rewards(reward)
-    return run_generate(given.config("generate"), prompts=rows, reward=scorers)
+    rewards = None if reward is None else given.rewards(reward)
+    return run_generate(given.config("generate"), prompts=rows, reward=rewards)
 
 
 def evaluate(
@@ -173,19 +173,19 @@ def evaluate(
     out: StrPath | None = None,
     **settings: Any,
 ) -> EvaluateResult:
-    """A policy's win rate against another one or against references; see `kedge.pipelines.evaluate.run_evaluate`.
+    """Measure a policy's win rate against another policy or references; see `kedge.pipelines.evaluate.run_evaluate`.
 
     Args:
         model: Folder or hub id of the policy.
         prompts: As in `ppo`.
         judge: A reward model or a reward function; with `judge_mode="pairwise"` a function that compares two responses.
-        against: Folder or hub id of the policy to compare with; None takes the prompts' own references (the columns
+        against: Folder or hub id of the policy to compare with; None for the references in the data (the columns
             `completion`, `chosen` or `summary`).
-        out: The run's folder; must not hold anything.
+        out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `judge_mode`.
 
     Raises:
-        KedgeError: A mistake, in one line.
+        KedgeError: An invalid input; one line.
     """
     given = Arguments(settings, model=model, out=out)
     given.name("evaluate.against", against)
@@ -195,26 +195,26 @@ def evaluate(
 
 
 def doctor(run: StrPath) -> list[Finding]:
-    """What is the matter with a run, gravest first; see `kedge.inspect.diagnosis.diagnose_run`.
+    """Problems of a run, most serious first; see `kedge.inspect.diagnosis.diagnose_run`.
 
     Args:
-        run: The run's folder, or one that holds the folders of several stages.
+        run: The run's folder, or a folder with the runs of several stages.
 
     Raises:
-        DataError: It is no run's folder, or a file in it is damaged.
+        DataError: The folder holds no run, or a file in it is damaged.
     """
     return diagnose_run(Path(run), advice=field_advice)
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
-    """One page that shows what runs did; see `kedge.inspect.report.write_report`.
+    """Write one HTML page about one or more runs; see `kedge.inspect.report.write_report`.
 
     Args:
-        runs: Their folders, or ones that hold the folders of several stages; also of runs at work.
-        out: The page; by default `report.html` in the folder of a single run, and in the current one for several.
+        runs: Folders of runs, or folders with the runs of several stages; runs in progress are allowed.
+        out: Path of the page; by default `report.html`, in the run's folder for one run, else in the current folder.
 
     Raises:
-        KedgeError: A folder is no run's or damaged, or what is there is no report of kedge's.
+        KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
     """
     return make_report([Path(run) for run in runs], None if out is None else Path(out), advice=field_advice)
 

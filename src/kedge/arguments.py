@@ -1,4 +1,4 @@
-"""What the Python functions are given, sorted: names go into the configuration, objects past it to the pipeline."""
+"""Arguments of the Python functions: names go into the configuration, in-memory objects directly to the pipeline."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 
 Data: TypeAlias = "StrPath | Iterable[Any]"
-"""A file, folder or hub id, or a list: of texts, of rows, or of several files."""
+"""A file, folder or hub id; or a list of texts, rows or files."""
 
 Weighted: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm] | Mapping[RewardSpec, float]"
-"""A reward model's folder or id, `module:function` or a function; several of them, or each with its weight."""
+"""A reward model's folder or hub id, `module:function`, or a function; a list of them, or a mapping to weights."""
 
 
 class Arguments:
-    """The arguments of one call. Each method takes one of them and gives back what the configuration cannot hold.
+    """The arguments of one call. Each method takes one argument and returns what the configuration cannot hold.
 
     Args:
         settings: Fields of the configuration.
-        named: Fields with arguments of their own; `policy` is another word for `model`, None leaves a field alone.
+        named: Fields with their own argument; `policy` stands for `model`, None leaves the field unset.
 
     Raises:
-        ConfigError: A model that is not named by a text, or a field that is given twice.
+        ConfigError: A model is not given by name, or a field is given twice.
     """
 
     def __init__(self, settings: Mapping[str, Any], **named: StrPath | None) -> None:
@@ -39,21 +39,21 @@ class Arguments:
             self.name("model" if word == "policy" else word, value, word=word)
 
     def name(self, field: str, value: object, *, word: str = "") -> None:
-        """A field that holds the name of a model or a folder."""
+        """Set a field that holds the name of a model or a folder."""
         if value is None:
             return
         if not isinstance(value, (str, os.PathLike)):
             raise ConfigError(
-                f"{word or field} must be a folder or a hub id, not a {type(value).__name__}; save a model and its "
-                "tokenizer with save_pretrained, and give that folder"
+                f"{word or field} must be a folder or a hub id, not a {type(value).__name__}; save the model and its "
+                "tokenizer with save_pretrained and pass that folder"
             )
         self._set(field, os.fspath(value))
 
     def rows(self, field: str, data: Data | None) -> list[Any] | None:
-        """Rows or texts; None for the names of files, which the configuration holds.
+        """Rows or texts; None for names of files, which go into the configuration.
 
         Raises:
-            DataError: Neither names nor a list.
+            DataError: The value is neither a name nor a list.
         """
         if isinstance(data, (str, os.PathLike)):
             self._set(field, [os.fspath(data)])
@@ -70,17 +70,17 @@ class Arguments:
         return entries
 
     def function(self, field: str, judge: RewardSpec | None) -> Callable[..., Any] | None:
-        """A Python function; None for a model or function that is named."""
+        """A Python function; None for a model or function given by name."""
         if callable(judge):
             return judge
         self.name(field, judge)
         return None
 
     def rewards(self, reward: Weighted) -> list[RewardSpec | RewardTerm] | None:
-        """Rewards of which at least one is a Python function; None where all are named.
+        """Rewards, if at least one is a Python function; None if all are given by name.
 
         Raises:
-            ConfigError: Something that is no reward, or a weight that is no number.
+            ConfigError: An entry is not a reward, or a weight is not a number.
         """
         terms = _terms(reward)
         if any(callable(term.reward) for term in terms):
@@ -101,12 +101,12 @@ class Arguments:
         return None
 
     def config(self, stage: str) -> Config:
-        """The configuration of a stage, when everything has been taken."""
+        """The configuration of a stage from all arguments so far."""
         return config_from_settings(stage, self._settings)
 
     def _set(self, field: str, value: object) -> None:
         if field in self._settings:
-            raise ConfigError(f"{field} is given twice: by an argument of its own, and among the settings")
+            raise ConfigError(f"{field} is given twice: by its own argument and as a setting")
         self._settings[field] = value
 
 
@@ -120,7 +120,7 @@ def _terms(reward: object) -> list[RewardTerm]:
 def _weighted(spec: object, weight: object) -> RewardTerm:
     if not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
         raise ConfigError(
-            f"reward must be a folder, a hub id, 'module:function', a function, or several of them; not a "
+            f"reward must be a folder, a hub id, 'module:function', a function, or a list of these; not a "
             f"{type(spec).__name__}"
         )
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):

@@ -1,7 +1,7 @@
-"""What can go wrong: one root error, and each error is also the standard-library type that a caller expects.
+"""One base exception; each error is also the standard-library type that callers expect.
 
-A `KedgeError` is a user's mistake or the outside world's: the command line prints its one line and exits with 2.
-Anything else that escapes is a defect of kedge and keeps its traceback.
+A `KedgeError` is a mistake in the input or a failure of the environment: the command line prints one line and exits
+with 2. Any other exception is a bug in kedge and keeps its traceback.
 """
 
 from kedge.texts import printable
@@ -24,7 +24,7 @@ LONGEST_MESSAGE = 2000
 
 
 class KedgeError(Exception):
-    """The root of all errors that kedge raises on purpose: one printable line, whatever names and values it quotes."""
+    """Base of all errors that kedge raises on purpose; its message is always one printable line."""
 
     def __str__(self) -> str:
         line = printable(super().__str__())
@@ -32,34 +32,34 @@ class KedgeError(Exception):
 
 
 class ShapeError(KedgeError, ValueError):
-    """Tensors whose shapes or masks do not fit together."""
+    """Tensors with incompatible shapes or masks."""
 
 
 class ConfigError(KedgeError, ValueError):
-    """A field, value or combination of the configuration that cannot be run."""
+    """An invalid field, value or combination in the configuration."""
 
 
 class DataError(KedgeError, ValueError):
-    """A data file or row that cannot be used."""
+    """An unusable data file or row."""
 
 
 class ModelError(KedgeError, ValueError):
-    """A model or tokenizer that cannot be used."""
+    """An unusable model or tokenizer."""
 
 
 class NumericsError(KedgeError, ArithmeticError):
-    """A loss or gradient that is not a finite number; the weights are those before it."""
+    """A non-finite loss or gradient; the weights are those of the last finite step."""
 
 
 class RewardError(KedgeError, RuntimeError):
-    """A reward function that could not be loaded or broke its contract."""
+    """A reward function that cannot be loaded or broke its contract."""
 
 
 class NonfiniteScoreError(RewardError):
-    """A score that is NaN or infinite.
+    """A NaN or infinite score.
 
     Attributes:
-        row: The response that was given it, counted from 0 among those that the reward was asked about.
+        row: Index of the response in the scored batch, from 0.
     """
 
     def __init__(self, message: str, row: int) -> None:
@@ -68,8 +68,8 @@ class NonfiniteScoreError(RewardError):
 
 
 class UnscoredError(RewardError):
-    """No response of a batch has a score: there is nothing to learn from it."""
+    """No response of a batch has a score, so there is nothing to train on."""
 
 
 class OutputError(KedgeError, FileExistsError):
-    """An output folder that already holds something, or cannot be written."""
+    """An output folder that is not empty or cannot be written."""

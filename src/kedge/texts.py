@@ -1,4 +1,4 @@
-"""Texts and values of strangers: shown on one line, and known to be writable before anything is made of them."""
+"""Untrusted texts and values: printed on one line, and checked to be writable as UTF-8."""
 
 import re
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ def names_function(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text with line breaks and control characters written as escapes, so that it stays one line."""
+    """The text with line breaks and control characters escaped, so that it stays on one line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:
-    """Why a value could not be written to a file or sent to another process; None where it can be.
+    """Why a value cannot be written to a file or sent to another process; None if it can.
 
-    Level by level, not by recursion: a value may nest deeper than Python recurses, or hold itself.
+    Works level by level instead of recursively: a value may nest deeper than the recursion limit, or contain itself.
 
     Args:
         value: Texts, numbers, and lists and mappings of them.
-        deepest: The most levels of lists and mappings.
+        deepest: Maximum nesting of lists and mappings.
     """
     level = [value]
     for _ in range(deepest + 1):

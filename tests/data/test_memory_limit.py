@@ -1,4 +1,4 @@
-"""What a source may take of the memory that is free, on Linux."""
+"""Memory limits on data sources, on Linux."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kedge.errors import DataError
 
 GIB = 2**30
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory has no limit there")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 
 
-def test_what_takes_more_raises_and_the_limit_ends_with_the_block():
+def test_allocations_over_the_limit_raise_and_the_limit_ends_with_the_block():
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with memory_limit.memory_limit(memory_limit.own_memory() + GIB // 8):
         assert len(b"x" * 1_000_000) == 1_000_000
@@ -26,23 +26,23 @@ def test_what_takes_more_raises_and_the_limit_ends_with_the_block():
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_a_limit_that_is_there_is_not_raised():
+def test_an_existing_lower_limit_is_kept():
     most = memory_limit.own_memory() + GIB // 8
     with memory_limit.memory_limit(most), memory_limit.memory_limit(most + 2**40), pytest.raises(MemoryError):
         bytes(16 * GIB)
 
 
 def blocks(count: int) -> Iterator[bytes]:
-    """Memory that is asked for and never touched."""
+    """Memory that is allocated and never touched."""
     for _ in range(count):
         yield bytes(GIB // 16)
 
 
-def test_rows_that_are_kept_count_and_rows_that_are_not_do_not(monkeypatch):
+def test_only_rows_that_are_kept_count(monkeypatch):
     monkeypatch.setattr(memory_limit, "free_memory", lambda: 2 * GIB)
     assert sum(1 for _ in memory_limit.within_free_memory(blocks(200), "blocks")) == 200
     kept: list[bytes] = []
-    with pytest.raises(DataError, match=r"^blocks: what comes after row \d+ takes more than the 1\.80 GiB"):
+    with pytest.raises(DataError, match=r"^blocks: reading past row \d+ needs more than the 1\.80 GiB"):
         kept.extend(memory_limit.within_free_memory(blocks(200), "blocks"))
     assert 16 <= len(kept) <= 64  # 28 fit, and what was free already in what the process holds
 

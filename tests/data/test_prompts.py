@@ -49,7 +49,7 @@ def test_ranks_are_disjoint_within_a_pass():
 
 
 @given(before=st.integers(0, 25))
-def test_a_restored_stream_goes_on_where_it_was(before):
+def test_a_restored_stream_continues_where_it_was(before):
     stream = PromptStream(POOL, seed=1)
     stream.next(before)
     resumed = PromptStream(POOL, seed=1)
@@ -57,7 +57,7 @@ def test_a_restored_stream_goes_on_where_it_was(before):
     assert texts(resumed.next(23)) == texts(stream.next(23))
 
 
-def test_what_a_stream_refuses():
+def test_invalid_streams_are_rejected():
     with pytest.raises(DataError, match="no prompts"):
         PromptStream([], seed=0)
     with pytest.raises(ValueError, match="rank is 2 with world_size 2"):
@@ -70,7 +70,7 @@ prompt_lists = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=40).fi
 
 
 @given(prompts=prompt_lists, fraction=st.floats(0.01, 0.9), seed=st.integers(0, 5))
-def test_no_prompt_falls_on_both_sides(prompts, fraction, seed):
+def test_no_prompt_is_in_both_parts(prompts, fraction, seed):
     records = [Comparison(prompt, str(index), "x") for index, prompt in enumerate(prompts)]
     split = split_eval(records, fraction, seed)
     assert not {record.prompt for record in split.train} & {record.prompt for record in split.eval}
@@ -98,7 +98,7 @@ def test_every_kind_of_record_is_split():
 
 
 def test_what_cannot_be_split():
-    with pytest.raises(DataError, match="2 rows share one prompt"):
+    with pytest.raises(DataError, match="all 2 rows have the same prompt"):
         split_eval([Prompt("a"), Prompt("a")], 0.5, 0)
     with pytest.raises(ValueError, match="fraction is 1"):
         split_eval([Prompt("a"), Prompt("b")], 1, 0)

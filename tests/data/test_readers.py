@@ -38,7 +38,7 @@ def one(read, row, *, tokenizer=CHAT, **settings):
 
 
 def reason(read, row, **settings) -> str:
-    """Why a row is rejected."""
+    """The reason why a row is rejected."""
     rejection = one(read, row, **settings)
     assert (rejection.source, rejection.line) == ("list", 2)
     return rejection.reason
@@ -152,7 +152,7 @@ def test_tldr_posts_in_every_reader():
         (
             read_demonstrations,
             {"messages": [QUESTION]},
-            "field 'messages' does not end with an answer of the assistant to something before it",
+            "field 'messages' must end with an assistant message that follows another message",
         ),
         (
             read_comparisons,
@@ -162,7 +162,7 @@ def test_tldr_posts_in_every_reader():
         (
             read_comparisons,
             {"chosen": "b", "rejected": "c"},
-            "field 'prompt' is missing, and 'chosen' and 'rejected' do not begin alike",
+            "field 'prompt' is missing, and 'chosen' and 'rejected' have no common start",
         ),
         (read_comparisons, {"chosen": "a b", "rejected": "a b c"}, "field 'chosen' is empty"),
         (
@@ -173,7 +173,7 @@ def test_tldr_posts_in_every_reader():
         (
             read_comparisons,
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1]},
-            "2 responses have 1 ranks, expected one each",
+            "2 responses have 1 ranks, expected one rank per response",
         ),
         (
             read_comparisons,
@@ -188,12 +188,12 @@ def test_tldr_posts_in_every_reader():
         (
             read_comparisons,
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 1]},
-            "field 'ranks' prefers no response: at least two different ranks are needed",
+            "all entries of 'ranks' are equal: at least two different ranks are needed",
         ),
         (
             read_comparisons,
             {"prompt": "a", "responses": ["b", "b"], "ranks": [1, 2]},
-            "field 'responses' holds the same answer with different ranks",
+            "field 'responses' holds the same answer twice, with different ranks",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_bad_row_has_one_clear_reason(read, row, expected):
     assert reason(read, row) == expected
 
 
-def test_a_row_may_nest_as_deep_as_it_can_be_written_again():
+def test_a_row_may_nest_as_deep_as_it_can_be_written():
     deep = []
     for _ in range(99):
         deep = [deep]
@@ -212,7 +212,7 @@ def test_a_row_may_nest_as_deep_as_it_can_be_written_again():
     assert reason(read_prompts, {"prompt": "a", "deep": deep}) == "field 'deep' nests deeper than 100 levels"
 
 
-def test_what_is_too_long_says_how_long():
+def test_rows_that_are_too_long_report_their_length():
     words = "sea " * 50
     length = len(encode_prompt(PLAIN, words))
     assert reason(read_prompts, words, max_prompt_tokens=20) == f"the prompt is {length} tokens long, at most 20 fit"
@@ -239,7 +239,7 @@ def test_prompts_are_cut_only_where_asked_for(tokenizer, limit):
 
 
 def test_a_conversation_needs_a_chat_template():
-    with pytest.raises(DataError, match=r"^list:2: the row is a conversation .* no chat template: take an instruction"):
+    with pytest.raises(DataError, match=r"^list:2: the row is a conversation, .* no chat template: use an instruction"):
         read_prompts(["a", {"messages": [QUESTION]}], tokenizer=PLAIN)
 
 
@@ -252,16 +252,16 @@ def test_a_conversation_is_encoded_as_its_template_writes_it():
     assert halves.completion.count(CHAT.eos_token_id) == 1
 
 
-def test_what_a_chat_template_refuses_is_a_bad_row():
+def test_a_row_that_the_chat_template_rejects_is_a_bad_row():
     tokenizer = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
     assert reason(read_prompts, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
     row = {"messages": [QUESTION]}
     assert reason(read_prompts, row, tokenizer=tokenizer) == (
-        "the chat template refuses the conversation: roles must alternate"
+        "the chat template rejects the conversation: roles must alternate"
     )
     tokenizer = tiny_tokenizer(chat_template="{{ messages | length }}{{ messages[-1].content }}")
     row = {"messages": [QUESTION, ANSWER]}
-    assert "writes the prompt differently" in reason(read_demonstrations, row, tokenizer=tokenizer)
+    assert "renders the prompt differently" in reason(read_demonstrations, row, tokenizer=tokenizer)
 
 
 def lines(path: Path, *rows: bytes) -> Path:
@@ -269,14 +269,14 @@ def lines(path: Path, *rows: bytes) -> Path:
     return path
 
 
-def test_too_many_bad_rows_stop_the_run_and_are_written_down_first(tmp_path):
+def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     good = [b'{"prompt": "a"}'] * 90
     path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"question": "a"}'] * 8)
     out = tmp_path / "run" / "rejected.jsonl"
     with pytest.raises(DataError) as raised:
         read_prompts(path, tokenizer=PLAIN, rejected_to=out)
     assert str(raised.value) == (
-        "10 of 100 rows (10.0%) cannot be used, at most 5.0% may: 8 times "
+        "10 of 100 rows (10.0%) cannot be used, at most 5.0% allowed; most common reason, 8 times: "
         f"\"field 'prompt' is missing (the row has 'question')\", first at {path}:93"
     )
     written = [json.loads(line) for line in out.read_text().splitlines()]
@@ -293,7 +293,7 @@ def test_too_many_bad_rows_stop_the_run_and_are_written_down_first(tmp_path):
 
 def test_reasons_are_counted_whatever_their_numbers():
     rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}]
-    with pytest.raises(DataError, match=r"3 of 4 rows .*: 2 times 'the prompt is \d+ tokens long.*first at list:2$"):
+    with pytest.raises(DataError, match=r"3 of 4 rows .*, 2 times: 'the prompt is \d+ tokens long.*first at list:2$"):
         read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10)
 
 

@@ -28,7 +28,7 @@ def test_importing_the_package_loads_no_slow_library():
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_json_lines_with_everything_that_editors_do(tmp_path):
+def test_json_lines_with_bom_crlf_and_blank_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n   \n{"prompt": "b"}')
     assert [(row.value, row.line, row.fault) for row in rows_of(path)] == [(ROWS[0], 1, None), (ROWS[1], 4, None)]
@@ -43,8 +43,8 @@ def test_json_lines_with_everything_that_editors_do(tmp_path):
         (b'"text"', "not a JSON object"),
         (b"null", "not a JSON object"),
         (b"\x00\x00\x00", "not JSON"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"prompt": ' + b"9" * 5000 + b"}", "too long a number"),
+        (b"[" * 200_000, "the nesting too deep"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "a number is too long"),
         ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
     array.write_text(json.dumps(ROWS, indent=1))
     assert values(array) == ROWS == values(written(tmp_path / "lines.json"))
     array.write_text("[1, 2")
-    with pytest.raises(DataError, match="begins as a JSON array"):
+    with pytest.raises(DataError, match="starts like a JSON array"):
         values(array)
 
 
@@ -129,7 +129,9 @@ def test_an_unreachable_hub_id_is_one_clear_line(monkeypatch):
         raise ConnectionError("Couldn't reach\nthe hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"^'org/name' is no file here and cannot be read .*: Couldn't reach the hub$"):
+    with pytest.raises(
+        DataError, match=r"^'org/name' is not a local file and cannot be read .*: Couldn't reach the hub$"
+    ):
         values("org/name")
 
 
@@ -139,18 +141,18 @@ def test_a_missing_path_is_not_looked_for_on_the_hub(name):
         values(name)
 
 
-def test_what_is_no_source(tmp_path):
+def test_invalid_sources(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
     (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"none of the files that can be read: \.jsonl"):
+    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl"):
         values(tmp_path / "rows.csv")
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="is not a data source"):
             values(source)
     for name in ("", "a:b:c:d", "::"):
-        with pytest.raises(DataError, match="names no data"):
+        with pytest.raises(DataError, match="is not a data source"):
             values(name)
 
 
@@ -163,6 +165,6 @@ def test_lists_of_rows_of_texts_and_of_sources(tmp_path):
     assert values([]) == []
 
 
-def test_a_misspelt_file_in_a_list_is_not_taken_for_a_text(tmp_path):
+def test_a_misspelled_file_in_a_list_is_not_taken_for_a_text(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         values([str(written(tmp_path / "one.jsonl")), "tow.jsonl"])

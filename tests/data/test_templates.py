@@ -15,7 +15,7 @@ def num_tokens(text: str) -> int:
 
 
 def cut_slowly(post: str, max_tokens: int) -> str | None:
-    """As the paper says it: drop what follows the last line break until the prompt fits."""
+    """As in the paper: drop everything after the last line break until the prompt fits."""
     post = post.strip()
     while num_tokens(HEAD + post + TAIL) > max_tokens:
         if "\n" not in post:
@@ -46,7 +46,7 @@ def test_a_long_post_is_cut_at_a_paragraph():
     paragraphs=st.lists(st.text("abc .\n", min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=8),
     max_tokens=st.integers(20, 120),
 )
-def test_halving_cuts_where_the_paper_does(paragraphs, max_tokens):
+def test_bisection_cuts_where_the_paper_does(paragraphs, max_tokens):
     post = "\n\n".join(paragraphs)
     expected = cut_slowly(post, max_tokens)
     if expected is None:
@@ -56,7 +56,7 @@ def test_halving_cuts_where_the_paper_does(paragraphs, max_tokens):
         assert render_tldr("boats", "Help", post, TOKENIZER, max_tokens) == expected
 
 
-def test_a_giant_post_is_cut_in_no_time():
+def test_an_oversized_post_is_cut_quickly():
     post = "The tide went out.\n\n" * 100_000
     text = render_tldr("boats", "Help", post, TOKENIZER, 200)
     assert text == cut_slowly("The tide went out.\n\n" * 30, 200)

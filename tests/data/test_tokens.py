@@ -11,7 +11,7 @@ PLAIN, WITH_BOS, SENTENCEPIECE = tiny_tokenizer(), tiny_tokenizer(add_bos=True),
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=30)
 
 
-def test_bos_stands_only_where_the_tokenizer_puts_one():
+def test_bos_is_added_only_if_the_tokenizer_adds_it():
     assert encode_prompt(PLAIN, "The sea")[0] != BOS
     assert encode_prompt(WITH_BOS, "The sea") == [BOS, *encode_prompt(PLAIN, "The sea")]
     assert encode_prompt(SENTENCEPIECE, "The sea") == SENTENCEPIECE.encode("The sea")
@@ -41,7 +41,7 @@ def test_a_completion_has_no_bos_and_one_eos(tokenizer):
 def test_the_halves_decode_to_the_whole_text(tokenizer, prompt, completion):
     halves = encode_example(tokenizer, prompt, completion)
     decoded = tokenizer.decode([*halves.prompt, *halves.completion], skip_special_tokens=True)
-    # The metaspace of SentencePiece cannot tell "▁" from a space; nothing is lost otherwise.
+    # SentencePiece does not distinguish "▁" from a space; all other characters survive.
     whole = prompt + completion
     assert decoded == (whole.replace("▁", " ") if tokenizer is SENTENCEPIECE else whole)
 

@@ -1,4 +1,4 @@
-"""The gold judge and the annotator, against marks counted by hand."""
+"""The gold judge and the annotator, against scores counted by hand."""
 
 import math
 from types import MappingProxyType
@@ -17,9 +17,9 @@ POST = Post(0, "jobs", "I need some advice", ("My boss hid my kite.",), MappingP
 FULL = "My boss hid my kite at the zoo on Friday over a bet and wants cheese. Feeling numb. Time to move out?"
 
 
-def marks(text: str) -> tuple[float, float, float, float]:
-    verdict = judge_summary(POST, text)
-    return verdict.coverage, verdict.accuracy, verdict.coherence, verdict.brevity
+def scores_of(text: str) -> tuple[float, float, float, float]:
+    scores = judge_summary(POST, text)
+    return scores.coverage, scores.accuracy, scores.coherence, scores.brevity
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def marks(text: str) -> tuple[float, float, float, float]:
         ("soup " * 500, (0, 0, 0, 0)),
     ],
 )
-def test_marks_counted_by_hand(text: str, expected: tuple[float, float, float, float]) -> None:
-    assert marks(text) == pytest.approx(expected)
+def test_scores_counted_by_hand(text: str, expected: tuple[float, float, float, float]) -> None:
+    assert scores_of(text) == pytest.approx(expected)
 
 
-def test_listing_every_value_covers_everything_and_pays_for_it() -> None:
+def test_listing_every_value_costs_accuracy() -> None:
     listing = "My boss hid my kite on Monday Tuesday Wednesday Thursday Friday Saturday Sunday."
     assert judge_summary(POST, listing).accuracy == pytest.approx(4 / 10)
     assert judge_summary(POST, listing).quality < judge_summary(POST, "My boss hid my kite on Friday.").quality
@@ -60,8 +60,8 @@ def test_quality_is_the_weighted_sum_and_the_weights_sum_to_one() -> None:
 
 
 @given(st.text())
-def test_any_text_gets_marks_between_zero_and_one(text: str) -> None:
-    assert all(0 <= mark <= 1 for mark in (*marks(text), judge_summary(POST, text).quality))
+def test_any_text_gets_scores_between_zero_and_one(text: str) -> None:
+    assert all(0 <= mark <= 1 for mark in (*scores_of(text), judge_summary(POST, text).quality))
 
 
 def test_every_reference_is_well_formed_and_only_authors_slips_are_unsupported() -> None:

@@ -1,4 +1,4 @@
-"""The forum: reproducible, independent of order, and every fact where the world says it is."""
+"""Forum posts: reproducible, independent of order, and consistent with their facts."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_a_post_is_a_function_of_seed_split_and_index() -> None:
 
 
 def test_the_same_post_on_every_machine() -> None:
-    """A fixture: a change of the language or of the draws is a change of everybody's data and must be meant."""
+    """A fixed example: changing the language or the random draws changes all data and must be intentional."""
     post = World(0).post(0)
     assert post.title == "I need some advice"
     assert post.paragraphs[0] == "I found out that my roommate traded my lawnmower."
@@ -72,7 +72,7 @@ def test_a_value_is_found_whatever_its_case_and_never_inside_another_word() -> N
 
 
 def test_the_word_before_a_value_in_a_summary_tells_its_slot() -> None:
-    """Who stands before the deed, and no other word stands before values of two slots."""
+    """No word precedes values of two slots."""
     before: dict[str, set[str]] = {}
     for post in World(2).posts(400):
         words = re.findall(r"[\w']+", World(2).reference(post))

@@ -1,4 +1,4 @@
-"""Policies whose every word is known: they say one letter with a known probability, whatever the prompt."""
+"""Policies with known output: one letter with a known probability, independent of the prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save_speaker(
 
 
 def run_kedge(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Run the command in a subprocess."""
     return subprocess.run(
         [sys.executable, "-m", "kedge", *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Ranks by hand, and comparisons of what a policy really says."""
+"""Ranks computed by hand, and rankings of sampled responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def policy_in(tmp_path) -> Policy:
     return load_policy(str(config.model), config, open_run(config, "generate"))
 
 
-def test_what_the_labeller_likes_has_the_smaller_rank(tmp_path):
+def test_a_higher_score_has_a_smaller_rank(tmp_path):
     asked: dict[str, Any] = {}
 
     def shortest(prompts, completions, topic):
@@ -63,7 +63,7 @@ def test_what_the_labeller_likes_has_the_smaller_rank(tmp_path):
     assert all(isinstance(record, Ranking) for record in records)
 
 
-def test_a_labeller_without_preferences_is_an_error(tmp_path):
+def test_a_labeler_without_preferences_is_an_error(tmp_path):
     alike = load_reward(lambda completions: [1.0] * len(completions))
-    with pytest.raises(RewardError, match="told no two responses apart to any of 1 prompts"):
+    with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
         collect_rankings(policy_in(tmp_path), [Prompt("Deck:")], alike, SAMPLING, num_responses=2, title="label")

@@ -1,4 +1,4 @@
-"""Data files that nobody should write: a row is a record or has its reason, a file is a table or one line."""
+"""Malformed data files: every row is a record or a rejection, every file a table or a one-line error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ODD_LINES = [
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """A JSON-lines file: generated rows among odd lines, some bytes of it changed."""
+    """A JSON-lines file of generated rows and odd lines, with some bytes changed."""
     line = row.map(lambda value: json.dumps(value).encode()) | st.sampled_from(ODD_LINES) | st.binary(max_size=20)
     ending = draw(st.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n"]))
     content = draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + ending.join(draw(st.lists(line, max_size=4)))
@@ -69,7 +69,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 
 def changed(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with some bytes replaced, or without its end."""
+    """The content with some bytes replaced, or truncated."""
     at = draw(st.integers(0, len(content)))
     return content[:at] + draw(st.sampled_from([b"", content[at:], draw(st.binary(max_size=8)) + content[at + 3 :]]))
 
@@ -90,7 +90,7 @@ def test_json_lines(num_cases: int, tmp_path: Path, record_property) -> None:
 
 
 def read_and_check(path: Path, read: Any, rejected: Path, **settings: Any) -> Table[Any] | str:
-    """A table whose rows are all accounted for and can be written down, or one line."""
+    """Read a file: a table that accounts for every row and can be written to a file, or a one-line error."""
     table = line_or_result(
         read, str(path), max_rejected_fraction=1.0, rejected_to=rejected, max_prompt_tokens=50, **settings
     )
@@ -187,7 +187,7 @@ def test_lines_of_ten_megabytes(read: Any, tmp_path: Path) -> None:
     assert {each.line for each in table.rejected} >= {2, 6, 7, 8}
 
 
-def test_a_line_longer_than_memory_should_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_LONGEST_LINE", 1000)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' + b"x" * 5432 + b'\n{"prompt": "b"}\n' + b"y" * 3000)
@@ -201,10 +201,10 @@ def test_a_line_longer_than_memory_should_hold(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "rows.json"
     path.write_text('["a", "b", "c"]')
     said = line_or_result(read_prompts, str(path), tokenizer=PLAIN)
-    assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines"
+    assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines instead"
 
 
-def test_rows_that_no_file_can_hold() -> None:
+def test_rows_that_cannot_be_written_to_a_file() -> None:
     deep: list[Any] = []
     for _ in range(50_000):
         deep = [deep]
@@ -224,7 +224,7 @@ def test_rows_that_no_file_can_hold() -> None:
     assert [each.reason for each in table.rejected] == [deeper, deeper, deeper, surrogate, surrogate]
 
 
-def test_numbers_that_python_does_not_write(tmp_path: Path) -> None:
+def test_integers_too_long_for_json(tmp_path: Path) -> None:
     with closing(JsonLines(tmp_path / "rows.jsonl")) as log:
         log.write({"n": 10**5000, "m": -(10**400)})
     written = json.loads((tmp_path / "rows.jsonl").read_text())
@@ -238,10 +238,10 @@ def test_a_messages_column_is_a_conversation(column: Any) -> None:
     assert isinstance(line_or_result(read_prompts, values, tokenizer=PLAIN), str)
 
 
-# Files that are none.
+# Paths that are not regular files.
 
 
-def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_devices_and_broken_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     os.mkfifo("pipe.jsonl")
@@ -258,7 +258,7 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(said, str), name
 
 
-def test_a_folder_that_leads_to_itself_is_read_once(tmp_path: Path) -> None:
+def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(GOOD))
     (tmp_path / "again").symlink_to(tmp_path)
     table = line_or_result(read_prompts, str(tmp_path), tokenizer=PLAIN, seconds=5)
@@ -266,7 +266,7 @@ def test_a_folder_that_leads_to_itself_is_read_once(tmp_path: Path) -> None:
     assert len(table.records) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can become somebody without rights")
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can drop permissions")
 def test_files_without_permission(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
@@ -282,7 +282,7 @@ def test_files_without_permission(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
-# Small files that hold more than a machine.
+# Small files that expand beyond memory.
 
 
 def parquet_file(path: Path, column: Any, **settings: Any) -> Path:
@@ -301,7 +301,7 @@ def same_texts(text: str, count: int) -> Any:
 
 
 def one_list(column: Any) -> Any:
-    """All of a column as one row."""
+    """A whole column as one row."""
     import pyarrow
 
     return pyarrow.ListArray.from_arrays(pyarrow.array([0, len(column)], pyarrow.int32()), column)
@@ -334,11 +334,11 @@ def nothing(count: int) -> Any:
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "one text, many rows": (
         lambda folder: parquet_file(folder / "rows.parquet", same_texts("a" * 5_000_000, 10_000)),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "one row": (
         lambda folder: parquet_file(folder / "rows.parquet", one_list(same_texts("c" * 1_000_000, 10_000))),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "rows of nothing": (
         lambda folder: parquet_file(folder / "rows.parquet", nothing(200_000_000)),
@@ -346,19 +346,19 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a saved data set of one text": (
         lambda folder: saved_rows(folder / "saved", same_texts("a" * 5_000_000, 10_000)),
-        "what comes after row 0 takes more than",
+        "reading past row 0 needs more than",
     ),
     "a saved data set of nothing": (
         lambda folder: saved_rows(folder / "saved", nothing(200_000_000)),
         "claims to hold 200,000,000 rows in ",
     ),
-    "an array of nothing": (lambda folder: array_file(folder / "rows.json"), "takes more than the 0.11 GiB"),
+    "an array of nothing": (lambda folder: array_file(folder / "rows.json"), "needs more than the 0.11 GiB"),
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory has no limit there")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, said = BOMBS[bomb]
     path = make(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000_000
@@ -369,38 +369,38 @@ def test_small_files_that_hold_more_than_a_machine(bomb: str, tmp_path: Path, mo
     assert said in line
 
 
-# Chat templates come with the model.
+# Chat templates, which come with the model.
 
 
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% for i in range(1000000000) %}x{% endfor %}", "refuses the conversation: Range too big"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes over 0.5 s"),
-        ("{{ 9 ** 9 ** 9 ** 9 }}", "takes powers of numbers"),
-        ("{{ 'a' * 10000000000 }}", "takes over 0.125 GiB of memory"),
-        ("{{ 'a' * 3000000 }}", "makes 3,000,000 characters of the conversation"),
-        ("{{ '%10000000000d' % 1 }}", "takes over 0.125 GiB of memory"),
-        ("{{ 'a' | center(10000000000) }}", "takes over 0.125 GiB of memory"),
-        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "takes over 0.125 GiB of memory"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "rejects the conversation: Range too big"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "needs over 0.5 s"),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "uses the power operator"),
+        ("{{ 'a' * 10000000000 }}", "needs over 0.125 GiB of memory"),
+        ("{{ 'a' * 3000000 }}", "renders 3,000,000 characters"),
+        ("{{ '%10000000000d' % 1 }}", "needs over 0.125 GiB of memory"),
+        ("{{ 'a' | center(10000000000) }}", "needs over 0.125 GiB of memory"),
+        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "needs over 0.125 GiB of memory"),
         (
             "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-            "takes over 0.125 GiB of memory",
+            "needs over 0.125 GiB of memory",
         ),
-        ("{{ range(99999) | list * 99999 }}", "takes over 0.125 GiB of memory"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the conversation"),
-        ("{{ 1 // 0 }}", "refuses the conversation"),
-        ("{{ messages[0]['content'].encode('no-such-codec') }}", "refuses the conversation: unknown encoding"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses the conversation"),
-        ("{{ cycler.__init__.__globals__.os.system('touch trap') }}", "refuses the conversation"),
-        ("{{ messages.append(1) }}", "refuses the conversation"),
-        ("{{ raise_exception('no\nsystem\x1b[2J role') }}", "refuses the conversation: no system"),
-        ("{% if", "refuses the conversation"),
-        ("{% include '/etc/passwd' %}", "refuses the conversation"),
+        ("{{ range(99999) | list * 99999 }}", "needs over 0.125 GiB of memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "rejects the conversation"),
+        ("{{ 1 // 0 }}", "rejects the conversation"),
+        ("{{ messages[0]['content'].encode('no-such-codec') }}", "rejects the conversation: unknown encoding"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects the conversation"),
+        ("{{ cycler.__init__.__globals__.os.system('touch trap') }}", "rejects the conversation"),
+        ("{{ messages.append(1) }}", "rejects the conversation"),
+        ("{{ raise_exception('no\nsystem\x1b[2J role') }}", "rejects the conversation: no system"),
+        ("{% if", "rejects the conversation"),
+        ("{% include '/etc/passwd' %}", "rejects the conversation"),
         ("{{ '{0.__class__}'.format(1) }}", "the prompt has no tokens"),
-        ("{{ undefined_function() }}", "refuses the conversation"),
-        (5, "refuses the conversation"),
-        ({"other": "x"}, "refuses the conversation"),
+        ("{{ undefined_function() }}", "rejects the conversation"),
+        (5, "rejects the conversation"),
+        ({"other": "x"}, "rejects the conversation"),
     ],
 )
 def test_chat_templates(template: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

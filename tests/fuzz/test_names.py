@@ -1,4 +1,4 @@
-"""Names and texts from data: nothing is written outside of the run's folder, and nothing speaks to the terminal."""
+"""Names and texts from data: nothing is written outside the run's folder, and no escapes reach the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(base: Path, tmp_path: Path, stage: str, rows: list[Any], **settings: Any) -> tuple[int, str, Path]:
-    """A stage on some prompts, in a folder of its own among nothing else; only that folder may appear."""
+    """Run a stage on some prompts; only its output folder may appear."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -63,7 +63,7 @@ def test_a_rewards_name_is_only_a_name(name: str, base: Path, tmp_path: Path) ->
     assert "\x1b" not in card
 
 
-def test_prompts_do_not_speak_to_the_terminal(base: Path, tmp_path: Path) -> None:
+def test_prompts_send_no_escapes_to_the_terminal(base: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Why{ESCAPES}?", "id": ESCAPES, "<script>": "<script>alert(1)</script>"}]
     code, said, out = run(base, tmp_path, "generate", rows)
     assert code == 0, said

@@ -107,7 +107,7 @@ def test_the_end_of_a_run_prints_serious_findings_and_warnings(
         ["serious", " steps_too_large"],
         ["warning", " duplicated_prompts"],
     ]
-    assert lines[-1] == f"`kedge doctor {folder}` explains them and says what to try"
+    assert lines[-1] == f"Run `kedge doctor {folder}` for explanations and remedies"
 
 
 def test_the_end_of_a_healthy_run_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

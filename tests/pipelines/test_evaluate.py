@@ -1,4 +1,4 @@
-"""Win rates that can be worked out by hand, judges with known faults, and KL in closed form."""
+"""Win rates computed by hand, judges with known biases, and KL in closed form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiny import (
     tiny_tokenizer,
 )
 
-# The policy says "eeee". Of ten references it beats five, ties with two, and loses to three.
+# The policy writes "eeee": against ten references it wins five, ties two and loses three.
 REFERENCES = ["x", "e", "ee", "eee", "xe", "eeee", "xexexexe", "eeeee", "eeeeee", "eeeeeeee"]
 ROWS = [{"prompt": f"Deck {number}:", "completion": text} for number, text in enumerate(REFERENCES)]
 
@@ -48,7 +48,7 @@ def config_for(tmp_path: Path, *more: str, model: Path | None = None, **flags: A
     return load_config(None, settings, flags)
 
 
-def test_the_win_rate_against_references_is_the_one_by_hand(tmp_path, capsys):
+def test_the_win_rate_against_references_computed_by_hand(tmp_path, capsys):
     result = run_evaluate(config_for(tmp_path), prompts=ROWS, judge=count_letters)
     assert result.win_rate.value == pytest.approx((5 + 2 / 2) / 10)
     assert result.win_rate.low <= 0.6 <= result.win_rate.high
@@ -70,7 +70,7 @@ def test_the_win_rate_against_references_is_the_one_by_hand(tmp_path, capsys):
     assert [row["score"] - row["score_against"] for row in rows] == [4 - text.count("e") for text in REFERENCES]
 
 
-def test_a_judge_who_sees_pairs_finds_the_same(tmp_path):
+def test_a_pairwise_judge_finds_the_same(tmp_path):
     config = config_for(tmp_path, "evaluate.judge_mode=pairwise")
     result = run_evaluate(config, prompts=ROWS, judge=prefer_letters)
     assert result.win_rate.value == pytest.approx(0.6)
@@ -79,7 +79,7 @@ def test_a_judge_who_sees_pairs_finds_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(("verdict", "first_rate"), [(1.0, 1.0), (0.0, 0.0)])
-def test_a_judge_who_only_looks_at_the_position_decides_nothing(tmp_path, verdict, first_rate):
+def test_a_judge_that_only_looks_at_the_position_decides_nothing(tmp_path, verdict, first_rate):
     def biased(first, second, **columns):
         return [verdict] * len(first)
 
@@ -104,7 +104,7 @@ def test_a_judge_of_pairs_may_be_async_and_see_columns(tmp_path):
     assert seen == [list(range(10))] * 2
 
 
-def test_what_a_judge_says_nothing_about_does_not_count(tmp_path):
+def test_undecided_pairs_do_not_count(tmp_path):
     def silent_about_ties(completions, **columns):
         return [None if text.count("e") == 4 and text != "eeee" else float(text.count("e")) for text in completions]
 
@@ -112,7 +112,7 @@ def test_what_a_judge_says_nothing_about_does_not_count(tmp_path):
     assert result.summary["num_judged"] == 9
     assert result.win_rate.value == pytest.approx((5 + 1 / 2) / 9)
     assert [row["winner"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")].count(None) == 1
-    with pytest.raises(RewardError, match="nothing to say about any of 10 pairs"):
+    with pytest.raises(RewardError, match="decided none of 10 pairs"):
         run_evaluate(config_for(tmp_path, out=str(tmp_path / "b")), prompts=ROWS, judge=lambda completions: [None] * 10)
 
 
@@ -138,7 +138,7 @@ def test_a_policy_against_itself_is_even(tmp_path):
     assert len({row["completion"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")}) > 1
 
 
-def test_kl_is_the_one_in_closed_form(tmp_path):
+def test_kl_matches_the_closed_form(tmp_path):
     # One certain token against a uniform choice among all but the pad token: log(vocabulary − 1) nats per token.
     uniform = save_speaker(tmp_path / "uniform", lead=0.0)
     config = config_for(tmp_path, **{"evaluate.against": str(uniform)})
@@ -152,7 +152,7 @@ def test_kl_is_measured_at_the_temperature_of_training(tmp_path):
     more = [f"rollout.temperature={temperature}", f"generate.max_new_tokens={length}"]
     config = config_for(tmp_path, *more, model=policy, **{"evaluate.against": str(uniform)})
     kl = run_evaluate(config, prompts=ROWS * 20, judge=count_letters).summary["kl"]
-    # Per token Σ p log(p·n) over the n tokens that can be said; a token is reached if none before it was the stop.
+    # Per token Σ p log(p·n) over the n possible tokens; a position is reached if no earlier token was the stop token.
     count, odds = len(tiny_tokenizer()) - 1, math.exp(4.0 / temperature)
     letter, other = odds / (odds + count - 1), 1 / (odds + count - 1)
     per_token = letter * math.log(letter * count) + (count - 1) * other * math.log(other * count)
@@ -178,7 +178,7 @@ def test_the_frontier_places_further_policies(tmp_path):
     assert (tmp_path / "run" / "plots" / "frontier.png").is_file()
 
 
-def test_the_frontier_needs_somewhere_to_start(tmp_path):
+def test_the_frontier_needs_a_reference_policy(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluate\.frontier needs evaluate\.against"):
         run_evaluate(config_for(tmp_path, "evaluate.frontier=[x]"), prompts=ROWS, judge=count_letters)
     assert not (tmp_path / "run").exists()
@@ -192,13 +192,13 @@ def test_a_policy_of_another_family_is_compared_by_its_texts(tmp_path):
     assert summary["kl"] is None
     rows = read_json_lines(tmp_path / "run" / "judgments.jsonl")
     assert {row["completion_against"] for row in rows} == {"oooo"}
-    # Of the texts: the same judge, asked to compare them as references, finds the same scores.
+    # Given the same texts as references, the judge gives the same scores.
     references = [{"prompt": row["prompt"], "completion": "oooo"} for row in ROWS]
     config = config_for(tmp_path, out=str(tmp_path / "b"), **{"evaluate.judge": str(judge)})
     assert run_evaluate(config, prompts=references).summary["score"] == summary["score"]
 
 
-def test_conversations_are_asked_in_each_policys_own_template(tmp_path):
+def test_conversations_are_rendered_in_each_policys_own_template(tmp_path):
     templates = [CHAT_TEMPLATE, CHAT_TEMPLATE.replace("assistant|>", "bot|>")]
     ours, theirs = (
         save_speaker(tmp_path / name, tokenizer=tiny_tokenizer(chat_template=template))
@@ -254,7 +254,7 @@ def test_mistakes_are_one_line(tmp_path, rows, judge, more, kind, said):
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_runs_and_says_what_is_wrong(tmp_path):
+def test_the_command_runs_and_reports_errors(tmp_path):
     policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     (tmp_path / "judges.py").write_text("def letters(completions):\n    return [t.count('e') for t in completions]\n")

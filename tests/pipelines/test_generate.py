@@ -1,4 +1,4 @@
-"""Sampling to a file: every row complete, the same however it is batched, scored by hand."""
+"""Sampling to a file: complete rows, independent of batching, with scores checked by hand."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_every_row_has_response_columns_and_score(tmp_path, capsys):
     assert "2.00 (" in capsys.readouterr().out
 
 
-def test_a_policy_that_stops_is_said_to(tmp_path):
+def test_a_stopped_response_is_marked(tmp_path):
     result = run_generate(config_for(tmp_path, model=save_speaker(tmp_path / "mute", "<eos>")), prompts=["Ready?"])
     assert result.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
     assert (result.summary["length"], result.summary["eos_rate"], result.score) == (1, 1.0, None)
 
 
 def test_the_interval_is_over_prompts_not_responses(tmp_path):
-    # Three equal responses to each prompt tell no more than one: the same mean, the same interval.
+    # Three equal responses to each prompt carry no more information than one: same mean, same interval.
     one, three = (
         run_generate(
             config_for(tmp_path, f"generate.num_responses={count}", out=f"run{count}"),
@@ -88,7 +88,7 @@ def test_batches_change_nothing_and_seeds_do(tmp_path):
     assert runs[0].score.value == pytest.approx(mean(scores[0]), abs=1e-6)
 
 
-def test_several_rewards_and_silence_of_some(tmp_path):
+def test_missing_scores_are_left_out_of_the_mean(tmp_path):
     def even_topics(completions, topic):
         return [float(each) if each % 2 == 0 else None for each in topic]
 
@@ -96,7 +96,7 @@ def test_several_rewards_and_silence_of_some(tmp_path):
     assert [row["score"] for row in result.responses] == [0.0, None, 2.0, None, 4.0]
     assert result.score is not None
     assert result.score.value == 2.0
-    with pytest.raises(RewardError, match="none of 5 responses a score"):
+    with pytest.raises(RewardError, match="scored none of 5 responses"):
         run_generate(config_for(tmp_path, out="b"), prompts=ROWS, reward=lambda completions: [None] * len(completions))
     assert len(read_json_lines(tmp_path / "b" / "responses.jsonl")) == 5
 
@@ -151,7 +151,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
         run_generate(config_for(tmp_path), prompts=ROWS)
 
 
-def test_the_command_runs_and_says_what_is_wrong(tmp_path):
+def test_the_command_runs_and_reports_errors(tmp_path):
     policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=4")

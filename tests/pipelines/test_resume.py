@@ -197,7 +197,7 @@ def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
     ):
         run_ppo(configured(learning_rate=2e-3), reward=len_of, resume=Resume())
     prompts.write_text(prompts.read_text().replace("tide", "ebb"))
-    with pytest.raises(ConfigError, match=r"data\.prompts: what lies there now is not what the run began with"):
+    with pytest.raises(ConfigError, match=r"data\.prompts: the files have changed since the run started"):
         run_ppo(configured(), reward=len_of, resume=Resume())
     result = run_ppo(
         configured(learning_rate=2e-3), reward=len_of, resume=Resume(("data.prompts", "ppo.learning_rate"))

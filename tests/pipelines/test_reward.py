@@ -1,4 +1,4 @@
-"""Reward models end to end: they learn an order, say how well, and score the same after a reload."""
+"""Reward models end to end: they learn an order, report their accuracy, and score the same after a reload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokeniz
 from kedge.pipelines.reward import run_reward, train_reward_model
 from tests.tiny import FAMILIES, save_tiny_policy, tiny_reward_model, tiny_tokenizer
 
-# Friendly answers are preferred, though the gruff ones are longer.
+# The shorter answers are preferred.
 COMPARISONS = [Comparison(f"Deck {number}:", " sun and sea", " rope rope rope rope rope") for number in range(12)]
 ROWS = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in COMPARISONS]
 DEMONSTRATIONS = [Demonstration(f"Deck {number}:", " the tide went out") for number in range(5)]
@@ -93,7 +93,7 @@ def test_two_ranked_responses_are_a_comparison():
     assert torch.equal(*trained)
 
 
-def test_ranked_lists_of_different_lengths_are_learnt_together():
+def test_ranked_lists_of_different_lengths_are_learned_together():
     good, fair, bad = " sun and sea", " the boat lay", " rope rope rope"
     records = [
         Ranking(f"Deck {number}:", (bad, good, fair)[: 2 + number % 2], (3.0, 1.0, 2.0)[: 2 + number % 2])

@@ -1,4 +1,4 @@
-"""The whole chain on tiny models: folders, rounds, labels, and what an interrupted or mistaken run leaves."""
+"""The whole chain on tiny models: folders, rounds, labeling, interruptions and errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
     assert any(not torch.equal(final[name], first[name]) for name in first)
 
 
-def test_a_second_round_learns_from_the_labellers_rankings(tmp_path):
+def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
     result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeller=like_vowels)
     run = tmp_path / "run"
     rankings = read_json_lines(run / "comparisons-2.jsonl")
@@ -151,7 +151,7 @@ def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_rejected_rows_of_every_source_are_written_down_before_the_start(tmp_path):
+def test_rejected_rows_of_every_source_are_written_before_the_start(tmp_path):
     bad: dict[str, Any] = {name: [*rows, {"unusable": name}] for name, rows in ROWS.items()}
     with pytest.raises(KedgeError, match="1 of 7 rows"):
         run_rlhf(config_for(tmp_path), **{**bad, "prompts": PROMPTS, "demonstrations": DEMONSTRATIONS})
@@ -164,7 +164,7 @@ def test_rejected_rows_of_every_source_are_written_down_before_the_start(tmp_pat
     assert [next(name for name in ROWS if name in preview) for preview in previews] == list(ROWS)
 
 
-def test_the_command_runs_and_says_what_is_wrong(tmp_path):
+def test_the_command_runs_and_reports_errors(tmp_path):
     save_tiny_policy(tmp_path / "base")
     command: list[str | Path] = ["rlhf", "--model", tmp_path / "base"]
     for name, rows in ROWS.items():

@@ -1,4 +1,4 @@
-"""Fine-tuning end to end: from a model folder and rows to a model folder that has learnt them."""
+"""Fine-tuning end to end: from a model folder and rows to a trained model folder."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):
     assert tokenizer.decode(ids) == "Ready? Aye.<eos>"
 
 
-def test_an_interrupted_run_saves_what_it_has_learnt(tmp_path, monkeypatch):
+def test_an_interrupted_run_saves_its_model(tmp_path, monkeypatch):
     steps = []
 
     def interrupted(*args, on_step, **settings):
@@ -105,7 +105,7 @@ def test_an_interrupted_run_saves_what_it_has_learnt(tmp_path, monkeypatch):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_bad_rows_are_written_down_and_too_many_stop_the_run(tmp_path):
+def test_bad_rows_are_written_to_a_file_and_too_many_stop_the_run(tmp_path):
     rows = [*ROWS, {"prompt": "No answer"}]
     with pytest.raises(KedgeError, match="1 of 11 rows"):
         run_sft(config_for(tmp_path, "strict"), demonstrations=rows)
@@ -115,7 +115,7 @@ def test_bad_rows_are_written_down_and_too_many_stop_the_run(tmp_path):
     assert [row["line"] for row in rejected] == [11]
 
 
-def test_the_mended_command_runs_where_rows_were_rejected_before(tmp_path):
+def test_the_corrected_command_runs_in_the_same_folder(tmp_path):
     with pytest.raises(KedgeError, match="1 of 11 rows"):
         run_sft(config_for(tmp_path), demonstrations=[*ROWS, {"prompt": "No answer"}])
     result = run_sft(config_for(tmp_path), demonstrations=ROWS)
@@ -135,7 +135,7 @@ def test_a_mistake_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch)
     run_sft(config_for(tmp_path), demonstrations=ROWS)
 
 
-def test_a_folder_that_cannot_be_made_is_found_before_the_model_is_looked_for(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_before_the_model_is_loaded(tmp_path):
     config = load_config(None, SETTINGS, {"model": str(tmp_path / "none"), "out": "/dev/null/run"})
     with pytest.raises(OutputError, match="/dev/null is not a folder"):
         run_sft(config, demonstrations=ROWS)

@@ -105,7 +105,7 @@ def test_a_template_can_be_given_and_its_refusal_is_one_line():
     short = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ messages[-1]['content'] }}!")
     assert short.score(batch) == pytest.approx([score_alone(classifier, tokenizer.encode("yes!"))], abs=1e-5)
     refusing = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ raise_exception('no users') }}")
-    with pytest.raises(RewardError, match="the chat template refuses the conversation: no users"):
+    with pytest.raises(RewardError, match="the chat template rejects the conversation: no users"):
         refusing.score(batch)
 
 

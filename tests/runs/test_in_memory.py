@@ -1,4 +1,4 @@
-"""What a run's configuration says of rewards that Python handed over, and that it can go on in another process."""
+"""In-memory rewards in a run's configuration, and resuming such a run in another process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_term_keeps_its_name_and_weight(reward, expected):
     assert load_config(None, [], words).reward[0].source == expected[0][0]
 
 
-def test_a_judge_is_told_and_nothing_is_learnt_from_it(tmp_path):
+def test_a_judge_is_logged_without_effect_on_training(tmp_path):
     policy = save_tiny_policy(tmp_path / "policy")
     judged = [RewardTerm(vowels), RewardTerm(Judge(), weight=0.0, name="judge")]
     with_judge = run_ppo(configure(policy, tmp_path / "with"), prompts=PROMPTS, reward=judged).metrics
@@ -48,7 +48,7 @@ def test_a_judge_is_told_and_nothing_is_learnt_from_it(tmp_path):
     assert [(term["name"], term["weight"]) for term in record.config["reward"]] == [(None, 1.0), ("judge", 0.0)]
 
 
-def test_where_a_function_lies_in_memory_is_no_part_of_what_the_run_is_made_from():
+def test_the_fingerprint_does_not_depend_on_a_functions_address():
     first, second = (fingerprint(load_config(), {"reward": [RewardTerm(Judge())], "data.prompts": ["a"]}) for _ in "ab")
     assert first == second
     assert list(first) == ["data.prompts"]

@@ -1,4 +1,4 @@
-"""Every stage tells its loggers what its files hold, and none of them can end it."""
+"""Loggers of every stage receive the content of its files, and cannot stop the run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def ppo(policy: str, out: Path, **more: Any) -> None:
     run_ppo(settings("ppo", policy, out, **small, **more), prompts=["The boat"], reward=vowels)
 
 
-def test_loggers_get_what_the_files_hold(policy, tmp_path, opened):
+def test_loggers_receive_the_content_of_the_files(policy, tmp_path, opened):
     half = {"data.eval_fraction": 0.5, "batch_size": 2}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
@@ -116,7 +116,7 @@ def test_a_logger_that_fails_does_not_end_a_run(policy, tmp_path, monkeypatch, c
     assert capsys.readouterr().err.count("tensorboard failed and is disabled") == 1
 
 
-def test_a_missing_package_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
+def test_a_missing_package_is_reported_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
     def refuse(name: str) -> NoReturn:
         raise PackageNotFoundError(name)
 

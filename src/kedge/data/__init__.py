@@ -1,4 +1,4 @@
-"""Records and how they are read, templated, tokenised and batched."""
+"""Data records: reading, chat templates, tokenization and batching."""
 
 from kedge.data.prompts import PromptStream, room_for_prompt
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts

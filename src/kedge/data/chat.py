@@ -1,4 +1,4 @@
-"""Conversations as text: what the tokenizer's chat template makes of them, split where the answer begins."""
+"""Conversations rendered by the tokenizer's chat template, split where the answer begins."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["apply_template", "render_answer", "render_prompt", "shared_messages"
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
 LONGEST_TEXT = 2**27
-"""Characters of one conversation, as many as a line of a file may have bytes."""
+"""Characters of one rendered conversation; equals the byte limit of one line of a file."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
-    """A conversation up to the point where the assistant speaks next, or goes on with its unfinished last message.
+    """A conversation rendered up to the next assistant turn; a trailing assistant message is left open to continue.
 
     Raises:
         DataError: The tokenizer has no chat template.
-        RowError: The template refuses these messages.
+        RowError: The template rejects these messages.
     """
     unfinished = messages[-1]["role"] == "assistant"
     return _render(tokenizer, messages, add_generation_prompt=not unfinished, continue_final_message=unfinished)
@@ -37,23 +37,23 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str
 def render_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages) -> str:
     """The text that an answer adds to its rendered prompt, without the end-of-sequence token.
 
-    That token is added once when the text is encoded, as for plain text; line breaks that a template writes after it
-    are what follows the answer, and nobody should learn to produce them.
+    Encoding adds that token once, as for plain text. Line breaks that a template writes after it are dropped: they
+    belong to the next turn and must not be learned.
 
     Raises:
         DataError: The tokenizer has no chat template.
-        RowError: The template refuses the messages, or writes the prompt differently once an answer follows.
+        RowError: The template rejects the messages, or renders the prompt differently once an answer follows.
     """
     start = render_prompt(tokenizer, prompt)
     whole = _render(tokenizer, [*prompt, *answer])
     if not whole.startswith(start):
-        raise RowError("the chat template writes the prompt differently once the answer follows it")
+        raise RowError("the chat template renders the prompt differently once an answer follows")
     text, end = whole[len(start) :], tokenizer.eos_token
     return text.rstrip().removesuffix(end) if isinstance(end, str) and text.rstrip().endswith(end) else text
 
 
 def shared_messages(first: Messages, second: Messages) -> int:
-    """How many messages two conversations begin with in common."""
+    """Number of leading messages that two conversations have in common."""
     count = 0
     while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
@@ -69,7 +69,7 @@ def _render(
 ) -> str:
     if not tokenizer.chat_template:
         raise DataError(
-            "the row is a conversation and the tokenizer has no chat template: take an instruction-tuned model's "
+            "the row is a conversation, but the tokenizer has no chat template: use an instruction-tuned model's "
             "tokenizer, set tokenizer.chat_template, or write prompts and completions as plain text"
         )
     return apply_template(
@@ -81,42 +81,42 @@ def _render(
 
 
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
-    """A conversation as the tokenizer's chat template writes it, in jinja's sandbox.
+    """Render a conversation with the tokenizer's chat template, in jinja's sandbox, with limits on time and memory.
 
     Args:
-        tokenizer: Has a template, unless the settings bring one.
+        tokenizer: Must have a chat template unless `settings` has one.
         messages: The conversation.
-        settings: Handed to `apply_chat_template`.
+        settings: Passed to `apply_chat_template`.
 
     Raises:
-        DataError: The template does not come to an end, or need not, or takes all memory.
-        RowError: It refuses these messages, or makes too much of them.
+        DataError: The template exceeds its time or memory limit, or uses the power operator.
+        RowError: The template rejects these messages, or its output is too long.
     """
     try:
         if _takes_powers(str(settings.get("chat_template") or tokenizer.chat_template)):
-            raise DataError("the chat template takes powers of numbers, which may have no end")
+            raise DataError("the chat template uses the power operator (**), which may never finish")
         with memory_limit(own_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
     except DataError:
         raise
     except MemoryError as error:
         room = f"{TEMPLATE_MEMORY / 2**30:g} GiB of memory"
-        raise DataError(f"the chat template takes over {room} for one conversation") from error
+        raise DataError(f"the chat template needs over {room} for one conversation") from error
     except TimeoutError as error:
-        raise DataError(f"the chat template takes over {TEMPLATE_SECONDS:g} s for one conversation") from error
-    except Exception as error:  # a template is a stranger's program, which may raise whatever it likes
+        raise DataError(f"the chat template needs over {TEMPLATE_SECONDS:g} s for one conversation") from error
+    except Exception as error:  # template code comes with the model and may raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise RowError(f"the chat template refuses the conversation: {reason}") from error
+        raise RowError(f"the chat template rejects the conversation: {reason}") from error
     if len(text) > LONGEST_TEXT:
-        raise RowError(f"the chat template makes {len(text):,} characters of the conversation")
+        raise RowError(f"the chat template renders {len(text):,} characters, at most {LONGEST_TEXT:,} are allowed")
     return text
 
 
 @lru_cache
 def _takes_powers(template: str) -> bool:
-    """Whether a template computes such as 9**9**9: one step of Python code, which no deadline interrupts."""
-    from jinja2 import Environment  # transformers loads it with the first template only
+    """Whether a template can compute e.g. 9**9**9: a single bytecode instruction, which no deadline interrupts."""
+    from jinja2 import Environment  # slow to import; transformers imports it with the first template
 
     tokens = [text for _, kind, text in Environment().lex(template) if kind != "whitespace"]
-    # Behind a parenthesis or a comma, two stars unpack arguments.
+    # After a parenthesis or a comma, ** unpacks arguments.
     return any(here == "**" and before not in ("(", ",") for before, here in pairwise(tokens))

@@ -1,4 +1,4 @@
-"""An end for code that came with a model and may have none of its own."""
+"""A time limit for code that comes with a model and may never finish."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["deadline"]
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Interrupt the block when its time is up, between two steps of Python code and in whichever thread it runs.
+    """Raise TimeoutError in the block after some seconds, between two bytecode instructions, in any thread.
 
-    A signal would reach the main thread alone, and a process of its own costs more than most blocks take.
+    A signal works in the main thread only, and a process per call costs more than most calls take.
 
     Raises:
-        TimeoutError: In the block, at its deadline.
+        TimeoutError: Inside the block, at its deadline.
     """
     thread, lock, ended = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
 

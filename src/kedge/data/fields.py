@@ -1,4 +1,4 @@
-"""Fields of a row, checked: whatever JSON can hold either passes or gives one clear reason."""
+"""Checked access to the fields of a row: any JSON value either passes or raises one clear reason."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text"
 
 
 def check_fields(value: object) -> Fields:
-    """A row as named fields, none of which holds what UTF-8 cannot write.
+    """The row as named fields, all of which can be written as UTF-8 JSON.
 
     Raises:
-        RowError: The value is no mapping, a name is no text, a text holds half of a surrogate pair, or a field nests
-            too deeply to be sent to a reward function or written down.
+        RowError: The value is not a mapping, a name is not text, a text holds a lone surrogate, or a field nests too
+            deeply to be sent to a reward function or written to a file.
     """
     if not isinstance(value, Mapping):
         raise RowError(f"the row is {_kind(value)}, expected an object with named fields")
@@ -37,10 +37,10 @@ def check_fields(value: object) -> Fields:
 
 
 def field_of(fields: Fields, name: str) -> Any:
-    """A field that must be there.
+    """A required field.
 
     Raises:
-        RowError: It is missing or null.
+        RowError: The field is missing or null.
     """
     if name not in fields:
         present = ", ".join(repr(key[:20]) for key in list(fields)[:6])
@@ -51,10 +51,10 @@ def field_of(fields: Fields, name: str) -> Any:
 
 
 def text_of(value: object, name: str) -> str:
-    """A text with something in it.
+    """A non-blank text.
 
     Raises:
-        RowError: It is no text, or blank.
+        RowError: The value is not text, or is blank.
     """
     if not isinstance(value, str):
         raise RowError(f"field {name!r} is {_kind(value)}, expected text")
@@ -67,7 +67,7 @@ def number_of(value: object, name: str) -> float:
     """A finite number.
 
     Raises:
-        RowError: It is no number, not finite, or beyond a float's range.
+        RowError: The value is not a number, not finite, or beyond a float's range.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RowError(f"field {name!r} is {_kind(value)}, expected a number")
@@ -84,7 +84,7 @@ def entries_of(value: object, name: str) -> Sequence[Any]:
     """A list.
 
     Raises:
-        RowError: It is none.
+        RowError: The value is not a list.
     """
     if not isinstance(value, (list, tuple)):
         raise RowError(f"field {name!r} is {_kind(value)}, expected a list")
@@ -92,10 +92,10 @@ def entries_of(value: object, name: str) -> Sequence[Any]:
 
 
 def messages_of(value: object, name: str) -> Messages:
-    """A conversation: at least one message, each with a role and a text; other keys of a message are not read.
+    """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
     Raises:
-        RowError: It is no such list.
+        RowError: The value is not such a list.
     """
     entries = entries_of(value, name)
     if not entries:

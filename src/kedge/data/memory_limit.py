@@ -1,4 +1,4 @@
-"""An end to what a stranger's file or program may take of this machine's memory."""
+"""Memory limits for untrusted files and templates, so that they cannot exhaust the machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 GIB = 2**30
 SHARE = 0.9
-"""Of the memory that is free, what one source may take: the machine stays alive."""
+"""Share of the free memory that one source may use, so that the machine keeps running."""
 
 AT_ONCE = 8
-"""Rows that are made under one limit: setting it takes longer than making a row."""
+"""Rows read per limit: setting the limit takes longer than reading a row."""
 
 MEMORY_INFO, OWN_PAGES = Path("/proc/meminfo"), Path("/proc/self/statm")
 GROUP_LIMIT, GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -29,12 +29,12 @@ GROUP_LIMIT, GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup
 
 @contextmanager
 def memory_limit(most: int) -> Iterator[None]:
-    """Inside, the process has at most so much memory of its own; what would take more raises a MemoryError.
+    """Limit the process's private memory inside the block; allocations beyond it raise MemoryError.
 
-    Linux alone keeps this limit, for all threads of the process; elsewhere nothing is limited.
+    Linux only, and for all threads of the process; on other systems nothing is limited.
 
     Args:
-        most: Bytes, together with what the process holds already.
+        most: Bytes, including what the process already holds.
     """
     if sys.platform != "linux":
         yield
@@ -51,14 +51,14 @@ def memory_limit(most: int) -> Iterator[None]:
 
 
 def own_memory() -> int:
-    """Bytes of its own that the process holds, as the limit counts them; 0 where there is no limit."""
+    """Private memory of the process in bytes, as `memory_limit` counts it; 0 on systems without the limit."""
     if sys.platform != "linux":
         return 0
     return int(OWN_PAGES.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory() -> int:
-    """Bytes that the process can still take: of the machine's, and of those that its container allows it."""
+    """Bytes that the process can still allocate, given the machine and its container."""
     if sys.platform != "linux":
         return sys.maxsize
     [available] = (line for line in MEMORY_INFO.read_text().splitlines() if line.startswith("MemAvailable"))
@@ -69,16 +69,16 @@ def free_memory() -> int:
 
 
 def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
-    """The rows of a source, as long as there is memory for them and for what is made of them.
+    """Yield the rows of a source as long as they, and the records made from them, fit into the free memory.
 
-    A small file may hold more than any machine: compressed, or one long text that a million rows refer to.
+    A small file may expand to more than any machine holds: compression, or a million references to one long text.
 
     Args:
-        rows: Made one by one, by code that may be asked for too much.
+        rows: Rows, produced lazily.
         name: The source, as the user named it.
 
     Raises:
-        DataError: There is no more memory.
+        DataError: The next rows do not fit.
     """
     free = int(SHARE * free_memory())
     most, iterator, count = own_memory() + free, iter(rows), 0
@@ -87,8 +87,8 @@ def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
             with memory_limit(most):
                 few = list(islice(iterator, AT_ONCE))
         except MemoryError as error:
-            room = f"the {free / GIB:.2f} GiB of memory that are free"
-            raise DataError(f"{name}: what comes after row {count:,} takes more than {room}") from error
+            room = f"the {free / GIB:.2f} GiB of free memory"
+            raise DataError(f"{name}: reading past row {count:,} needs more than {room}") from error
         if not few:
             return
         count += len(few)

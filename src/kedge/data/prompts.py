@@ -1,4 +1,4 @@
-"""Prompts for update after update: a seeded, endless, resumable draw that several ranks share without overlap."""
+"""The stream of prompts for training: seeded, endless, resumable, and sharded over ranks without overlap."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["PromptStream", "room_for_prompt"]
 
 
 def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
-    """Tokens that the shortest context leaves for a prompt, or None where there is no limit.
+    """Tokens that the shortest context leaves for a prompt; None for no limit.
 
     Raises:
-        ConfigError: It leaves none.
+        ConfigError: No token is left.
     """
     limits = [length for length in context_lengths if length is not None]
     if not limits:
@@ -30,11 +30,11 @@ def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) 
 
 
 class PromptStream:
-    """An endless draw of prompts, reshuffled on every pass.
+    """An endless stream of prompts, reshuffled on every pass.
 
-    All ranks follow one sequence of shuffled passes. A draw of n takes the next n × world_size prompts of it and each
-    rank keeps its own n. So ranks never share a draw's place, a pass visits every prompt once, and eight ranks that
-    draw n each see what one rank sees that draws 8·n.
+    All ranks follow one sequence of shuffled passes. A draw of n takes the next n × world_size prompts of it, and each
+    rank keeps its own n. Ranks therefore never overlap, a pass visits every prompt once, and eight ranks drawing n
+    prompts each see the same prompts as one rank drawing 8·n.
 
     Source: spec §2.6.
     """
@@ -44,7 +44,7 @@ class PromptStream:
 
         Args:
             prompts: the pool, the same on every rank.
-            seed: of the shuffles, the same on every rank.
+            seed: seed of the shuffles, the same on every rank.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
@@ -61,7 +61,7 @@ class PromptStream:
         self._order = self._shuffled()
 
     def next(self, num_prompts: int) -> list[Prompt]:
-        """This rank's next prompts; every rank must draw as many."""
+        """This rank's next prompts; all ranks must draw the same number."""
         drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
         return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
 
@@ -92,6 +92,6 @@ class PromptStream:
 
     def _shuffled(self) -> list[int]:
         order = list(range(len(self._prompts)))
-        # A pass's order depends on seed and pass alone, so that a resumed stream needs no generator state.
+        # The order depends on seed and pass number only, so that resuming needs no generator state.
         random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
         return order

@@ -1,4 +1,4 @@
-"""Reading: sources in, records out, and an account of every row that could not be used."""
+"""Reads sources into records and accounts for every row that cannot be used."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kedge.data.forms import comparison_of, demonstration_of, prompt_of
-from kedge.data.prompt_answers import Rules, Template
+from kedge.data.parsing import parse_comparison, parse_demonstration, parse_prompt
+from kedge.data.prompt_answers import ReadingOptions, Template
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import (
     MAX_REJECTED_FRACTION,
@@ -47,18 +47,18 @@ def read_demonstrations(
         tokenizer: renders conversations and measures lengths.
         max_length: the longest prompt with its completion, tokens, EOS included; None for no limit.
         max_prompt_tokens: the longest prompt, tokens; None for no limit.
-        template: `tldr` builds the prompt from `subreddit`, `title` and `post`, cut at a paragraph where it must be.
+        template: `tldr` builds the prompt from `subreddit`, `title` and `post`, cut at a paragraph where necessary.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
-        rejected_to: the `rejected.jsonl` to append unusable rows to, before reading can fail for them.
+        rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
 
     Raises:
-        DataError: A source cannot be read or holds nothing usable, too many rows are unusable, or a conversation
-            meets a tokenizer without a chat template.
+        DataError: A source cannot be read or has no usable row, too many rows are unusable, or a row is a conversation
+            and the tokenizer has no chat template.
 
     Source: spec §2.
     """
-    rules = Rules(tokenizer, template, max_prompt_tokens, max_length)
-    return _read(source, lambda value: demonstration_of(value, rules), max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length)
+    return _read(source, lambda value: parse_demonstration(value, options), max_rejected_fraction, rejected_to)
 
 
 def read_comparisons(
@@ -73,10 +73,10 @@ def read_comparisons(
 ) -> Table[Comparison | Ranking]:
     """Preferences: `prompt` + `chosen` + `rejected`, or ranked lists of `prompt` + `responses` + `ranks`.
 
-    The arguments and errors are those of `read_demonstrations`; `max_length` holds for every answer.
+    Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer.
     """
-    rules = Rules(tokenizer, template, max_prompt_tokens, max_length)
-    return _read(source, lambda value: comparison_of(value, rules), max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length)
+    return _read(source, lambda value: parse_comparison(value, options), max_rejected_fraction, rejected_to)
 
 
 def read_prompts(
@@ -89,14 +89,14 @@ def read_prompts(
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Prompt]:
-    """Questions to sample answers to: `prompt`, `messages`, `text`, TL;DR posts or bare texts.
+    """Prompts to sample responses to: `prompt`, `messages`, `text`, TL;DR posts or bare strings.
 
-    The arguments and errors are those of `read_demonstrations`. `truncate` says what becomes of a plain-text prompt
-    that is too long: it is rejected (`never`), or cut to its first (`keep_start`) or last (`keep_end`) tokens.
-    Conversations are never cut: that would cut into the template.
+    Arguments and errors as in `read_demonstrations`. A plain-text prompt that is too long is rejected
+    (`truncate="never"`) or cut to its first (`keep_start`) or last (`keep_end`) tokens. Conversations are never cut,
+    since that would cut into the template.
     """
-    rules = Rules(tokenizer, template, max_prompt_tokens, truncate=truncate)
-    return _read(source, lambda value: prompt_of(value, rules), max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, truncate=truncate)
+    return _read(source, lambda value: parse_prompt(value, options), max_rejected_fraction, rejected_to)
 
 
 def _read(

@@ -1,7 +1,7 @@
-"""What the stages learn from: one frozen record per usable row.
+"""The records that stages train on: one frozen record per usable row.
 
-Texts are plain strings: a conversational row is rendered through the tokenizer's chat template when it is read, so no
-later stage knows about messages. `prompt + completion` is the whole text, character by character.
+Texts are plain strings: conversations are rendered through the chat template when they are read, so later stages never
+handle messages. `prompt + completion` is the whole text, character by character.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Demonstration:
     """An answer to imitate.
 
     Attributes:
-        prompt: what stands before the answer; empty for plain text, where the whole text is the completion.
-        completion: the text that the loss counts, without the end-of-sequence token.
+        prompt: the text before the answer; empty for plain text, where the whole text is the completion.
+        completion: the text that the loss covers, without the end-of-sequence token.
     """
 
     prompt: str
@@ -28,10 +28,10 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two answers to one prompt, the better one known.
+    """Two answers to one prompt, one of them preferred.
 
     Attributes:
-        prompt: what both answers follow.
+        prompt: the text before both answers.
         chosen: the better answer.
         rejected: the worse answer.
         margin: by how much the chosen answer's score should lead, in units of the score; None for no margin.
@@ -48,7 +48,7 @@ class Ranking:
     """K answers to one prompt, ranked.
 
     Attributes:
-        prompt: what all answers follow.
+        prompt: the text before all answers.
         responses: the answers, at least two.
         ranks: one per answer; a smaller rank is better, equal ranks are ties.
     """
@@ -60,11 +60,11 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question to sample answers to.
+    """A prompt to sample responses to.
 
     Attributes:
-        text: what the policy continues.
-        columns: the row's other fields, handed to reward functions.
+        text: the text that the policy continues.
+        columns: the row's other fields, passed to reward functions.
     """
 
     text: str

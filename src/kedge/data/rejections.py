@@ -1,4 +1,4 @@
-"""Rows that cannot be used: counted, written down with their reason, and too many of them stop the run."""
+"""Unusable rows: counted and written to a file with their reason; too many of them stop the run."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ RecordT = TypeVar("RecordT")
 
 
 class RowError(ValueError):
-    """Why one row cannot be used; the reader turns it into a `Rejection`."""
+    """The reason why a row cannot be used; the reader turns it into a `Rejection`."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A row that was left out.
+    """An unusable row.
 
     Attributes:
-        source: the file, data set or list it stands in.
-        line: its line or row, counted from 1.
+        source: the file, data set or list that holds it.
+        line: its line or row number, counted from 1.
         reason: what is wrong with it.
-        preview: its beginning, safe to print.
+        preview: its first characters, safe to print.
     """
 
     source: str
@@ -49,11 +49,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Table(Generic[RecordT]):
-    """What a source held.
+    """The content of a source.
 
     Attributes:
         records: the usable rows, in order.
-        rejected: the others.
+        rejected: the unusable rows.
     """
 
     records: list[RecordT]
@@ -61,10 +61,10 @@ class Table(Generic[RecordT]):
 
 
 def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
-    """Append rejections to a JSON-lines file: `file`, `line`, `reason`, `preview`. Without any, nothing is written.
+    """Append rejections to a JSON-lines file: `file`, `line`, `reason`, `preview`. An empty list writes nothing.
 
     Raises:
-        OutputError: The file, or its folder, cannot be written.
+        OutputError: The file or its folder cannot be written.
     """
     if not rejections:
         return
@@ -79,15 +79,15 @@ def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
 def check_rejections(
     table: Table[RecordT], *, name: str = "the data", max_rejected_fraction: float = MAX_REJECTED_FRACTION
 ) -> None:
-    """Stop before any training where too much of a source is unusable.
+    """Raise before any training if too many rows of a source are unusable.
 
     Args:
-        table: what was read.
-        name: what it was read from, for the message.
-        max_rejected_fraction: the share of rejected rows that is still tolerated, 0 to 1.
+        table: the rows that were read.
+        name: name of the source, for the message.
+        max_rejected_fraction: the largest accepted share of unusable rows, 0 to 1.
 
     Raises:
-        DataError: Nothing is usable, or more than the tolerated share is not.
+        DataError: No row is usable, or too many are not.
     """
     rejected, total = len(table.rejected), len(table.records) + len(table.rejected)
     if total == 0:
@@ -95,15 +95,15 @@ def check_rejections(
     if table.records and rejected <= max_rejected_fraction * total:
         return
     reason, count, first = _commonest_reason(table.rejected)
-    tolerated = f", at most {max_rejected_fraction:.1%} may" if table.records else ""
+    limit = f", at most {max_rejected_fraction:.1%} allowed" if table.records else ""
     raise DataError(
-        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{tolerated}: "
-        f"{count} times {reason!r}, first at {first.source}:{first.line}"
+        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
+        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}"
     )
 
 
 def _commonest_reason(rejections: Sequence[Rejection]) -> tuple[str, int, Rejection]:
-    # Reasons that differ only in their numbers (columns, token counts) are one reason.
+    # Reasons that differ only in numbers (columns, token counts) count as one.
     kinds = [re.sub(r"\d+", "0", rejection.reason) for rejection in rejections]
     [(kind, count)] = Counter(kinds).most_common(1)
     first = rejections[kinds.index(kind)]

@@ -1,6 +1,6 @@
-"""Rows of files and lists, before anybody asks what they mean.
+"""Decodes rows of files and lists, without interpreting them.
 
-A row that cannot be decoded is still a row: it carries its fault, so that one bad line never loses the others.
+A row that cannot be decoded is still yielded, with its fault, so that one bad line never loses the others.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any, BinaryIO
 
 from kedge.errors import DataError
 
-__all__ = ["Row", "check_claim", "json_rows", "listed_rows", "parquet_rows"]
+__all__ = ["Row", "check_row_count", "json_rows", "listed_rows", "parquet_rows"]
 
-# A file without line breaks, or an endless one, must not fill the memory.
+# A file without line breaks, or an endless one, must not exhaust memory.
 _LONGEST_LINE = 2**27
 _LONGEST_ARRAY = 2**31
 _PARQUET_BATCH = 1024
 
-# Equal rows take next to no room in a columnar file; a claim beyond this is none that anybody could read.
+# Equal rows take almost no space in a columnar file; a row count beyond this is implausible.
 _MOST_ROWS_PER_BYTE, _ANY_FILES_ROWS = 100, 1_000_000
 
 _BOM = b"\xef\xbb\xbf"
 _PREVIEW_CHARACTERS = 120
-_SHORT = Repr()  # unlike repr, it survives any depth
+_SHORT = Repr()  # unlike repr, it handles any nesting depth
 _SHORT.maxstring = _PREVIEW_CHARACTERS
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it stands.
+    """One row and its location.
 
     Attributes:
         source: the file, data set or list, as the user named it.
         line: counted from 1; in a text file the line, elsewhere the row.
-        value: what was decoded; None where `fault` says why nothing could be.
-        fault: why the row could not be decoded; None for a sound one.
-        raw: the bytes it was decoded from, where there were any.
+        value: the decoded value; None if `fault` is set.
+        fault: why the row could not be decoded; None for a good row.
+        raw: the bytes it was decoded from, if any.
     """
 
     source: str
@@ -55,14 +55,14 @@ class Row:
 
     @property
     def preview(self) -> str:
-        """The row's beginning, short and printable whatever it holds."""
+        """The row's first characters, always short and printable."""
         if self.raw is not None:
             return self.raw[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")[:_PREVIEW_CHARACTERS]
         return _SHORT.repr(self.value)[:_PREVIEW_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSON-lines file, blank lines skipped; also of a `.json` file that is one array.
+    """The rows of a JSON-lines file without blank lines, or of a `.json` file that holds one array.
 
     Raises:
         DataError: The file cannot be opened or read.
@@ -75,7 +75,7 @@ def json_rows(path: Path) -> Iterator[Row]:
                 return
             stream.seek(0)
             for number, line in enumerate(_lines(stream), start=1):
-                # Only the first line can hold the byte-order mark that some editors put in front of a file.
+                # Some editors write a byte-order mark at the start of a file.
                 raw = (line.removeprefix(_BOM) if number == 1 else line).strip()
                 if raw:
                     yield _decoded(raw, str(path), number)
@@ -87,47 +87,47 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     """The rows of a Parquet file.
 
     Raises:
-        DataError: The file cannot be read as Parquet, or claims to hold more than it can.
+        DataError: The file cannot be read as Parquet, or its row count is implausible.
     """
-    from pyarrow.parquet import ParquetFile  # slow to import, and most users have no such file
+    from pyarrow.parquet import ParquetFile  # slow to import, and rarely needed
 
     number = 0
     try:
         with ParquetFile(path) as table:
-            check_claim(str(path), num_rows=table.metadata.num_rows, num_bytes=path.stat().st_size)
+            check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=path.stat().st_size)
             for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
                 for value in batch.to_pylist():
                     number += 1
                     yield Row(str(path), number, value)
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # damaged files raise whatever their numbers lead to
+    except Exception as error:  # damaged files raise many kinds of errors
         raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
 
 
-def check_claim(name: str, *, num_rows: int, num_bytes: int) -> None:
-    """Refuse a file whose rows would have no end: a few bytes can say "the same, a billion times".
+def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:
+    """Reject a file with an implausible row count: a few bytes can encode "the same row, a billion times".
 
     Args:
         name: The file, as the user named it.
-        num_rows: What it says that it holds.
-        num_bytes: What it takes on the disk.
+        num_rows: Row count in its metadata.
+        num_bytes: Its size on disk.
 
     Raises:
-        DataError: It says more than can be.
+        DataError: The row count is implausible.
     """
     if num_rows > max(_ANY_FILES_ROWS, _MOST_ROWS_PER_BYTE * num_bytes):
-        raise DataError(f"{name} claims to hold {num_rows:,} rows in {num_bytes:,} bytes")
+        raise DataError(f"{name} claims to hold {num_rows:,} rows in {num_bytes:,} bytes, which is implausible")
 
 
 def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:
-    """The entries of a list, or of anything else that yields rows."""
+    """The entries of a list or any other iterable as rows."""
     for number, value in enumerate(values, start=1):
         yield Row(source, number, value)
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines, of a giant its beginning alone."""
+    """Lines; of an oversized line only the start."""
     while line := stream.readline(_LONGEST_LINE + 1):
         yield line
         while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
@@ -144,19 +144,21 @@ def _decoded(raw: bytes, source: str, number: int) -> Row:
     except json.JSONDecodeError as error:
         return Row(source, number, None, f"not JSON: {error.msg} at column {error.colno}", raw)
     except (ValueError, RecursionError):
-        return Row(source, number, None, "not JSON that can be read: too long a number, or nested too deeply", raw)
-    # JSON lines hold objects; bare strings are for Python lists, where nobody can mistake the file.
+        return Row(source, number, None, "JSON that cannot be read: a number is too long, or the nesting too deep", raw)
+    # JSON lines hold objects; bare strings are accepted in Python lists only.
     fault = None if isinstance(value, dict) else "not a JSON object"
     return Row(source, number, value, fault, raw)
 
 
 def _array_rows(content: bytes, source: str) -> Iterator[Row]:
     if len(content) > _LONGEST_ARRAY:
-        raise DataError(f"{source} is a JSON array of over {_LONGEST_ARRAY:,} bytes; write its rows as JSON lines")
+        raise DataError(
+            f"{source} is a JSON array of over {_LONGEST_ARRAY:,} bytes; write its rows as JSON lines instead"
+        )
     try:
         values = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{source} begins as a JSON array and cannot be read as one: {_one_line(error)}") from error
+        raise DataError(f"{source} starts like a JSON array but cannot be parsed as one: {_one_line(error)}") from error
     return listed_rows(values, source)
 
 

@@ -1,4 +1,4 @@
-"""What a source is: a file, a folder, a hub data set, a list of rows, or several of these."""
+"""Data sources: a file, a folder, a hub data set, a list of rows, or several of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kedge.data.memory_limit import within_free_memory
-from kedge.data.rows import Row, check_claim, json_rows, listed_rows, parquet_rows
+from kedge.data.rows import Row, check_row_count, json_rows, listed_rows, parquet_rows
 from kedge.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "Sources", "rows_of"]
 
 _READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows}
-# Without .json: beside its data, a folder's .json files describe it.
+# Without .json: in a folder of data files, .json files hold metadata.
 _FOLDER_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 _SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")
 
@@ -31,7 +31,7 @@ _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
 
 @dataclass(frozen=True)
 class Sources:
-    """Names of files, folders or hub data sets, read one after the other: strings that are certainly not texts."""
+    """Names of files, folders or hub data sets, read in order; marks strings as names rather than texts."""
 
     names: tuple[str, ...]
 
@@ -49,24 +49,24 @@ def rows_of(source: Source) -> Iterator[Row]:
             - a folder that `datasets` saved, or that holds such files; `folder:split` takes those of one split;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
             - rows: a list (or any iterable) of mappings or texts;
-            - a list of the first three. Strings are taken for names where every one of them is a file, or looks like
-              one or like `org/name`; `Sources` leaves no doubt.
+            - a list of the first three. A list of strings counts as names if each string is an existing file or looks
+              like a file or like `org/name`; `Sources` makes it explicit.
 
     Raises:
-        DataError: Nothing is there, or it cannot be read.
+        DataError: The source does not exist or cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         return _named_rows(os.fspath(source))
     if isinstance(source, Sources):
         return chain.from_iterable(_named_rows(name) for name in source.names)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise DataError(f"a {type(source).__name__} is not a data source: give a file, a hub id or a list of rows")
-    if isinstance(source, (list, tuple)) and source and all(_names_source(entry) for entry in source):
+        raise DataError(f"a {type(source).__name__} is not a data source: expected a file, a hub id or a list of rows")
+    if isinstance(source, (list, tuple)) and source and all(_is_source_name(entry) for entry in source):
         return chain.from_iterable(_named_rows(os.fspath(entry)) for entry in source)
     return listed_rows(source)
 
 
-def _names_source(entry: object) -> bool:
+def _is_source_name(entry: object) -> bool:
     if isinstance(entry, os.PathLike):
         return True
     if not isinstance(entry, str) or any(character.isspace() for character in entry):
@@ -75,11 +75,11 @@ def _names_source(entry: object) -> bool:
 
 
 def _named_rows(name: str) -> Iterator[Row]:
-    # Opened with the first row, so that what opening takes counts as well.
-    return within_free_memory(chain.from_iterable(map(_rows_behind, (name,))), name)
+    # Opened lazily, with the first row, so that the memory limit covers opening as well.
+    return within_free_memory(chain.from_iterable(map(_open_rows, (name,))), name)
 
 
-def _rows_behind(name: str) -> Iterator[Row]:
+def _open_rows(name: str) -> Iterator[Row]:
     if os.path.isfile(name):
         return _file_rows(Path(name))
     if os.path.isdir(name):
@@ -88,7 +88,7 @@ def _rows_behind(name: str) -> Iterator[Row]:
         raise DataError(f"{name} is neither a file nor a folder")
     match = _NAME.fullmatch(name)
     if match is None:
-        raise DataError(f"{name!r} names no data: no such file, and not of the form org/name:split")
+        raise DataError(f"{name!r} is not a data source: no such file, and not of the form org/name:split")
     folder, config, split = match["name"], match["config"], match["split"]
     if os.path.isdir(folder) and config is None:
         return _folder_rows(Path(folder), split)
@@ -104,7 +104,7 @@ def _looks_like_path(name: str) -> bool:
 def _file_rows(path: Path) -> Iterator[Row]:
     reader = _READERS.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path} is none of the files that can be read: {', '.join(_READERS)}")
+        raise DataError(f"{path} has an unsupported file type; supported: {', '.join(_READERS)}")
     return reader(path)
 
 
@@ -127,37 +127,37 @@ def _belongs(path: Path, split: str) -> bool:
 
 
 def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
-    import datasets  # takes a second, and only these sources need it
+    import datasets  # slow to import, and only these sources need it
 
     try:
         saved = datasets.load_from_disk(str(folder))
     except MemoryError:
         raise
-    except Exception as error:  # a stranger's files: each library that meets them has errors of its own
+    except Exception as error:  # damaged files raise errors of several libraries
         raise DataError(f"{folder} cannot be read as a saved data set: {' '.join(str(error).split())[:300]}") from error
     if isinstance(saved, datasets.Dataset):
         if split is not None:
-            raise DataError(f"{folder} is a data set without splits: leave :{split} out")
-        return _checked_rows(saved, folder, str(folder))
+            raise DataError(f"{folder} is a data set without splits: remove :{split}")
+        return _dataset_rows(saved, folder, str(folder))
     if (split or "train") not in saved:
         raise DataError(f"{folder} has no split {split or 'train'!r}; it has {', '.join(map(str, saved))}")
-    return _checked_rows(saved[split or "train"], folder, f"{folder}:{split or 'train'}")
+    return _dataset_rows(saved[split or "train"], folder, f"{folder}:{split or 'train'}")
 
 
-def _checked_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:
+def _dataset_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
-    check_claim(name, num_rows=len(dataset), num_bytes=num_bytes)
-    return _stored_rows(dataset, name)
+    check_row_count(name, num_rows=len(dataset), num_bytes=num_bytes)
+    return _iterate_rows(dataset, name)
 
 
-def _stored_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
-    """Rows that are read from the disk one by one, where each may be damaged."""
+def _iterate_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
+    """Rows read from disk one by one, each of which may be damaged."""
     try:
         yield from listed_rows(dataset, name)
     except MemoryError:
         raise
     except Exception as error:  # damaged Arrow files raise even SystemError
-        raise DataError(f"{name} cannot be read to its end: {' '.join(str(error).split())[:300]}") from error
+        raise DataError(f"{name} cannot be read completely: {' '.join(str(error).split())[:300]}") from error
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
@@ -165,7 +165,9 @@ def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Ite
 
     try:
         dataset = datasets.load_dataset(repository, config, split=split)
-    except Exception as error:  # as above, and all that a network does
+    except Exception as error:  # as above, and network errors
         reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{name!r} is no file here and cannot be read from the Hugging Face hub: {reason}") from error
-    return _stored_rows(dataset, name)
+        raise DataError(
+            f"{name!r} is not a local file and cannot be read from the Hugging Face Hub: {reason}"
+        ) from error
+    return _iterate_rows(dataset, name)

@@ -1,4 +1,4 @@
-"""Rows held out for evaluation, by prompt: what a model was trained on never measures it."""
+"""Splits off rows for evaluation by prompt, so that no training prompt is evaluated on."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ RecordT = TypeVar("RecordT", Demonstration, Prompt, Comparison | Ranking)
 
 @dataclass(frozen=True)
 class Split(Generic[RecordT]):
-    """Two halves that share no prompt."""
+    """Training and evaluation records, which share no prompt."""
 
     train: list[RecordT]
     eval: list[RecordT]
 
 
 def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[RecordT]:
-    """Hold out whole prompts, drawn at random, until they make up the fraction of the records.
+    """Hold out whole prompts, drawn at random, until they cover the given fraction of the records.
 
-    Both halves keep the records' order. Where a fraction is asked for, each half gets at least one prompt.
+    Both parts keep the order of the records. With a fraction above 0, each part gets at least one prompt.
 
     Args:
-        records: what was read.
-        fraction: share of the records to hold out, 0 (none) to below 1; more where a prompt has many records.
-        seed: of the draw.
+        records: all records.
+        fraction: share of the records to hold out, in [0, 1); exceeded where the last prompt has many records.
+        seed: seed of the draw.
 
     Raises:
-        DataError: All records have one prompt, so that nothing can be held out.
+        DataError: All records have the same prompt, so that nothing can be held out.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction}, expected 0 ≤ fraction < 1")
@@ -44,7 +44,9 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
     for record in records:
         counts[_prompt(record)] = counts.get(_prompt(record), 0) + 1
     if len(counts) < 2:
-        raise DataError(f"{len(records)} rows share one prompt: none can be held out, set the evaluation fraction to 0")
+        raise DataError(
+            f"all {len(records)} rows have the same prompt, so none can be held out; set data.eval_fraction=0"
+        )
     held = _drawn(counts, fraction * len(records), seed)
     train = [record for record in records if _prompt(record) not in held]
     return Split(train, [record for record in records if _prompt(record) in held])
@@ -66,5 +68,5 @@ def _drawn(counts: dict[str, int], wanted: float, seed: int) -> set[str]:
 def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:
     if isinstance(record, Prompt):
         return record.text
-    # Plain texts have no prompt; equal texts must not be divided either.
+    # Plain texts have no prompt; equal texts must land in the same part, too.
     return record.completion if isinstance(record, Demonstration) and not record.prompt else record.prompt

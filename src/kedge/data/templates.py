@@ -1,4 +1,4 @@
-"""The TL;DR prompt: a forum post and the cue for its summary."""
+"""The TL;DR prompt format: a forum post followed by `TL;DR:`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_prompt
-from kedge.data.truncation import beginning_over
+from kedge.data.truncation import oversized_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,14 +18,14 @@ __all__ = ["render_tldr", "tldr_response"]
 def render_tldr(
     subreddit: str, title: str, post: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None
 ) -> str:
-    """The prompt of a post, cut at a paragraph where it is too long.
+    """The prompt of a post, cut at a line break if it is too long.
 
-    The post loses whole lines from its end until the prompt fits; a word is never cut.
+    Whole lines are dropped from the end of the post until the prompt fits; words are never cut.
 
     Args:
         subreddit: with or without its `r/`.
-        title: the post's title.
-        post: its text.
+        title: title of the post.
+        post: text of the post.
         tokenizer: measures the prompt.
         max_tokens: the longest prompt, BOS included; None for no limit.
 
@@ -36,8 +36,8 @@ def render_tldr(
     """
     post = post.strip()
     if max_tokens is not None:
-        # Only a giant's beginning can be kept. Its last line may be broken and is cut, since the whole does not fit.
-        post = beginning_over(tokenizer, post, max_tokens) or post
+        # Only the start of an oversized post can fit; its last line may be broken, but is dropped in any case.
+        post = oversized_prefix(tokenizer, post, max_tokens) or post
     lines = post.split("\n")
 
     def prompt(num_lines: int) -> str:
@@ -49,13 +49,13 @@ def render_tldr(
 
     if max_tokens is None or num_tokens(len(lines)) <= max_tokens:
         return prompt(len(lines))
-    # Halving finds the last cut that fits as line-by-line cutting does, without encoding a long post once per line.
+    # Bisection finds the same cut as dropping line by line, without encoding a long post once per line.
     kept = bisect_right(range(1, len(lines)), max_tokens, key=num_tokens)
     if kept == 0:
-        raise RowError(f"the post is too long: at most {max_tokens} tokens fit, its first paragraph alone is over them")
+        raise RowError(f"the post is too long: at most {max_tokens} tokens fit, and its first paragraph alone has more")
     return prompt(kept)
 
 
 def tldr_response(summary: str) -> str:
-    """A summary as the prompt's continuation: one space, then the text."""
+    """A summary as the continuation of the prompt: one space, then the text."""
     return " " + summary.strip()

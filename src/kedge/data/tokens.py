@@ -1,7 +1,7 @@
-"""From text to token ids and padded batches: where BOS, EOS and padding are decided.
+"""Text to token ids and padded batches; decides BOS, EOS and padding.
 
-A prompt and its completion are encoded apart and their ids concatenated, so the split between them is a token boundary
-by construction and a sampled response and a demonstration of the same text start at the same place.
+Prompt and completion are encoded separately and their ids concatenated. The split between them is therefore a token
+boundary, and a sampled response and a demonstration of the same text start at the same position.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodedExample", "Padded", "encode_completion", "encode_example", "encode_prompt", "pad_left", "pad_right"]
 
-# What SentencePiece ("▁") and GPT-2's byte alphabet ("Ġ") write for a space.
+# The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
 _ANCHOR = "\n"
 
 
 class Padded(NamedTuple):
-    """Rows of different lengths as one rectangle.
+    """Rows of different lengths as one padded batch.
 
     Attributes:
-        ids: token ids, the padding id in the slots that do not count.
+        ids: token ids; the padding id where `mask` is False.
         mask: True on real tokens.
     """
 
@@ -38,20 +38,20 @@ class Padded(NamedTuple):
 
 
 class EncodedExample(NamedTuple):
-    """The two halves of one example as token ids; the model reads them one after the other."""
+    """Token ids of one example: prompt, then completion."""
 
     prompt: list[int]
     completion: list[int]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a prompt: BOS in front where the tokenizer itself puts one, never EOS behind.
+    """Token ids of a prompt: with BOS if the tokenizer adds one, never with EOS.
 
-    A chat template may have written the BOS text already; it is not doubled.
+    BOS is not doubled if a chat template has already written it.
 
     Args:
         tokenizer: the policy's or the reward model's.
-        text: any string that UTF-8 can encode; an empty one gives BOS alone, or nothing.
+        text: any string that UTF-8 can encode; an empty one yields BOS or no tokens.
 
     Source: spec §2.
     """
@@ -61,18 +61,18 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: bool = True) -> list[int]:
-    """Token ids of what follows a prompt: no BOS, one EOS behind.
+    """Token ids of a completion: no BOS, one EOS at the end.
 
-    Tokenizers of the SentencePiece family put a space before every text they see. A completion is the middle of a text,
-    so that space is left out: prompt ids + completion ids decode to exactly `prompt + completion`.
+    SentencePiece tokenizers prepend a space to every text. A completion continues a text, so that space is omitted:
+    prompt ids + completion ids decode to exactly `prompt + completion`.
 
     Args:
         tokenizer: the policy's or the reward model's.
-        text: the completion, with its leading space where it has one.
-        eos: whether the end-of-sequence token follows. A text that ends with it gets no second one.
+        text: the completion, with its leading space if it has one.
+        eos: append the end-of-sequence token, unless the text already ends with it.
 
     Raises:
-        ModelError: EOS is asked for and the tokenizer has none.
+        ModelError: `eos` is set and the tokenizer has no EOS token.
 
     Source: spec §2.1, §2.5.
     """
@@ -80,7 +80,7 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: boo
 
 
 def encode_example(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> EncodedExample:
-    """Both halves of an example; without a prompt the completion is encoded as the start of a text, not its middle."""
+    """Token ids of prompt and completion; without a prompt the completion is encoded as the start of a text."""
     start = encode_prompt(tokenizer, prompt)
     if prompt:
         return EncodedExample(start, encode_completion(tokenizer, completion))
@@ -88,12 +88,12 @@ def encode_example(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: 
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """Rows that end together: prompts, so that sampling continues every row at the same column."""
+    """Pad rows on the left: prompts, so that sampling continues every row at the same column."""
     return _pad(rows, pad_id, left=True)
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """Rows that start together: responses and supervised batches."""
+    """Pad rows on the right: responses and supervised batches."""
     return _pad(rows, pad_id, left=False)
 
 
@@ -109,7 +109,7 @@ def _pad(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Padded:
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    # `verbose=False`: texts beyond the model's length are the readers' business, which say so with file and line.
+    # `verbose=False`: the readers check lengths themselves, and report file and line.
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
@@ -119,7 +119,7 @@ def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _encode_middle(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that does not start anything: encoded behind an anchor, which is then cut off."""
+    """The ids of a text that continues another: encoded after an anchor, whose ids are then removed."""
     if not _adds_space(tokenizer):
         return _encode(tokenizer, text)
     anchor = _encode(tokenizer, _ANCHOR)
@@ -137,5 +137,7 @@ def _with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, eos: bool) 
     if not eos or ids[-1:] == [end]:
         return ids
     if end is None:
-        raise ModelError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token to what ends an answer")
+        raise ModelError(
+            "the tokenizer has no end-of-sequence token: set tokenizer.eos_token to the token that ends a response"
+        )
     return [*ids, end]

@@ -1,1 +1,1 @@
-"""The demo: an embedded world with known facts, its recipe, examination and report."""
+"""The demo: an embedded world with known facts, its recipe, gold evaluation and report."""

@@ -1,7 +1,7 @@
-"""How the demo is made: its sizes, and the settings of its three stages.
+"""Sizes and settings of the demo.
 
-Everything is chosen for five minutes on two cores: models that fit into a processor's cache, short texts, and learning
-rates that only such models bear.
+Chosen to finish in five minutes on two cores: models that fit into the CPU cache, short texts, and learning rates that
+only models of this size tolerate.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
-    "CHECKPOINT_EVERY",
+    "CURVE_EVERY",
     "MAX_NEW_TOKENS",
     "MAX_PROMPT_TOKENS",
     "MODEL",
@@ -24,7 +24,7 @@ __all__ = [
     "SETTINGS",
     "TEMPERATURE",
     "VOCAB_SIZE",
-    "WITHOUT_LEASH",
+    "WITHOUT_KL_SETTINGS",
 ]
 
 NUM_TOKENIZER_TEXTS: Final = 1500
@@ -41,23 +41,23 @@ MAX_PROMPT_TOKENS: Final = 136
 """Longer posts lose their last paragraphs."""
 MAX_NEW_TOKENS: Final = 40
 TEMPERATURE: Final = 0.7
-"""Of all sampling, in training and examination alike; Ziegler's and N+'s."""
+"""Sampling temperature in training and evaluation, as in Ziegler and N+."""
 
 NUM_DEMONSTRATIONS: Final = 14_000
 NUM_COMPARISONS: Final = 2000
-"""Between two reference summaries."""
+"""Pairs of reference summaries."""
 NUM_SAMPLED_COMPARISONS: Final = 1500
-"""Between two samples of the SFT policy, whose mistakes no author makes."""
+"""Pairs of SFT samples, which show mistakes that no author makes."""
 NUM_HELD_OUT: Final = 256
-"""Posts that the judge reads at the end."""
+"""Posts of the final evaluation."""
 NUM_NORMALIZATION: Final = 256
-"""Demonstrations on which the reward model's mean score becomes 0."""
+"""Demonstrations on which the reward model's mean score is set to 0."""
 NUM_PROMPTS: Final = 2048
-"""Posts that PPO practises on."""
+"""Posts in the PPO prompt set."""
 NUM_CURVE_POSTS: Final = 96
-"""Posts of the over-optimisation curve, other ones."""
-CHECKPOINT_EVERY: Final = 2
-"""Updates."""
+"""Posts of the overoptimization curve, a separate set."""
+CURVE_EVERY: Final = 2
+"""Updates between two points of the curve."""
 
 SETTINGS: Final[dict[str, Any]] = {
     "data.max_prompt_tokens": MAX_PROMPT_TOKENS,
@@ -83,7 +83,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "runtime.precision": "fp32",
 }
 
-WITHOUT_LEASH: Final[dict[str, Any]] = {
+WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
     "ppo.kl_coef": 0.0,
     "ppo.measure_kl": True,
     "ppo.learning_rate": 6e-4,
@@ -92,4 +92,4 @@ WITHOUT_LEASH: Final[dict[str, Any]] = {
     "ppo.num_epochs": 3,
     "runtime.plots": False,
 }
-"""What a second PPO run does otherwise: no KL penalty, and steps that lead it astray in as few updates."""
+"""Changes for the second PPO run: no KL penalty, and steps large enough to overoptimize in as few updates."""

@@ -1,4 +1,4 @@
-"""Who says which response is better: a judge that scores one at a time, or one that sees both, in both orders."""
+"""Judges: score responses one at a time, or compare two responses in both orders."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from kedge.errors import RewardError
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.rewards.pairwise import PairwiseJudge
 
-__all__ = ["Judge", "JudgeMode", "Judged", "PairJudge", "ScoreJudge", "Verdicts"]
+__all__ = ["Judge", "JudgeMode", "PairJudge", "PairOutcomes", "ScoreJudge", "ScoredResponses"]
 
 JudgeMode: TypeAlias = Literal["score", "pairwise"]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One side's responses with their scores; None where the judge only compares."""
+class ScoredResponses:
+    """Responses of one side with their scores; None if the judge only compares."""
 
     responses: Responses
     scores: Scores | None
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What a judge says of pairs: 1 where our side is better, 0 where the other is, ½ for a tie, None for nothing.
+class PairOutcomes:
+    """Outcomes of pairs: 1 if our response is better, 0 if the other is, ½ for a tie, None for no decision.
 
     Attributes:
-        wins: The outcome per pair.
-        shown_first: The judge's word where ours was shown first; None for a judge that scores.
-        shown_second: The same where ours was shown second.
+        wins: Outcome per pair.
+        shown_first: Outcome with our response shown first; None for a judge that scores.
+        shown_second: Outcome with our response shown second; None for a judge that scores.
     """
 
     wins: Scores
@@ -39,22 +39,22 @@ class Verdicts:
     shown_second: Scores | None = None
 
     @property
-    def given(self) -> list[float]:
-        """The outcomes of the pairs that have one.
+    def decided(self) -> list[float]:
+        """The outcomes of the decided pairs.
 
         Raises:
-            RewardError: None has.
+            RewardError: No pair is decided.
         """
-        given = [win for win in self.wins if win is not None]
-        if not given:
-            raise RewardError(f"the judge had nothing to say about any of {len(self.wins)} pairs")
-        return given
+        decided = [win for win in self.wins if win is not None]
+        if not decided:
+            raise RewardError(f"the judge decided none of {len(self.wins)} pairs")
+        return decided
 
     def position_bias(self) -> dict[str, float] | None:
-        """How the order of showing sways the judge; None for a judge that scores.
+        """Position bias of the judge; None for a judge that scores.
 
-        `first_rate` is how often the text that was shown first won: ½ without bias, whoever is better, since each text
-        is first once. `contradicted` is the share of pairs with two different winners.
+        `first_rate` is how often the response shown first won: ½ without bias, whichever is better, since each
+        response is shown first once. `contradicted` is the share of pairs with two different winners.
         """
         if self.shown_first is None or self.shown_second is None:
             return None
@@ -68,28 +68,28 @@ class Verdicts:
 
 
 class Judge(Protocol):
-    """Anything that says which of two responses to a prompt is better."""
+    """Decides which of two responses to a prompt is better."""
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         ...
 
     @property
     def mode(self) -> JudgeMode:
-        """Whether it scores single responses or compares pairs."""
+        """Whether the judge scores single responses or compares pairs."""
         ...
 
     def check(self, columns: Sequence[str]) -> None:
-        """Check before a run that the prompts' columns are what the judge needs (`RewardError` if not)."""
+        """Check before a run that the prompts have the columns that the judge needs (`RewardError` if not)."""
         ...
 
     def score(self, responses: Responses) -> Scores | None:
         """One number per response, or None from a judge that only compares."""
         ...
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
-        """Which side's response to each prompt is better."""
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
+        """The better response to each prompt."""
         ...
 
 
@@ -113,10 +113,10 @@ class ScoreJudge:
         """See `Judge`."""
         return self.reward.score(responses)
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
-        """See `Judge`. Two equal texts tie, though a model that reads them in two batches rounds differently."""
-        assert ours.scores is not None, "a judge that scores is given scores"
-        assert theirs.scores is not None, "a judge that scores is given scores"
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
+        """See `Judge`. Equal texts tie, even if their scores were rounded differently in different batches."""
+        assert ours.scores is not None, "a scoring judge needs scores"
+        assert theirs.scores is not None, "a scoring judge needs scores"
         outcomes: Scores = []
         pairs = zip(ours.scores, theirs.scores, strict=True)
         texts = zip(ours.responses.completions, theirs.responses.completions, strict=True)
@@ -125,12 +125,12 @@ class ScoreJudge:
                 outcomes.append(None)
             else:
                 outcomes.append(0.5 if text == other_text else float(wins([score], [other])))
-        return Verdicts(outcomes)
+        return PairOutcomes(outcomes)
 
 
 @dataclass(frozen=True)
 class PairJudge:
-    """Sees both responses, once in each order; it must name the same winner twice, or the pair is a tie."""
+    """Compares both responses, once in each order; the pair is a tie unless both orders have the same winner."""
 
     judge: PairwiseJudge
     mode: JudgeMode = "pairwise"
@@ -145,15 +145,15 @@ class PairJudge:
         self.judge.check(columns)
 
     def score(self, responses: Responses) -> Scores | None:
-        """None: it only compares."""
+        """None: the judge only compares."""
         return None
 
-    def compare(self, ours: Judged, theirs: Judged) -> Verdicts:
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """See `Judge`."""
         shown_first = self.judge.verdicts(ours.responses, theirs.responses)
         swapped = self.judge.verdicts(theirs.responses, ours.responses)
         shown_second = [None if verdict is None else 1 - verdict for verdict in swapped]
-        return Verdicts(
+        return PairOutcomes(
             [
                 None if one is None or two is None else one if one == two else 0.5
                 for one, two in zip(shown_first, shown_second, strict=True)

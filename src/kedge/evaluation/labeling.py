@@ -1,4 +1,4 @@
-"""Comparisons of a policy's own responses: sampled, scored by a labeller, ranked.
+"""Rankings of a policy's own responses: sampled, scored by a labeler, ranked.
 
 Source: InstructGPT §3.4–3.5: new comparisons are collected on the newest policy.
 """
@@ -17,58 +17,58 @@ from kedge.rewards import Scores, WeightedReward
 __all__ = ["collect_rankings", "rank_responses"]
 
 POST_FIELDS = ("subreddit", "title", "post")
-"""What `data.template=tldr` builds a prompt from; a row's other columns are no part of a comparison."""
+"""Columns that `data.template=tldr` builds the prompt from; a comparison needs no other columns."""
 
 
 def collect_rankings(
     policy: Policy,
     prompts: Sequence[Prompt],
-    labeller: WeightedReward,
+    labeler: WeightedReward,
     sampling: Sampling,
     *,
     num_responses: int,
     title: str,
 ) -> list[dict[str, Any]]:
-    """Sample several responses to each prompt and let the labeller rank them.
+    """Sample several responses to each prompt and rank them by the labeler's scores.
 
     Args:
-        policy: Whose responses are compared.
-        prompts: What it is asked.
-        labeller: Its scores make the ranks.
-        sampling: How the responses are drawn.
+        policy: The policy to sample from.
+        prompts: The prompts.
+        labeler: Scores the responses.
+        sampling: Sampling settings.
         num_responses: Responses per prompt, ≥ 2.
-        title: Of the progress display.
+        title: Title of the progress display.
 
     Returns:
-        Rows of `prompt`, `responses` and `ranks`, as `read_comparisons` takes them; a prompt whose responses are all
-        alike to the labeller has none.
+        Rows of `prompt`, `responses` and `ranks`, as `read_comparisons` expects them; prompts whose responses all have
+        the same score are left out.
 
     Raises:
-        RewardError: No prompt has a row, or the labeller broke its contract.
+        RewardError: No row is left, or the labeler broke its contract.
     """
-    asked = [prompt for prompt in prompts for _ in range(num_responses)]
-    answers = policy.answer_all(asked, sampling, title=title)
-    responses = join_responses([each.responses for each in answers])
-    scores = labeller.score(responses)
+    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
+    batches = policy.sample_all(repeated, sampling, title=title)
+    responses = join_responses([each.responses for each in batches])
+    scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
-        its = slice(number * num_responses, (number + 1) * num_responses)
-        texts, ranks = rank_responses(responses.completions[its], scores[its])
+        own = slice(number * num_responses, (number + 1) * num_responses)
+        texts, ranks = rank_responses(responses.completions[own], scores[own])
         if texts:
             post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
             rows.append({**post, "prompt": prompt.text, "responses": texts, "ranks": ranks})
     if not rows:
         raise RewardError(
-            f"labeller {labeller.name!r} told no two responses apart to any of {len(prompts)} prompts; a higher "
-            "rollout.temperature makes them differ"
+            f"labeler {labeler.name!r} scored all responses to each of {len(prompts)} prompts the same; increase "
+            "rollout.temperature so that responses differ"
         )
     return rows
 
 
 def rank_responses(texts: Sequence[str], scores: Scores) -> tuple[list[str], list[int]]:
-    """Different texts with their ranks, 1 the best; equal scores have equal ranks. Empty where nothing is preferred.
+    """Distinct texts with their ranks, 1 the best; equal scores get equal ranks. Empty if there is no preference.
 
-    Responses that are blank or have no score are left out; equal texts are one.
+    Blank responses and responses without a score are left out; equal texts are merged.
     """
     scored = {text: score for text, score in zip(texts, scores, strict=True) if text.strip() and score is not None}
     levels = sorted(set(scored.values()), reverse=True)

@@ -1,4 +1,4 @@
-"""Whom a policy is compared with: the references that the prompts bring along, or a policy of another family."""
+"""The opponent of a policy: the references in the data, or a policy with its own chat template."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ REFERENCE_COLUMNS = ("completion", "chosen", "summary")
 
 
 def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
-    """Each prompt's reference: its `completion`, `chosen` or `summary`, of a conversation the last message.
+    """The reference of each prompt: its `completion`, `chosen` or `summary`; of a conversation, the last message.
 
     Args:
-        prompts: As they were read.
-        template: `tldr` puts the space in front that the summaries have in training.
+        prompts: The prompts with their columns.
+        template: `tldr` prepends the space that summaries have in training.
 
     Raises:
-        DataError: A prompt has none.
+        DataError: A prompt has no reference.
     """
     texts = [_reference(prompt.columns) for prompt in prompts]
     if missing := [number for number, text in enumerate(texts, start=1) if not text]:
         raise DataError(
-            f"{len(missing)} of {len(texts)} prompts have no reference ({', '.join(REFERENCE_COLUMNS)}), first prompt "
-            f"{missing[0]}; add that column, or give the policy to compare with: --against"
+            f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
+            f"{' or '.join(REFERENCE_COLUMNS)}, or name a policy to compare with: --against"
         )
     return [tldr_response(text) if template == "tldr" else text for text in texts]
 
@@ -48,16 +48,16 @@ def _reference(columns: Mapping[str, Any]) -> str:
 
 
 def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
-    """The prompts as a policy with its own chat template reads them.
+    """The prompts rendered with a policy's own chat template.
 
     Args:
-        policy: Who will answer.
-        prompts: As `reader`'s template rendered them.
-        reader: Whose template that was.
-        max_new_tokens: What the policy's context must leave room for.
+        policy: The policy to sample from.
+        prompts: Prompts rendered with `reader`'s template.
+        reader: The policy whose template rendered them.
+        max_new_tokens: Tokens of the context to reserve for the response.
 
     Raises:
-        DataError: Its template refuses a conversation, or a prompt is longer than its context allows.
+        DataError: The template rejects a conversation, or a prompt is too long for the policy's context.
     """
     rendered = list(prompts)
     if policy.tokenizer.chat_template != reader.tokenizer.chat_template:

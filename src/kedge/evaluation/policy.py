@@ -1,4 +1,4 @@
-"""Policies that only answer: prompts in, responses out, batch by batch. Nothing here is trained."""
+"""Frozen policies: sample responses to prompts, batch by batch, and measure KL."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Answers", "Policy", "Sampling", "load_frozen_policy", "policy_kl"]
+__all__ = ["Policy", "SampledBatch", "Sampling", "load_frozen_policy", "policy_kl"]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn.
+    """Sampling settings.
 
     Attributes:
-        max_new_tokens: The longest response, tokens.
+        max_new_tokens: Longest response, tokens.
         temperature: Divides the logits.
-        batch_size: Responses drawn side by side.
-        seed: Of the draws. Row n of every policy has the same random stream, so that equal policies answer equally.
+        batch_size: Responses sampled in parallel.
+        seed: Seed of the samples. Row n uses the same random stream for every policy, so that equal policies give
+            equal responses.
     """
 
     max_new_tokens: int
@@ -40,8 +41,8 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """A batch of responses, as tokens and as texts."""
+class SampledBatch:
+    """A batch of sampled responses, as tokens and as texts."""
 
     rollout: Rollout
     responses: Responses
@@ -52,8 +53,8 @@ class Policy:
     """A frozen policy.
 
     Attributes:
-        source: The folder or id that it came from.
-        tokenizer: Its own.
+        source: Folder or hub id that it was loaded from.
+        tokenizer: Its tokenizer.
         model: The language model.
         stop_token: The token that ends a response.
         precision: Number format of the matrix products.
@@ -65,8 +66,8 @@ class Policy:
     stop_token: int
     precision: Literal["fp32", "bf16"]
 
-    def answer(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Answers]:
-        """One response per prompt, in the prompts' order, a batch at a time."""
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
+        """Sample one response per prompt, in the order of the prompts, a batch at a time."""
         sampler = Sampler(
             self.model,
             pad_id=cast("int", self.tokenizer.pad_token_id),
@@ -88,14 +89,14 @@ class Policy:
                 max_new_tokens=sampling.max_new_tokens,
                 seed=stream_seed(sampling.seed, "reward", start),
             )
-            yield Answers(rollout, described)
+            yield SampledBatch(rollout, described)
 
-    def answer_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[Answers]:
-        """All batches, with a progress display."""
-        batches: list[Answers] = []
+    def sample_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[SampledBatch]:
+        """Sample all batches, with a progress display."""
+        batches: list[SampledBatch] = []
         with Progress(title, total=len(prompts)) as progress:
-            for answers in self.answer(prompts, sampling):
-                batches.append(answers)
+            for batch in self.sample(prompts, sampling):
+                batches.append(batch)
                 progress.update(sum(len(done.responses) for done in batches))
         return batches
 
@@ -108,17 +109,17 @@ def load_frozen_policy(
     stop_token: str | int | None = None,
     trust_remote_code: bool = False,
 ) -> Policy:
-    """Load a policy to sample from; nothing of it is trained.
+    """Load a policy for sampling only.
 
     Args:
-        source: A folder or hub id.
-        device: Where its weights live.
+        source: Folder or hub id.
+        device: Device of the weights.
         precision: Number format of the matrix products.
-        stop_token: The token that ends a response; None takes the tokenizer's EOS.
-        trust_remote_code: Run Python code that the model folder brings along.
+        stop_token: The token that ends a response; None for the tokenizer's EOS.
+        trust_remote_code: Run Python code in the model folder.
 
     Raises:
-        ModelError: It cannot be loaded, or has no such stop token.
+        ModelError: The policy cannot be loaded, or has no such stop token.
     """
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     stop = stop_token_id(tokenizer, stop_token)
@@ -127,22 +128,22 @@ def load_frozen_policy(
 
 
 @torch.no_grad()
-def policy_kl(policy: Policy, reference: Policy, answers: Iterable[Answers], *, temperature: float) -> list[float]:
-    """KL of a policy to another one of the same tokens: an estimate per response, nats; their mean is the divergence.
+def policy_kl(policy: Policy, reference: Policy, batches: Iterable[SampledBatch], *, temperature: float) -> list[float]:
+    """KL of a policy to another with the same tokens: one estimate per response, nats; their mean estimates the KL.
 
     Args:
-        policy: Who sampled the responses.
-        reference: Whom it is compared with.
-        answers: What it sampled.
-        temperature: At which it sampled; divides the logits of both.
+        policy: The policy that sampled the responses.
+        reference: The policy to compare with.
+        batches: The sampled responses.
+        temperature: Sampling temperature; divides the logits of both.
 
     Source: spec §5.20 (k1), §10.
     """
     estimates: list[float] = []
-    for each in answers:
+    for batch in batches:
         logprobs, ref_logprobs = (
-            response_logprobs(side.model, each.rollout, temperature=temperature, precision=side.precision)
+            response_logprobs(side.model, batch.rollout, temperature=temperature, precision=side.precision)
             for side in (policy, reference)
         )
-        estimates += sequence_kl(logprobs, ref_logprobs, each.rollout.action_mask).tolist()
+        estimates += sequence_kl(logprobs, ref_logprobs, batch.rollout.action_mask).tolist()
     return estimates

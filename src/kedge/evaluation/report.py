@@ -1,4 +1,4 @@
-"""What an evaluation leaves and prints: `judgments.jsonl`, `summary.json`, a table and the reward–KL frontier."""
+"""Output of an evaluation: `judgments.jsonl`, `summary.json`, a table and the reward–KL frontier."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from statistics import mean
 from typing import Any
 
 from kedge.algorithm.statistics import Interval
-from kedge.evaluation.examination import Contestant, Examination
-from kedge.evaluation.judges import Judged
+from kedge.evaluation.evaluator import Evaluator, PolicyResult
+from kedge.evaluation.judges import ScoredResponses
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
@@ -22,69 +22,69 @@ __all__ = ["Evaluation", "report"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that was found.
+    """All results of an evaluation.
 
     Attributes:
-        examination: The questions and the judge.
-        policy: The policy that was asked about.
+        evaluator: The prompts and the judge.
+        policy: Result of the evaluated policy.
         opponent: The responses that it was compared with.
-        opponent_name: The other policy's folder or id, or `references`.
-        frontier: Further policies, compared with the same opponent.
+        opponent_name: Folder or hub id of the other policy, or `references`.
+        frontier: Results of further policies against the same opponent.
     """
 
-    examination: Examination
-    policy: Contestant
-    opponent: Judged
+    evaluator: Evaluator
+    policy: PolicyResult
+    opponent: ScoredResponses
     opponent_name: str = "references"
-    frontier: Sequence[Contestant] = ()
+    frontier: Sequence[PolicyResult] = ()
 
-    def win_rate(self, contestant: Contestant) -> Interval:
-        """Share of the pairs that it wins, ties counting half."""
-        return self.examination.interval(contestant.verdicts.given)
+    def win_rate(self, result: PolicyResult) -> Interval:
+        """Share of the pairs that the policy wins; ties count half."""
+        return self.evaluator.interval(result.outcomes.decided)
 
-    def score(self, judged: Judged) -> Interval | None:
-        """The mean score; None where the judge only compares, or scored nothing."""
-        given = [score for score in judged.scores or () if score is not None]
-        return self.examination.interval(given) if given else None
+    def score(self, scored: ScoredResponses) -> Interval | None:
+        """Mean score; None if the judge only compares or scored nothing."""
+        known = [score for score in scored.scores or () if score is not None]
+        return self.evaluator.interval(known) if known else None
 
     def longer_wins(self) -> Interval | None:
-        """How often the longer of two responses wins: ½ for a judge whom length leaves cold; None without a case."""
-        ours, theirs = _lengths(self.policy.judged), _lengths(self.opponent)
-        favours = [
+        """How often the longer of two responses wins: ½ without length bias; None if all lengths are equal."""
+        ours, theirs = _lengths(self.policy.scored), _lengths(self.opponent)
+        longer = [
             win if length > other else 1 - win
-            for length, other, win in zip(ours, theirs, self.policy.verdicts.wins, strict=True)
+            for length, other, win in zip(ours, theirs, self.policy.outcomes.wins, strict=True)
             if win is not None and length != other
         ]
-        return self.examination.interval(favours) if favours else None
+        return self.evaluator.interval(longer) if longer else None
 
     def summary(self) -> dict[str, Any]:
-        """The figures, for `summary.json`."""
-        verdicts, wins = self.policy.verdicts, self.policy.verdicts.given
+        """Figures for `summary.json`."""
+        outcomes, wins = self.policy.outcomes, self.policy.outcomes.decided
         return {
             "model": self.policy.name,
             "against": self.opponent_name,
-            "judge": self.examination.judge.name,
-            "judge_mode": self.examination.judge.mode,
-            "num_prompts": len(verdicts.wins),
+            "judge": self.evaluator.judge.name,
+            "judge_mode": self.evaluator.judge.mode,
+            "num_prompts": len(outcomes.wins),
             "num_judged": len(wins),
             "win_rate": asdict(self.win_rate(self.policy)),
             "won": wins.count(1.0),
             "tied": wins.count(0.5),
             "lost": wins.count(0.0),
-            "score": _plain(self.score(self.policy.judged)),
+            "score": _plain(self.score(self.policy.scored)),
             "score_against": _plain(self.score(self.opponent)),
             "kl": _plain(self.policy.kl),
-            "length": mean(_lengths(self.policy.judged)),
+            "length": mean(_lengths(self.policy.scored)),
             "length_against": mean(_lengths(self.opponent)),
-            "eos_rate": _eos_rate(self.policy.judged),
+            "eos_rate": _eos_rate(self.policy.scored),
             "eos_rate_against": _eos_rate(self.opponent),
             "longer_wins": _plain(self.longer_wins()),
-            "position_bias": verdicts.position_bias(),
+            "position_bias": outcomes.position_bias(),
             "frontier": [
                 {
                     "model": each.name,
                     "win_rate": asdict(self.win_rate(each)),
-                    "score": _plain(self.score(each.judged)),
+                    "score": _plain(self.score(each.scored)),
                     "kl": _plain(each.kl),
                 }
                 for each in self.frontier
@@ -93,7 +93,7 @@ class Evaluation:
 
 
 def report(evaluation: Evaluation, folder: Path, *, plots: bool) -> dict[str, Any]:
-    """Write judgments, summary and plot, print the table, and return the summary."""
+    """Write judgments, summary and plot, print a table, and return the summary."""
     summary = evaluation.summary()
     with closing(JsonLines(folder / "judgments.jsonl")) as lines:
         for row in _judgments(evaluation):
@@ -106,9 +106,9 @@ def report(evaluation: Evaluation, folder: Path, *, plots: bool) -> dict[str, An
 
 
 def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    ours, theirs, verdicts = evaluation.policy.judged, evaluation.opponent, evaluation.policy.verdicts
+    ours, theirs, outcomes = evaluation.policy.scored, evaluation.opponent, evaluation.policy.outcomes
     winners = {1.0: "model", 0.5: "tie", 0.0: "against", None: None}
-    for index, win in enumerate(verdicts.wins):
+    for index, win in enumerate(outcomes.wins):
         row: dict[str, Any] = {
             "prompt": ours.responses.prompts[index],
             "completion": ours.responses.completions[index],
@@ -117,22 +117,22 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
         }
         if ours.scores is not None and theirs.scores is not None:
             row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
-        if verdicts.shown_first is not None and verdicts.shown_second is not None:
+        if outcomes.shown_first is not None and outcomes.shown_second is not None:
             row |= {
-                "winner_shown_first": winners[verdicts.shown_first[index]],
-                "winner_shown_second": winners[verdicts.shown_second[index]],
+                "winner_shown_first": winners[outcomes.shown_first[index]],
+                "winner_shown_second": winners[outcomes.shown_second[index]],
             }
         yield row
 
 
 def _plot(evaluation: Evaluation, path: Path) -> None:
-    """Scores over √KL, or win rates where the judge has no scores; the opponent stands at 0."""
+    """Plot scores over √KL, or win rates if the judge has no scores; the opponent is at KL 0."""
     scored = evaluation.opponent.scores is not None
     start = evaluation.score(evaluation.opponent) if scored else Interval(0.5, 0.5, 0.5)
     points = [(0.0, start)]
     for each in (evaluation.policy, *evaluation.frontier):
         if each.kl is not None:
-            points.append((each.kl.value, evaluation.score(each.judged) if scored else evaluation.win_rate(each)))
+            points.append((each.kl.value, evaluation.score(each.scored) if scored else evaluation.win_rate(each)))
     known = sorted(((kl, figure) for kl, figure in points if figure is not None), key=lambda point: point[0])
     name = "score" if scored else "win rate"
     plot_frontier(
@@ -140,13 +140,13 @@ def _plot(evaluation: Evaluation, path: Path) -> None:
         {name: [figure.value for _, figure in known]},
         path,
         bands={name: ([figure.low for _, figure in known], [figure.high for _, figure in known])},
-        y_label=f"{name} by {evaluation.examination.judge.name}",
+        y_label=f"{name} by {evaluation.evaluator.judge.name}",
     )
 
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     rows: dict[str, list[Cell]] = {
-        each.name: [evaluation.win_rate(each), *_figures(evaluation, each.judged, each.kl)]
+        each.name: [evaluation.win_rate(each), *_figures(evaluation, each.scored, each.kl)]
         for each in (evaluation.policy, *evaluation.frontier)
     }
     opponent = f"against: {evaluation.opponent_name}"
@@ -154,25 +154,25 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     columns = ["policy", "win rate", "score", "KL", "tokens", "stopped"]
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
     if (longer := evaluation.longer_wins()) is not None:
-        print(f"Of two responses of different length, the share that the longer one won: {longer}")
+        print(f"Win rate of the longer response, where lengths differ: {longer}")
     if bias := summary["position_bias"]:
         print(
-            f"The judge preferred what it saw first {bias['first_rate']:.0%} of the time, and contradicted itself on "
-            f"{bias['contradicted']:.0%} of the pairs, which count as ties."
+            f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
+            f"contradicted itself on {bias['contradicted']:.0%} of the pairs, which count as ties."
         )
 
 
-def _figures(evaluation: Evaluation, judged: Judged, kl: Interval | None) -> list[Cell]:
-    return [evaluation.score(judged), kl, mean(_lengths(judged)), _eos_rate(judged)]
+def _figures(evaluation: Evaluation, scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
+    return [evaluation.score(scored), kl, mean(_lengths(scored)), _eos_rate(scored)]
 
 
-def _lengths(judged: Judged) -> list[int]:
-    """Tokens of each response, in the examined policy's tokens."""
-    return [len(ids) for ids in judged.responses.response_ids]
+def _lengths(scored: ScoredResponses) -> list[int]:
+    """Length of each response, in tokens of the evaluated policy."""
+    return [len(ids) for ids in scored.responses.response_ids]
 
 
-def _eos_rate(judged: Judged) -> float:
-    return mean(map(float, judged.responses.stopped))
+def _eos_rate(scored: ScoredResponses) -> float:
+    return mean(map(float, scored.responses.stopped))
 
 
 def _plain(interval: Interval | None) -> dict[str, float] | None:

@@ -1,19 +1,20 @@
-"""Responses as judges are given them, put together from batches or from plain texts."""
+"""Responses for judges and files: joined from batches, built from texts, written as rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data import Prompt, encode_completion, encode_prompt
-from kedge.rewards import Responses
+from kedge.rewards import Responses, Scores
 
-__all__ = ["join_responses", "written_responses"]
+__all__ = ["join_responses", "response_rows", "written_responses"]
 
 
 def join_responses(parts: Sequence[Responses]) -> Responses:
-    """Batches of responses as one; all have the same columns."""
+    """Join batches of responses that all have the same columns."""
     return Responses(
         prompts=[text for part in parts for text in part.prompts],
         completions=[text for part in parts for text in part.completions],
@@ -29,7 +30,7 @@ def join_responses(parts: Sequence[Responses]) -> Responses:
 def written_responses(
     prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
 ) -> Responses:
-    """Texts that no policy of these tokens sampled, described as if one had: references, another family's responses."""
+    """Texts as responses in a tokenizer's tokens: references, or responses of a policy with another tokenizer."""
     return Responses(
         prompts=[prompt.text for prompt in prompts],
         completions=completions,
@@ -40,3 +41,28 @@ def written_responses(
         stopped=stopped,
         columns={name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns},
     )
+
+
+def response_rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
+    """Each response as a row with the columns of its prompt.
+
+    A column whose name is taken, such as a reference `completion`, becomes `given_<name>`.
+    """
+    own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
+    names = _free_names(responses.columns, own)
+    for index, (prompt, completion) in enumerate(zip(responses.prompts, responses.completions, strict=True)):
+        row: dict[str, Any] = {"prompt": prompt, "completion": completion, "stopped": responses.stopped[index]}
+        if scores is not None:
+            row["score"] = scores[index]
+        yield {**row, **{names[column]: entries[index] for column, entries in responses.columns.items()}}
+
+
+def _free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """A distinct name for each column that avoids the taken names."""
+    names = {column: column for column in columns if column not in taken}
+    for column in (column for column in columns if column in taken):
+        name = f"given_{column}"
+        while name in names.values():
+            name = f"given_{name}"
+        names[column] = name
+    return names

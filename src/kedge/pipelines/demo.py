@@ -1,8 +1,8 @@
-"""The demo: summarisation of forum posts, learnt from nothing, and judged by someone who knows the truth.
+"""The demo: summarization of forum posts, trained from scratch and evaluated against known facts.
 
-    texts ─▶ tokenizer, random weights ─▶ SFT on what people wrote ─▶ reward model on a noisy annotator's comparisons
-          ─▶ PPO, and once more without the leash that the KL penalty is
-          ─▶ examination on held-out posts by the gold judge, whom no stage has seen
+    texts ─▶ tokenizer, random weights ─▶ SFT on reference summaries ─▶ reward model on a noisy annotator's comparisons
+          ─▶ PPO, with and without the KL penalty
+          ─▶ evaluation on held-out posts by the gold judge, which no stage has access to
 
 Source: Stiennon et al. 2020 (arXiv 2009.01325), in miniature.
 """
@@ -19,8 +19,8 @@ from kedge.config import Config, config_from_settings, field_advice
 from kedge.data import Comparison
 from kedge.data.templates import render_tldr
 from kedge.demo import recipe
-from kedge.demo.exam import Curve, Marks, gold_judge, sample_summaries
-from kedge.demo.report import LEASHED, UNLEASHED, DemoResult, print_result, save_result
+from kedge.demo.gold_evaluation import Curve, GoldScores, gold_judge, sample_summaries
+from kedge.demo.report import WITH_KL, WITHOUT_KL, DemoResult, print_result, save_result
 from kedge.demo.world import Post, World
 from kedge.inspect.report import REPORT_FILE, leave_report
 from kedge.logs.run_folder import create_run_folder
@@ -34,18 +34,18 @@ __all__ = ["demo_config", "run_demo"]
 
 
 def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
-    """Train tokenizer, SFT policy, reward model and PPO policy from nothing; examine, save and tell.
+    """Train tokenizer, SFT policy, reward model and PPO policies from scratch; evaluate and report.
 
     Args:
-        folder: Where everything goes: a folder per stage, `plots/` and `summary.json`.
-        seed: Of the world and of all training, ≥ 0.
+        folder: Output folder: a folder per stage, `plots/` and `summary.json`.
+        seed: Seed of the world and of all training, ≥ 0.
 
     Raises:
         OutputError: The folder is not empty.
     """
     started = time.perf_counter()
     folder = create_run_folder(folder)
-    world = start_from_nothing(folder / "start", seed)
+    world = start_from_scratch(folder / "start", seed)
     held_out = replace(world, split="held-out")
 
     sft = run_sft(
@@ -57,16 +57,16 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         comparisons=rows(collect_comparisons(replace(world, split="comparisons"), sft.model)),
         demonstrations=rows(world.demonstrations(recipe.NUM_NORMALIZATION)),
     )
-    curves = {name: Curve(replace(world, split="curve")) for name in (LEASHED, UNLEASHED)}
-    practice = replace(world, split="prompts")
+    curves = {name: Curve(replace(world, split="curve")) for name in (WITH_KL, WITHOUT_KL)}
+    prompts = replace(world, split="prompts")
     ppo, _ = (
         run_ppo(
             demo_config("ppo", sft.model, folder / name, seed=seed, **changes),
-            prompts=[{"text": each.text, **each.columns} for each in practice.prompts(recipe.NUM_PROMPTS)],
-            reward=[RewardTerm(reward.model), RewardTerm(gold_judge(practice), weight=0.0, name="gold")],
+            prompts=[{"text": each.text, **each.columns} for each in prompts.prompts(recipe.NUM_PROMPTS)],
+            reward=[RewardTerm(reward.model), RewardTerm(gold_judge(prompts), weight=0.0, name="gold")],
             on_update=curves[name],
         )
-        for name, changes in ((LEASHED, {}), (UNLEASHED, recipe.WITHOUT_LEASH))
+        for name, changes in ((WITH_KL, {}), (WITHOUT_KL, recipe.WITHOUT_KL_SETTINGS))
     )
 
     posts = held_out.posts(recipe.NUM_HELD_OUT)
@@ -77,8 +77,8 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     }
     result = DemoResult(
         posts=posts,
-        marks={name: Marks.of(posts, summaries) for name, summaries in writers.items()},
-        curves={name: curve.checkpoints for name, curve in curves.items()},
+        scores={name: GoldScores.of(posts, summaries) for name, summaries in writers.items()},
+        curves={name: curve.points for name, curve in curves.items()},
         reward_model_accuracy=reward.summary["accuracy"]["value"],
         kl=ppo.metrics[-1]["objective/kl"],
         seconds=time.perf_counter() - started,
@@ -86,27 +86,27 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     save_result(result, folder)
     leave_report(folder, advice=field_advice)
     print_result(result)
-    print(f"The whole took {result.seconds:.0f} s. All is in {folder / REPORT_FILE} and beside it")
+    print(f"Done in {result.seconds:.0f} s. Open {folder / REPORT_FILE}; models and logs are in the same folder")
     return result
 
 
 def demo_config(stage: str, model: Path, out: Path, *, seed: int, **settings: Any) -> Config:
-    """The configuration of one stage of the demo: `sft`, `reward` or `ppo`.
+    """The configuration of one stage of the demo.
 
     Args:
-        stage: which one.
-        model: the folder of the model that it starts from.
-        out: the folder that it writes to.
-        seed: of every random stream.
-        settings: more of them, such as the reward.
+        stage: `sft`, `reward` or `ppo`.
+        model: Folder of the model to start from.
+        out: Output folder.
+        seed: Seed of every random stream.
+        settings: Further settings.
     """
     return config_from_settings(
         stage, {**recipe.SETTINGS, "model": str(model), "out": str(out), "runtime.seed": seed, **settings}
     )
 
 
-def start_from_nothing(folder: Path, seed: int) -> World:
-    """Save a tokenizer of the world's language and an untrained model; the world that renders for them."""
+def start_from_scratch(folder: Path, seed: int) -> World:
+    """Save a new tokenizer and an untrained model; return the world that renders prompts for them."""
     texts = (record.prompt + record.completion for record in World(seed).demonstrations(recipe.NUM_TOKENIZER_TEXTS))
     tokenizer = train_tokenizer(texts, vocab_size=recipe.VOCAB_SIZE)
     save_untrained_llama(folder, tokenizer, **recipe.MODEL, seed=seed)
@@ -118,9 +118,9 @@ def start_from_nothing(folder: Path, seed: int) -> World:
 
 
 def collect_comparisons(world: World, policy: Path) -> list[Comparison]:
-    """What the annotator says of pairs of reference summaries, and of pairs of the policy's own samples.
+    """The annotator's preferences between pairs of reference summaries, and between pairs of the policy's samples.
 
-    The second kind shows the reward model mistakes that no author makes: PPO would find them otherwise.
+    The samples show the reward model mistakes that no author makes and that PPO would otherwise exploit.
     """
     posts = world.posts(recipe.NUM_SAMPLED_COMPARISONS, start=recipe.NUM_COMPARISONS)
     first, second = (sample_summaries(policy, world, posts, draw=draw) for draw in (1, 2))
@@ -129,5 +129,5 @@ def collect_comparisons(world: World, policy: Path) -> list[Comparison]:
 
 
 def rows(records: Sequence[Any]) -> list[dict[str, Any]]:
-    """Records as the rows that a user would give."""
+    """Records as rows of a data set."""
     return [asdict(record) for record in records]

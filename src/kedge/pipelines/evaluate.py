@@ -1,6 +1,6 @@
-"""How good a policy is: its win rate against another policy, or against the references in the data.
+"""Evaluation: a policy's win rate against another policy, or against the references in the data.
 
-    prompts ─▶ both sides' responses ─▶ judge ─▶ win rate with its interval ─▶ judgments.jsonl, summary.json
+    prompts ─▶ responses of both sides ─▶ judge ─▶ win rate with interval ─▶ judgments.jsonl, summary.json
 
 Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL).
 """
@@ -16,7 +16,7 @@ from kedge.algorithm.statistics import Interval
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
-from kedge.evaluation.examination import Examination
+from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.report import Evaluation, report
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
@@ -30,12 +30,12 @@ __all__ = ["EvaluateResult", "run_evaluate"]
 
 @dataclass(frozen=True)
 class EvaluateResult:
-    """What an evaluation finds.
+    """Result of an evaluation.
 
     Attributes:
         folder: The run's folder.
-        win_rate: Share of the prompts at which the policy's response is the better one, ties counting half.
-        summary: What `summary.json` holds.
+        win_rate: Share of the prompts on which the policy's response is better; ties count half.
+        summary: Contents of `summary.json`.
     """
 
     folder: Path
@@ -46,32 +46,32 @@ class EvaluateResult:
 def run_evaluate(
     config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
 ) -> EvaluateResult:
-    """Let a judge compare `config.model` with `config.evaluate.against`, or with the references in the data.
+    """Compare `config.model` with `config.evaluate.against`, or with the references in the data, using a judge.
 
-    Responses are sampled as `config.generate` says, one per prompt. The KL is that of responses at
+    One response per prompt is sampled with the settings of `config.generate`. The KL is measured on responses at
     `rollout.temperature`, as in training.
 
     Args:
         config: The resolved configuration.
-        prompts: Texts or rows that take the place of `config.data.prompts`.
-        judge: A function or reward model that takes the place of `config.evaluate.judge`.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        judge: A function or reward model in place of `config.evaluate.judge`.
 
     Raises:
-        KedgeError: What is missing, cannot be read or does not fit, in one line, before anything is sampled.
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
     """
     settings, trust = config.evaluate, config.runtime.trust_remote_code
     if settings.frontier and settings.against is None:
-        raise ConfigError("evaluate.frontier needs evaluate.against: the policy that the KL is measured from")
+        raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
     run = open_run(config, "evaluate", given={"data.prompts": prompts, "evaluate.judge": judge})
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
     for source in settings.frontier:
-        load_tokenizer(source, trust_remote_code=trust)  # a misspelt one stops here, not after the first sampling
+        load_tokenizer(source, trust_remote_code=trust)  # a misspelled name fails now, not after the first sampling
     sampling = sampling_of(config)
     room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
-    questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)[: settings.num_prompts]
-    examination = Examination(
-        questions,
+    all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    evaluator = Evaluator(
+        all_prompts[: settings.num_prompts],
         reader=policy,
         judge=load_judge(judge, config, run, policy.tokenizer),
         sampling=sampling,
@@ -80,13 +80,13 @@ def run_evaluate(
         confidence=settings.confidence,
         num_resamples=settings.num_bootstrap,
     )
-    examination.judge.check(list(questions[0].columns))
+    evaluator.judge.check(list(all_prompts[0].columns))
 
     with run.started():
-        opponent = examination.references() if against is None else examination.sit(against)
-        first = examination.compete(policy, opponent, against)
+        opponent = evaluator.references() if against is None else evaluator.sample(against)
+        result = evaluator.compare(policy, opponent, against)
         frontier = (load_policy(source, config, run) for source in settings.frontier)
-        others = [examination.compete(further, opponent, against) for further in frontier]
-    evaluation = Evaluation(examination, first, opponent, settings.against or "references", others)
+        others = [evaluator.compare(other, opponent, against) for other in frontier]
+    evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
-    return EvaluateResult(run.folder, evaluation.win_rate(first), summary)
+    return EvaluateResult(run.folder, evaluation.win_rate(result), summary)

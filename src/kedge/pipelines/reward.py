@@ -1,7 +1,7 @@
-"""The reward model: learn from comparisons which of two answers people would prefer.
+"""The reward model: train a model on comparisons to predict which of two answers people prefer.
 
-    comparisons ─▶ held-out prompts apart ─▶ all answers of a prompt in one forward pass ─▶ −log σ(better − worse)
-                ─▶ accuracy and calibration on the held-out prompts ─▶ mean score 0 on the demonstrations ─▶ model/
+    comparisons ─▶ train / held-out split ─▶ all answers to a prompt in one forward pass ─▶ −log σ(better − worse)
+                ─▶ accuracy and calibration on held-out prompts ─▶ mean score 0 on the demonstrations ─▶ model/
 
 Source: spec §3.8–11.
 """
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import Sources, read_comparisons, read_demonstrations, split_eval
+from kedge.data import split_eval
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
-from kedge.runs.ending import leave_stage_report, say_findings
-from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.runs.stage_loop import logged_steps, stage_loop
+from kedge.runs.ending import say_findings
+from kedge.runs.load_records import load_comparisons, load_demonstrations
+from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
@@ -28,11 +29,11 @@ __all__ = ["RewardModelReport", "RewardResult", "run_reward", "train_reward_mode
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What a reward-model run leaves.
+    """Result of a reward-model run.
 
     Attributes:
-        folder: The run's folder; the model is in its `model/`.
-        summary: What `summary.json` holds: held-out accuracy, the length-only baseline, calibration, normalisation.
+        folder: The run's folder.
+        summary: Contents of `summary.json`: held-out accuracy, length-only baseline, calibration, normalization.
     """
 
     folder: Path
@@ -40,7 +41,7 @@ class RewardResult:
 
     @property
     def model(self) -> Path:
-        """The model's folder: an `AutoModelForSequenceClassification` with one label."""
+        """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
         return self.folder / "model"
 
 
@@ -53,67 +54,50 @@ def run_reward(
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 
-    Ctrl-C and SIGTERM save a checkpoint, and the model as far as it has learnt, normalised, and are raised again.
+    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model, normalized, have been saved.
 
     Args:
         config: The resolved configuration.
-        comparisons: Rows that take the place of `config.data.comparisons`.
-        demonstrations: Rows that take the place of `config.data.demonstrations`; the mean score on them becomes 0.
-        resume: Go on with the run in the output folder; where there is none, begin it.
+        comparisons: Rows in place of `config.data.comparisons`.
+        demonstrations: Rows in place of `config.data.demonstrations`; the mean score on them becomes 0.
+        resume: Resume the run in the output folder; start it if there is none.
 
     Raises:
-        KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     if resume and (folder := finished_run(config)):
         return RewardResult(folder, *read_ending(folder, "summary"))
     given = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", given=given, resume=resume)
-    settings, data, seed = config.reward_model, config.data, config.runtime.seed
-    source, trusted = str(settings.base or config.model), config.runtime.trust_remote_code
+    settings, trusted = config.reward_model, config.runtime.trust_remote_code
+    source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="fresh")
 
-    rules: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "max_length": min(data.max_length, model.context_length or data.max_length),
-        "max_prompt_tokens": data.max_prompt_tokens,
-        "template": data.template,
-        "max_rejected_fraction": data.max_rejected_fraction,
-        "rejected_to": run.folder / REJECTED_FILE,
-    }
-    preferred = read_comparisons(Sources(tuple(data.comparisons)) if comparisons is None else comparisons, **rules)
-    imitated = Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations
-    exemplary = read_demonstrations(imitated, **rules).records if demonstrations or data.demonstrations else []
-    split = split_eval(preferred.records, data.eval_fraction, seed)
-
+    context = model.context_length
+    records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
+    zeroed = (
+        load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
+        if demonstrations or config.data.demonstrations
+        else []
+    )
+    split = split_eval(records, config.data.eval_fraction, config.runtime.seed)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-    shown = ("loss", "accuracy", "eval/accuracy")
-    with (
-        run.started(),
-        stage_loop(config, run) as loop,
-        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
-    ):
+
+    with supervised_training(config, run, num_steps, shown=("loss", "accuracy", "eval/accuracy")) as training:
         report = train_reward_model(
             model,
             tokenizer,
             split.train,
             held_out=split.eval,
-            demonstrations=exemplary,
-            normalize=settings.normalize,
-            normalize_scale=settings.normalize_scale,
-            precision=run.precision,
-            seed=seed,
-            micro_batch_tokens=config.runtime.micro_batch_tokens,
-            on_step=on_step,
-            loop=loop,
-            **settings.model_dump(exclude={"base", "normalize", "normalize_scale"}),
+            demonstrations=zeroed,
+            **training,
+            **settings.model_dump(exclude={"base"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
         save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report))
-        leave_stage_report(config, run.folder, interrupted=report.outcome.interruption is not None)
-        if report.outcome.interruption is not None:
-            raise report.outcome.interruption
+        end_training(config, run, report.outcome)
     run.finish({"summary": summary})
     say_findings(run.folder)
     return RewardResult(run.folder, summary)
@@ -131,7 +115,7 @@ def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: 
 
 
 def _card(source: str, report: RewardModelReport) -> ModelCard:
-    facts: dict[str, object] = {"optimiser steps": report.outcome.num_steps}
+    facts: dict[str, object] = {"optimizer steps": report.outcome.num_steps}
     if report.agreement is not None:
         facts["held-out accuracy"] = report.agreement.accuracy
         facts["accuracy of taking the longer answer"] = report.agreement.length_accuracy

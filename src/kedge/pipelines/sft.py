@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: learn to answer as the demonstrations do.
+"""Supervised fine-tuning: train a model to imitate the demonstrations.
 
-    demonstrations ─▶ held-out ones apart ─▶ token ids, EOS kept ─▶ cross-entropy of the completions ─▶ model/
+    demonstrations ─▶ train / held-out split ─▶ token ids with EOS ─▶ cross-entropy of the completions ─▶ model/
 
 Source: spec §3.7.
 """
@@ -16,11 +16,12 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
 
 from kedge.config import Config
-from kedge.data import Demonstration, Sources, encode_example, read_demonstrations, split_eval
+from kedge.data import Demonstration, encode_example, split_eval
 from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.runs.ending import leave_stage_report, say_findings
-from kedge.runs.run import REJECTED_FILE, Resume, finished_run, open_run, read_ending
-from kedge.runs.stage_loop import logged_steps, stage_loop
+from kedge.runs.ending import say_findings
+from kedge.runs.load_records import load_demonstrations
+from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -29,11 +30,11 @@ __all__ = ["SftResult", "run_sft", "train_sft"]
 
 @dataclass(frozen=True)
 class SftResult:
-    """What a fine-tuning run leaves.
+    """Result of a fine-tuning run.
 
     Attributes:
-        folder: The run's folder; the model is in its `model/`.
-        num_steps: Optimiser steps taken.
+        folder: The run's folder.
+        num_steps: Optimizer steps taken.
         evaluation: `loss` (nats per token) and `token_accuracy` on the held-out demonstrations; empty without any.
     """
 
@@ -43,72 +44,46 @@ class SftResult:
 
     @classmethod
     def read(cls, folder: Path) -> SftResult:
-        """Of a run that has come to its end."""
+        """The result of a finished run."""
         num_steps, evaluation = read_ending(folder, "num_steps", "evaluation")
         return cls(folder, num_steps, evaluation)
 
     @property
     def model(self) -> Path:
-        """The model's folder, which plain transformers loads."""
+        """Folder of the model, which plain transformers can load."""
         return self.folder / "model"
 
 
 def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
-    Ctrl-C and SIGTERM save a checkpoint, and the model as far as it has learnt, and are raised again afterwards.
+    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model have been saved.
 
     Args:
         config: The resolved configuration.
-        demonstrations: Rows that take the place of `config.data.demonstrations`.
-        resume: Go on with the run in the output folder; where there is none, begin it.
+        demonstrations: Rows in place of `config.data.demonstrations`.
+        resume: Resume the run in the output folder; start it if there is none.
 
     Raises:
-        KedgeError: What is missing, cannot be read or does not fit, in one line, before any training.
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     if resume and (folder := finished_run(config)):
         return SftResult.read(folder)
     run = open_run(config, "sft", given={"data.demonstrations": demonstrations}, resume=resume)
-    source, data, trusted = str(config.model), config.data, config.runtime.trust_remote_code
+    source, trusted = str(config.model), config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
 
-    table = read_demonstrations(
-        Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations,
-        tokenizer=tokenizer,
-        max_length=min(data.max_length, model.context_length or data.max_length),
-        max_prompt_tokens=data.max_prompt_tokens,
-        template=data.template,
-        max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / REJECTED_FILE,
-    )
-    split = split_eval(table.records, data.eval_fraction, config.runtime.seed)
-
+    records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
+    split = split_eval(records, config.data.eval_fraction, config.runtime.seed)
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
-    shown = ("loss", "eval/loss")
-    with (
-        run.started(),
-        stage_loop(config, run) as loop,
-        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
-    ):
-        outcome = train_sft(
-            model,
-            tokenizer,
-            split.train,
-            held_out=split.eval,
-            precision=run.precision,
-            seed=config.runtime.seed,
-            micro_batch_tokens=config.runtime.micro_batch_tokens,
-            on_step=on_step,
-            loop=loop,
-            **config.sft.model_dump(),
-        )
-        facts = {"demonstrations": len(split.train), "optimiser steps": outcome.num_steps, **outcome.evaluation}
+
+    with supervised_training(config, run, num_steps, shown=("loss", "eval/loss")) as training:
+        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
+        facts = {"demonstrations": len(split.train), "optimizer steps": outcome.num_steps, **outcome.evaluation}
         save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
-        leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
-        if outcome.interruption is not None:
-            raise outcome.interruption
+        end_training(config, run, outcome)
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_findings(run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
@@ -126,10 +101,10 @@ def train_sft(
     """Fine-tune a model in place.
 
     Args:
-        model: What learns; its value head, if it has one, does not.
-        tokenizer: The model's.
-        demonstrations: What is imitated, EOS included.
-        held_out: Demonstrations that are only measured on.
+        model: The model to train; a value head, if present, is left unchanged.
+        tokenizer: The model's tokenizer.
+        demonstrations: Training examples; EOS is learned as well.
+        held_out: Demonstrations for evaluation only.
         precision: Number format of the matrix products.
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
 

@@ -1,4 +1,4 @@
-"""What a stage leaves when it ends: the report, and the doctor's findings on the terminal."""
+"""The end of a stage: writes the report and prints the doctor's findings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["chain_report", "leave_stage_report", "say_findings"]
 
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
-    """Write the report of a stage that is about to end, unless its configuration wants none."""
+    """Write the report of a stage that is about to end, unless `runtime.report` is off."""
     if config.runtime.report:
         leave_report(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
 
 
 @contextmanager
 def chain_report(config: Config, folder: Path) -> Iterator[None]:
-    """Write one report of all stages that the block ran, however it ends; nothing where no stage was begun."""
+    """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
     try:
         yield
     finally:
@@ -32,9 +32,9 @@ def chain_report(config: Config, folder: Path) -> Iterator[None]:
 
 
 def say_findings(folder: Path) -> None:
-    """Print one line for each warning and each serious finding; nothing for a healthy run."""
+    """Print one line per warning or serious finding; nothing for a healthy run."""
     found = [finding for finding in diagnose_run(folder, advice=field_advice) if finding.severity != "note"]
     for finding in found:
         say(one_line(finding))
     if found:
-        say(f"`kedge doctor {folder}` explains them and says what to try")
+        say(f"Run `kedge doctor {folder}` for explanations and remedies")

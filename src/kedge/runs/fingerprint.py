@@ -1,4 +1,4 @@
-"""What a run is made from, by content: a resumed run must not notice that a file was exchanged under its name."""
+"""Content hashes of a run's models and data, to detect on resuming that a file has changed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 
 def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> dict[str, str]:
-    """A hash of each model, data set and reward that a configuration names, by the field that names it.
+    """Hash each local model, data set and reward that a configuration names, by field.
 
-    A hub id has no hash: what it leads to may change, as anybody knows who names no revision. Nor has a Python function
-    that was handed over; rows that were are hashed as JSON.
+    Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
+    memory. Rows passed in memory are hashed as JSON.
 
     Args:
         config: The resolved configuration.
-        given: What Python handed over in place of configured fields, by dotted name.
+        given: Objects passed from Python in place of configured fields, by dotted name.
     """
     named: dict[str, list[str]] = {
         "model": [str(config.model)] if config.model else [],
@@ -43,24 +43,24 @@ def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> di
 
 
 def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Iterable[str] = ()) -> list[str]:
-    """A line for each field whose model or data is no longer what the run began with.
+    """One line per field whose model or data has changed since the run started.
 
     Args:
-        saved: The run's fingerprint.
-        current: That of what lies there now.
+        saved: Fingerprint of the run.
+        current: Fingerprint of the current files.
         allowed: Fields, or whole sections, that may differ.
     """
     free = tuple(allowed)
     differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
     return [
-        f"{name}: what lies there now is not what the run began with"
+        f"{name}: the files have changed since the run started"
         for name in differing
         if not any(name == part or name.startswith(f"{part}.") for part in free)
     ]
 
 
 def _hash_of(sources: list[str]) -> str:
-    """One hash of all files behind some names; empty where there is none."""
+    """One hash over all files that the names refer to; empty if there are none."""
     files = [path for source in sources for path in _files(source)]
     try:
         return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
@@ -69,12 +69,12 @@ def _hash_of(sources: list[str]) -> str:
 
 
 def _files(source: str) -> list[Path]:
-    """The files that a name leads to: itself, a folder's data or model files, or a reward function's source."""
+    """The files that a name refers to: the file, a folder's data or model files, or a reward function's source."""
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
         data = [*path.rglob("*.jsonl"), *path.rglob("*.parquet"), *path.rglob("*.arrow")]
         found = {*data, *(file for pattern in MODEL_FILES for file in path.glob(pattern))}
-        return sorted(file for file in found if os.path.isfile(file))  # not a folder or pipe of such a name
+        return sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
     candidates = (path, Path(os.path.expanduser(source.rpartition(":")[0] or source)))
     return next(([file] for file in candidates if os.path.isfile(file)), [])
 

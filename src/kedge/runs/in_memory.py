@@ -1,4 +1,4 @@
-"""What stands in `config.yaml` for data, rewards and functions that Python handed over."""
+"""Entries in `config.yaml` for data, rewards and functions passed from Python."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IN_MEMORY = "python:in_memory"
 
 
 def describe_in_memory(given: Mapping[str, object]) -> dict[str, Any]:
-    """Values for the fields in whose place something was handed over, by dotted name.
+    """Values for the fields whose content was passed from Python, by dotted name.
 
-    A reward keeps the name and weight of each of its terms: whoever reads the run's folder sees which one is a judge.
+    Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
 
     Args:
-        given: What was handed over, by dotted name.
+        given: Objects passed from Python, by dotted name.
     """
     return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in given.items()}
 

@@ -1,4 +1,4 @@
-"""The judge of an evaluation, as the configuration names it."""
+"""Loads the judge of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ __all__ = ["load_judge"]
 
 
 def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> Judge:
-    """The judge that the configuration names.
+    """Load `config.evaluate.judge`.
 
     Args:
         given: A function or model in place of `config.evaluate.judge`.
         config: Names the judge and its mode.
-        run: Where models live.
-        tokenizer: In whose tokens the responses come.
+        run: Device and precision of models.
+        tokenizer: Tokenizer of the responses.
 
     Raises:
-        ConfigError: A reward model is to judge pairs.
-        RewardError: A function that cannot be loaded or has the wrong signature.
-        ModelError: A reward model that cannot be loaded.
+        ConfigError: The mode is pairwise and the judge is a reward model.
+        RewardError: The function cannot be loaded or has the wrong signature.
+        ModelError: The reward model cannot be loaded.
     """
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         scorer = load_rewards(judge, config, run, tokenizer)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
-        raise ConfigError(
-            f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model, which scores"
-        )
+        raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
     return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge)))

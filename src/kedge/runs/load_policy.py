@@ -1,4 +1,4 @@
-"""Policies to sample from, and how they are sampled, as the configuration says."""
+"""Loads policies for sampling, and their sampling settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     """Load a policy to sample from, on the run's device.
 
     Raises:
-        ModelError: It cannot be loaded, or has no such stop token.
+        ModelError: The policy cannot be loaded, or has no such stop token.
     """
     return load_frozen_policy(
         source,

@@ -1,4 +1,4 @@
-"""The prompts of a stage that samples: read, measured against the context, with the same columns in every row."""
+"""Loads prompts for sampling: within the context's limit, and with the same columns in every row."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def load_prompts(
     room: int | None,
     prompts: Sequence[Any] | None = None,
 ) -> list[Prompt]:
-    """The prompts that a policy is to answer, each with all columns that any of them has.
+    """Read `config.data.prompts`, or prompts in its place; a column that any row has is present in all of them.
 
     Args:
         config: Names the data and its limits.
-        run: Where unusable rows are written down.
-        tokenizer: The policy's; renders and measures.
-        room: From `room_for_prompt`.
+        run: Its folder receives the unusable rows.
+        tokenizer: The policy's tokenizer; renders conversations and measures lengths.
+        room: Longest prompt that the context allows, from `room_for_prompt`.
         prompts: Texts or rows in place of `config.data.prompts`.
 
     Raises:
-        DataError: The data cannot be read.
+        DataError: The data cannot be read, or too many rows are unusable.
     """
     data = config.data
     table = read_prompts(
@@ -45,6 +45,6 @@ def load_prompts(
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )
-    # A reward function that takes a column gets it for every response, or it would fail in the middle of a run.
+    # Missing columns become None: a reward function that takes a column must get it for every response.
     names = dict.fromkeys(name for record in table.records for name in record.columns)
     return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]

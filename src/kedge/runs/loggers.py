@@ -1,4 +1,4 @@
-"""A run's loggers, as it is configured to have them."""
+"""Opens the loggers that a run is configured with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["open_loggers"]
 
 
 def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
-    """The loggers of a run that has been started; nothing is begun before their first row.
+    """The loggers of a started run; each one is opened with its first row.
 
     Args:
         config: The resolved configuration.
-        run: What is running.
-        warn: Tells a user a line.
+        run: The run.
+        warn: Prints a warning line.
     """
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}

@@ -1,15 +1,25 @@
-"""The embedded world: TL;DR summarisation in miniature, with a gold judge who knows every story.
+"""The embedded world: TL;DR summarization in miniature, with a gold judge that has the facts of every post.
 
-posts       stories and how they are told, among distractions
-authors     reference summaries by people of differing skill
-judge       coverage, accuracy, coherence and brevity of any text as a summary of a post
-world       all of it as demonstrations, comparisons and prompts, with a noisy annotator
+posts       stories told with distractions
+authors     reference summaries by authors of differing skill
+judge       coverage, accuracy, coherence and brevity of a text as a summary of a post
+world       demonstrations, comparisons by a noisy annotator, and prompts
 words       the language: values of the facts, and sentences
 """
 
 from kedge.demo.world.authors import AUTHORS, Author
-from kedge.demo.world.judge import AXES, Verdict, judge_summary, stated_facts
+from kedge.demo.world.judge import AXES, SummaryScores, judge_summary, stated_facts
 from kedge.demo.world.posts import Post
 from kedge.demo.world.world import World, render_whole
 
-__all__ = ["AUTHORS", "AXES", "Author", "Post", "Verdict", "World", "judge_summary", "render_whole", "stated_facts"]
+__all__ = [
+    "AUTHORS",
+    "AXES",
+    "Author",
+    "Post",
+    "SummaryScores",
+    "World",
+    "judge_summary",
+    "render_whole",
+    "stated_facts",
+]

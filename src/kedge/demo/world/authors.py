@@ -1,4 +1,4 @@
-"""Those who write the reference summaries: people of differing skill."""
+"""Authors of the reference summaries, with differing skill."""
 
 import random
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ __all__ = ["AUTHORS", "Author", "write_summary"]
 
 @dataclass(frozen=True)
 class Author:
-    """How somebody summarises; the rates are probabilities.
+    """How an author summarizes; the rates are probabilities.
 
     Attributes:
         include_rate: an optional fact of the post is stated.
-        invent_rate: the summary has one unsupported fact, misremembered or made up.
-        ramble_rate: a sentence beside the point is added.
+        invent_rate: the summary has one unsupported fact, wrong or made up.
+        ramble_rate: an irrelevant sentence is added.
     """
 
     name: str
@@ -43,7 +43,7 @@ AUTHORS: Final = (
 
 
 def write_summary(rng: random.Random, post: Post, author: Author) -> str:
-    """Summarises a post as the author would: the facts that they noticed, remembered well or badly."""
+    """Summarize a post in the author's style: the facts noticed, correct or not."""
     stated = {slot: value for slot, value in post.facts.items() if _notices(rng, author, slot)}
     if rng.random() < author.invent_rate:
         slot = rng.choice(list(LEXICON))

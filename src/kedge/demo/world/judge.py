@@ -1,6 +1,6 @@
-"""The gold judge: what a perfect reader who knows the story thinks of a summary.
+"""The gold judge: scores a summary with full knowledge of the post's facts.
 
-The axes are Stiennon's. No stage of the training may see it: only the annotator's labels derive from it.
+The axes are Stiennon's. Training has no access to the judge; only the annotator's labels derive from it.
 """
 
 import re
@@ -10,18 +10,18 @@ from typing import Final
 from kedge.demo.world.posts import Post
 from kedge.demo.world.words import ADJUNCTS, CLOSINGS, HEADLINE, LEXICON, RAMBLINGS
 
-__all__ = ["AXES", "Verdict", "judge_summary", "stated_facts"]
+__all__ = ["AXES", "SummaryScores", "judge_summary", "stated_facts"]
 
 AXES: Final[dict[str, float]] = {"coverage": 0.55, "accuracy": 0.25, "coherence": 0.1, "brevity": 0.1}
-"""What each axis adds to the quality. Coverage weighs most, as it does for Stiennon's labellers."""
+"""Weight of each axis in the quality. Coverage has the largest, as for Stiennon's labelers."""
 IDEAL_WORDS: Final = 28
-"""Every fact of a story can be stated in as many words."""
+"""Enough words to state every fact of a story."""
 TOO_MANY_WORDS: Final = 48
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A summary's marks, each in [0, 1]."""
+class SummaryScores:
+    """Scores of a summary, each in [0, 1]."""
 
     coverage: float
     accuracy: float
@@ -30,23 +30,23 @@ class Verdict:
 
     @property
     def quality(self) -> float:
-        """The sum of the marks, weighted by `AXES`; in [0, 1]."""
+        """Sum of the scores, weighted by `AXES`; in [0, 1]."""
         return sum(weight * getattr(self, axis) for axis, weight in AXES.items())
 
 
-def judge_summary(post: Post, summary: str) -> Verdict:
-    """Reads any text as a summary of the post.
+def judge_summary(post: Post, summary: str) -> SummaryScores:
+    """Score any text as a summary of the post.
 
     coverage  = stated key facts / key facts
-    accuracy  = stated key facts / stated facts; 0 where nothing is stated
-    coherence = different well-formed sentences / sentences; 0 where there is none
+    accuracy  = stated key facts / stated facts; 0 if no fact is stated
+    coherence = distinct well-formed sentences / sentences; 0 without a sentence
     brevity   = 1 up to 28 words, falling linearly to 0 at 48; 0 for an empty text
 
-    Source: the axes of Stiennon et al. 2020 (arXiv 2009.01325), appendix C.5, made countable.
+    Source: the axes of Stiennon et al. 2020 (arXiv 2009.01325), appendix C.5, made computable.
     """
     stated = stated_facts(summary)
     supported = {(slot, value) for slot, value in stated if post.facts.get(slot) == value}
-    return Verdict(
+    return SummaryScores(
         coverage=len(supported) / len(post.facts),
         accuracy=len(supported) / len(stated) if stated else 0.0,
         coherence=_coherence(summary),
@@ -55,7 +55,7 @@ def judge_summary(post: Post, summary: str) -> Verdict:
 
 
 def stated_facts(text: str) -> set[tuple[str, str]]:
-    """All `(slot, value)` that a text mentions, wherever and in whatever case."""
+    """All `(slot, value)` pairs that a text mentions, in any position and case."""
     return {
         (slot, value)
         for slot, pattern in _MENTIONS.items()
@@ -79,9 +79,9 @@ def _any_of(patterns: tuple[str, ...]) -> str:
 
 
 def _sentence_pattern() -> re.Pattern[str]:
-    """Every sentence that a fluent author may write, with any value in any slot.
+    """Pattern of every well-formed sentence, with any value in any slot.
 
-    A headline takes its adjuncts in any order, each at most once.
+    A headline has its adjuncts in any order, each at most once.
     """
     values = {slot: _any_of(tuple(map(re.escape, words))) for slot, words in LEXICON.items()}
     adjuncts = _any_of(tuple(text.format(**values) for text in ADJUNCTS.values()))

@@ -1,4 +1,4 @@
-"""Forum posts: a story's facts, scattered over paragraphs among things that are beside the point."""
+"""Forum posts: the facts of a story, spread over paragraphs with irrelevant sentences."""
 
 import random
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from kedge.demo.world.words import (
 __all__ = ["Post", "write_post"]
 
 ABSENT_RATE: Final = 0.12
-"""How often an optional fact is missing from a story."""
+"""Probability that an optional fact is missing from a story."""
 OPENING_RATE: Final = 0.4
 BYSTANDER_RATE: Final = 0.25
 LONG_RATE: Final = 0.12
@@ -32,9 +32,9 @@ LAST_SLOTS: Final = ("demand", "feeling", "question")
 
 @dataclass(frozen=True)
 class Post:
-    """A post and what only the world knows of it: its key facts.
+    """A post and its key facts, which the text does not mark.
 
-    `index` is the post's number in its world; `facts` maps a slot of the story to its value.
+    `index` is the number of the post in its world; `facts` maps a slot of the story to its value.
     """
 
     index: int
@@ -50,11 +50,11 @@ class Post:
 
 
 def write_post(rng: random.Random, index: int) -> Post:
-    """Invents a story and tells it.
+    """Make up a story and write it as a post.
 
     Args:
         rng: the only source of randomness.
-        index: the post's number, carried along.
+        index: number of the post.
     """
     subreddit = rng.choice(list(SUBREDDITS))
     facts = _invent_facts(rng, subreddit)

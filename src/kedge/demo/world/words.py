@@ -1,7 +1,7 @@
-"""The language of the embedded world: what can be a fact of a story, and the sentences that tell it.
+"""The language of the embedded world: possible facts of a story, and the sentences that state them.
 
-A story has one fact per slot. The values of two slots never share a word, and no other sentence uses any of them: a
-reader (the gold judge) knows from a word alone which fact it states. `{who}`, `{deed}` … stand for values.
+A story has one fact per slot. The values of two slots never share a word, and no other sentence uses these words, so
+that a single word identifies the fact it states. `{who}`, `{deed}` … stand for values.
 """
 
 from typing import Final
@@ -54,9 +54,9 @@ LEXICON: Final[dict[str, tuple[str, ...]]] = {
 
 SLOTS: Final[tuple[str, ...]] = tuple(LEXICON)
 CORE_SLOTS: Final[tuple[str, ...]] = SLOTS[:3]
-"""Every story, and every reference summary, says who did what to which thing."""
+"""Slots in every story and every reference summary: who did what to which thing."""
 OPTIONAL_SLOTS: Final[tuple[str, ...]] = SLOTS[3:]
-"""A story may lack these, and an author may leave them out."""
+"""Slots that a story may lack and an author may leave out."""
 
 TITLES: Final[tuple[str, ...]] = (
     "My {who} and my {object}",
@@ -116,7 +116,7 @@ TELLINGS: Final[dict[str, tuple[str, ...]]] = {
         "My plan is to {question}, but I am not sure.",
     ),
 }
-"""How a post states each fact."""
+"""Sentences that state each fact in a post."""
 
 BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
     "who": ("Your {who} would never do that.", "Even the {who} of a friend was shocked."),
@@ -125,7 +125,7 @@ BYSTANDERS: Final[dict[str, tuple[str, ...]]] = {
     "time": ("Every {time} since has been quiet.", "I hope to sleep until {time}."),
     "feeling": ("Other people seem {feeling}.", "The internet was {feeling} about it."),
 }
-"""Sentences with a value that is no fact of the story: whoever repeats it in a summary states something unsupported."""
+"""Sentences with a value that is not a fact of the story; a summary that repeats it is inaccurate."""
 
 RAMBLINGS: Final[tuple[str, ...]] = (
     "The story is long.",
@@ -139,7 +139,7 @@ RAMBLINGS: Final[tuple[str, ...]] = (
     "Life is strange, I guess.",
     "I could not sleep afterwards.",
 )
-"""True, well-formed and beside the point: distractions of a post, padding of a rambling author."""
+"""Well-formed but irrelevant sentences: distractions in a post, padding by a rambling author."""
 
 POSTSCRIPTS: Final[tuple[str, ...]] = (
     "EDIT: Wow, I did not expect so many replies. I am reading all of them with a cup of tea.",
@@ -149,13 +149,13 @@ POSTSCRIPTS: Final[tuple[str, ...]] = (
     "PS: Please stop sending me private messages about soup. I only mentioned it once.",
     "UPDATE: We had a long talk over dinner, and the weather was lovely again.",
 )
-"""Paragraphs at the end of a long post, which truncation may cut: they hold no fact."""
+"""Closing paragraphs of a long post, without facts, which truncation may cut."""
 
 HEADLINE: Final = "My {who} {deed} my {object}"
-"""How a summary begins; `ADJUNCTS` extend it up to the full stop.
+"""First sentence of a summary, extended by `ADJUNCTS` up to the period.
 
-The word before each value in a summary stands before no other slot's: that is what lets a small model learn within a
-minute which fact to look up.
+In a summary, the word before a value precedes values of that slot only, so a small model can learn within a minute
+which fact to look up.
 """
 
 ADJUNCTS: Final[dict[str, str]] = {

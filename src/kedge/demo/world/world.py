@@ -1,4 +1,4 @@
-"""The world as a data set: posts, demonstrations, comparisons and prompts, each a function of seed and index."""
+"""The world as a data set: posts, demonstrations, comparisons and prompts as functions of seed and index."""
 
 import random
 from collections.abc import Callable
@@ -14,26 +14,26 @@ from kedge.demo.world.posts import Post, write_post
 __all__ = ["World", "render_whole"]
 
 ANNOTATOR_TEMPERATURE: Final = 0.06
-"""In units of gold quality: a difference of as much is told right in 73 % of all cases."""
+"""In units of gold quality: a difference of this size is labeled correctly 73 % of the time, lapses aside."""
 ANNOTATOR_LAPSE_RATE: Final = 0.05
-"""How often the annotator answers without looking."""
+"""Share of labels that the annotator gives at random."""
 
 
 def render_whole(post: Post) -> str:
-    """The TL;DR prompt of a post, uncut."""
+    """The TL;DR prompt of a post, not truncated."""
     return f"SUBREDDIT: r/{post.subreddit}\n\nTITLE: {post.title}\n\nPOST: {post.text}\n\nTL;DR:"
 
 
 @dataclass(frozen=True)
 class World:
-    """An endless forum, its authors and its annotator.
+    """An endless forum with authors and an annotator.
 
-    Item `i` of a seed and a split is the same whenever and wherever it is asked for, and depends on no other item.
+    Item `i` of a seed and split is always the same and depends on no other item.
 
     Attributes:
-        seed: another seed, another forum.
-        split: a name; the posts of two splits are drawn independently.
-        render: makes a post the prompt's text, for instance with truncation for a certain tokenizer.
+        seed: seed of the whole world.
+        split: name of the split; posts of two splits are independent.
+        render: turns a post into the prompt's text, for instance truncated for a tokenizer.
     """
 
     seed: int = 0
@@ -41,7 +41,7 @@ class World:
     render: Callable[[Post], str] = render_whole
 
     def post(self, index: int) -> Post:
-        """The post with that number."""
+        """The post with this number."""
         return write_post(self._rng("post", index), index)
 
     def posts(self, count: int, *, start: int = 0) -> list[Post]:
@@ -49,7 +49,7 @@ class World:
         return [self.post(index) for index in range(start, start + count)]
 
     def reference(self, post: Post, *, version: int = 0) -> str:
-        """A summary by an author who happened to read the post; each version by another one."""
+        """A summary by a random author; each version is by a different one."""
         rng = self._rng(f"reference-{version}", post.index)
         author = rng.sample(AUTHORS, len(AUTHORS))[version % len(AUTHORS)]
         return write_summary(rng, post, author)
@@ -59,11 +59,11 @@ class World:
         return [Demonstration(self.render(post), " " + self.reference(post)) for post in self.posts(count, start=start)]
 
     def prompts(self, count: int, *, start: int = 0) -> list[Prompt]:
-        """Posts alone."""
+        """Posts as prompts."""
         return [self.prompt(post) for post in self.posts(count, start=start)]
 
     def prompt(self, post: Post) -> Prompt:
-        """What a policy is asked; the column `index` leads back to the post."""
+        """The prompt of a post; the column `index` identifies the post."""
         return Prompt(self.render(post), {"index": post.index})
 
     def comparisons(self, count: int, *, start: int = 0) -> list[Comparison]:
@@ -74,7 +74,7 @@ class World:
         ]
 
     def compare(self, post: Post, first: str, second: str) -> Comparison:
-        """What the annotator prefers: a noisy guess at the gold judge's opinion, and all that training sees of it.
+        """The annotator's preference: a noisy version of the gold judge's, and all that training sees of it.
 
         P(first ≻ second) = (1 − lapse) · σ((quality(first) − quality(second)) / temperature) + lapse / 2
 

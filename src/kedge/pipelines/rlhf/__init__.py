@@ -1,5 +1,6 @@
-"""SFT, reward model and PPO in a chain: `main` is the page to read; the other files are its parts."""
+"""SFT, reward model and PPO in a chain: `main` holds the whole chain; the other files are its parts."""
 
-from kedge.pipelines.rlhf.main import RlhfResult, run_rlhf
+from kedge.pipelines.rlhf.main import run_rlhf
+from kedge.pipelines.rlhf.result import RlhfResult
 
 __all__ = ["RlhfResult", "run_rlhf"]

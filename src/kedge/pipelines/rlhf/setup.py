@@ -1,4 +1,4 @@
-"""Before the chain starts: each stage's configuration, and a look at all that a later stage would stumble over."""
+"""Before the chain starts: the configuration of each stage, and a check of everything that later stages need."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, with_values
-from kedge.data import Prompt, Sources, read_comparisons, read_demonstrations, room_for_prompt
+from kedge.data import Prompt, room_for_prompt
 from kedge.rewards import RewardSpec, WeightedReward
 from kedge.runs.load_policy import load_policy
 from kedge.runs.load_prompts import load_prompts
+from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.load_rewards import configured_rewards, load_rewards
-from kedge.runs.run import REJECTED_FILE, Run
+from kedge.runs.run import Run
 
 __all__ = ["RlhfInputs", "check_inputs", "ppo_config", "stage_config"]
 
 
 @dataclass(frozen=True)
 class RlhfInputs:
-    """What the rounds draw on.
+    """Inputs of the rounds.
 
     Attributes:
         prompts: All prompts.
-        labeller: Who ranks responses from round 2 on; None where there is one round.
+        labeler: Ranks responses from round 2 on; None for a single round.
     """
 
     prompts: list[Prompt]
-    labeller: WeightedReward | None
+    labeler: WeightedReward | None
 
 
 def check_inputs(
@@ -38,55 +39,48 @@ def check_inputs(
     demonstrations: Sequence[Any] | None = None,
     comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
-    labeller: RewardSpec | None = None,
+    labeler: RewardSpec | None = None,
 ) -> RlhfInputs:
-    """Load and read what the stages need: a mistake in the prompts must not show after hours of fine-tuning.
+    """Load and read the inputs of all stages, so that a mistake in the prompts shows before hours of fine-tuning.
 
     Args:
         config: The resolved configuration.
-        run: Where the run writes.
+        run: The run, opened.
         demonstrations: Rows in place of `config.data.demonstrations`.
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
-        labeller: A function or model in place of `config.rlhf.labeller`.
+        labeler: A function or model in place of `config.rlhf.labeller`.
 
     Raises:
-        KedgeError: Something cannot be read, or does not fit the rest.
+        KedgeError: An input cannot be read or does not fit the others.
     """
     ppo_config(config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model")
-    policy, data = load_policy(str(config.model), config, run), config.data
-    rules: dict[str, Any] = {
-        "tokenizer": policy.tokenizer,
-        "max_length": min(data.max_length, policy.model.context_length or data.max_length),
-        "max_prompt_tokens": data.max_prompt_tokens,
-        "template": data.template,
-        "max_rejected_fraction": data.max_rejected_fraction,
-        "rejected_to": run.folder / REJECTED_FILE,
-    }
-    read_demonstrations(Sources(tuple(data.demonstrations)) if demonstrations is None else demonstrations, **rules)
-    read_comparisons(Sources(tuple(data.comparisons)) if comparisons is None else comparisons, **rules)
-    room = room_for_prompt([policy.model.context_length], config.rollout.max_new_tokens)
-    questions = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
-    columns = list(questions[0].columns)
+    policy = load_policy(str(config.model), config, run)
+    tokenizer, context = policy.tokenizer, policy.model.context_length
+    load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
+    load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
+    room = room_for_prompt([context], config.rollout.max_new_tokens)
+    all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+    columns = list(all_prompts[0].columns)
     if config.reward:
-        load_rewards(configured_rewards(config), config, run, policy.tokenizer).check(columns)
+        load_rewards(configured_rewards(config), config, run, tokenizer).check(columns)
     if config.rlhf.num_rounds == 1:
-        return RlhfInputs(questions, None)
-    scorer = load_rewards(labeller or str(config.rlhf.labeller), config, run, policy.tokenizer)
+        return RlhfInputs(all_prompts, None)
+    scorer = load_rewards(labeler or str(config.rlhf.labeller), config, run, tokenizer)
     scorer.check(columns)
-    return RlhfInputs(questions, scorer)
+    return RlhfInputs(all_prompts, scorer)
 
 
 def stage_config(config: Config, run: Run, name: str) -> Config:
-    """The configuration of a stage that writes to a folder of its own inside the run's."""
+    """The configuration of a stage, which writes to its own folder inside the run's."""
     return with_values(config, {"out": str(run.folder / name)})
 
 
 def ppo_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:
-    """PPO's: its policy, and the trained reward model beside the rewards that were configured.
+    """The configuration of PPO: its policy, and the trained reward model followed by the configured rewards.
 
     Raises:
-        ConfigError: The critic is to start from the one reward model, and there are two.
+        ConfigError: The critic is initialized from the reward model, and there is more than one.
     """
     terms = [{"source": str(reward)}, *(term.model_dump() for term in config.reward)]
     return with_values(stage_config(config, run, name), {"model": str(model), "reward": terms})

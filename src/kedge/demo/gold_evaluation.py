@@ -1,4 +1,4 @@
-"""The demo's examination: what the gold judge thinks of policies and people on posts that no stage has seen."""
+"""Gold evaluation of the demo: the gold judge scores summaries of posts that no stage was trained on."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.statistics import Interval, bootstrap_interval, win_rate
 from kedge.data import Prompt, encode_prompt
 from kedge.demo import recipe
-from kedge.demo.world import AXES, Post, Verdict, World, judge_summary
+from kedge.demo.world import AXES, Post, SummaryScores, World, judge_summary
 from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Checkpoint", "Curve", "Marks", "gold_judge", "sample_summaries"]
+__all__ = ["Curve", "CurvePoint", "GoldScores", "gold_judge", "sample_summaries"]
 
 SAMPLED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Marks:
-    """What the judge thinks of one writer.
+class GoldScores:
+    """The judge's scores of one writer.
 
     Attributes:
-        summaries: One per post.
-        verdicts: One per summary.
+        summaries: One summary per post.
+        scores: Scores of each summary.
     """
 
     summaries: list[str]
-    verdicts: list[Verdict]
+    scores: list[SummaryScores]
 
     @classmethod
-    def of(cls, posts: Sequence[Post], summaries: list[str]) -> Marks:
-        """Let the judge read each post's summary."""
+    def of(cls, posts: Sequence[Post], summaries: list[str]) -> GoldScores:
+        """Judge one summary per post."""
         return cls(summaries, [judge_summary(post, text) for post, text in zip(posts, summaries, strict=True)])
 
     @property
     def quality(self) -> Interval:
-        """The mean quality."""
+        """Mean quality."""
         return bootstrap_interval(self._qualities())
 
     @property
     def num_words(self) -> float:
-        """The mean length."""
+        """Mean length in words."""
         return mean(len(text.split()) for text in self.summaries)
 
     def axis(self, name: str) -> float:
-        """The mean mark on one axis."""
-        return mean(getattr(verdict, name) for verdict in self.verdicts)
+        """Mean score on one axis."""
+        return mean(getattr(each, name) for each in self.scores)
 
-    def win_rate_over(self, others: Marks) -> Interval:
-        """How often these are better than others of the same posts; ties count half."""
+    def win_rate_over(self, others: GoldScores) -> Interval:
+        """Share of posts on which this writer beats another; ties count half."""
         return win_rate(self._qualities(), others._qualities())
 
-    def gain_over(self, others: Marks) -> dict[str, float]:
-        """What each axis contributes to the difference in quality."""
+    def gain_over(self, others: GoldScores) -> dict[str, float]:
+        """Contribution of each axis to the difference in quality."""
         return {name: weight * (self.axis(name) - others.axis(name)) for name, weight in AXES.items()}
 
     def _qualities(self) -> list[float]:
-        # Rounded, so that equal marks tie however they were added up.
-        return [round(verdict.quality, 9) for verdict in self.verdicts]
+        # Rounded, so that equal scores tie despite floating-point error.
+        return [round(each.quality, 9) for each in self.scores]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """One point of the over-optimisation curve.
+class CurvePoint:
+    """One point of the overoptimization curve.
 
     Attributes:
-        update: After how many PPO updates.
+        update: Number of PPO updates before it.
         kl: KL to the SFT policy, nats per response.
-        proxy: The reward model's mean score.
-        gold: The judge's mean quality.
+        proxy: Mean score of the reward model.
+        gold: Mean quality by the judge.
     """
 
     update: int
@@ -89,65 +89,65 @@ class Checkpoint:
 
 
 class Trained(Protocol):
-    """The models of a PPO run that an examination looks at."""
+    """The parts of a PPO run that the curve evaluates."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
+        """The policy's tokenizer."""
         ...
 
     @property
     def engine(self) -> Engine:
-        """Samples from the policy."""
+        """Samples responses from the policy."""
         ...
 
     @property
     def reference(self) -> LanguageModel | None:
-        """The policy as it was at the start."""
+        """The initial policy."""
         ...
 
     @property
     def reward(self) -> WeightedReward:
-        """What the policy is trained on."""
+        """The reward that the policy is trained on."""
         ...
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Examines the policy every few updates; called after each. The judge only watches: nothing flows back.
+    """Callback after each PPO update: evaluates the policy every few updates, without affecting training.
 
-    Args:
-        world: Its first posts are summarised each time.
-        checkpoints: Fills up.
+    Attributes:
+        world: World whose first posts are summarized each time.
+        points: The points so far.
     """
 
     world: World
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    points: list[CurvePoint] = field(default_factory=list)
 
     def __call__(self, update: int, roles: Trained) -> None:
-        """Sample, score and judge, after the first update and every few."""
-        if update != 1 and update % recipe.CHECKPOINT_EVERY:
+        """Sample, score and judge after the first update and then every few updates."""
+        if update != 1 and update % recipe.CURVE_EVERY:
             return
         posts = self.world.posts(recipe.NUM_CURVE_POSTS)
         prompts = [self.world.prompt(post) for post in posts]
         rollout = _roll_out(roles.engine, roles.tokenizer, prompts, seed=self.world.seed)
         responses = describe_responses(rollout, prompts, roles.tokenizer)
-        assert roles.reference is not None, "both runs of the demo measure the KL"
+        assert roles.reference is not None, "both PPO runs of the demo measure KL"
         with torch.no_grad():
             reference = response_logprobs(roles.reference, rollout, temperature=recipe.TEMPERATURE)
         scores = roles.reward.score(responses)
-        self.checkpoints.append(
-            Checkpoint(
+        self.points.append(
+            CurvePoint(
                 update,
                 kl=float((rollout.logprobs - reference).sum(dim=1).mean()),
                 proxy=mean(score for score in scores if score is not None),
-                gold=Marks.of(posts, responses.completions).quality,
+                gold=GoldScores.of(posts, responses.completions).quality,
             )
         )
 
 
 def gold_judge(world: World) -> Callable[..., list[float]]:
-    """The judge as a reward of weight 0: PPO's own responses are marked as well, and nothing is learnt from it."""
+    """The judge as a reward of weight 0: logged for PPO's own responses, without effect on training."""
 
     def gold(completions: list[str], index: list[int], **_: Any) -> list[float]:
         pairs = zip(index, completions, strict=True)
@@ -157,7 +157,7 @@ def gold_judge(world: World) -> Callable[..., list[float]]:
 
 
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
-    """One summary of each post by a policy, at the temperature of the training; another draw, other summaries."""
+    """Sample one summary per post from a policy, at the training temperature; `draw` selects the random streams."""
     tokenizer = load_tokenizer(model)
     engine = Sampler(
         load_language_model(model, tokenizer=tokenizer),
@@ -173,7 +173,7 @@ def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: 
 
 
 def _roll_out(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, seed: int) -> Rollout:
-    """One response per prompt, each from a random stream of its own."""
+    """Sample one response per prompt, each with its own random stream."""
     return engine.generate(
         [encode_prompt(tokenizer, prompt.text) for prompt in prompts],
         seeds=[stream_seed(seed, "exam", row) for row in range(len(prompts))],

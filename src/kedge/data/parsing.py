@@ -1,0 +1,120 @@
+"""Parses rows: which fields make a demonstration, a comparison, a ranking or a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.data.chat import render_prompt
+from kedge.data.fields import Fields, check_fields, entries_of, field_of, messages_of, number_of, text_of
+from kedge.data.prompt_answers import (
+    ReadingOptions,
+    check_lengths,
+    prompt_and_answers,
+    render_prompt_and_answers,
+    tldr_prompt,
+)
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
+from kedge.data.rejections import RowError
+from kedge.data.tokens import encode_example
+from kedge.data.truncation import reject_oversized, truncate_prompt
+
+__all__ = ["parse_comparison", "parse_demonstration", "parse_prompt"]
+
+
+def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:
+    """`prompt` + `completion`, `messages`, `text`, or a TL;DR post with its `summary`; a bare string counts as `text`.
+
+    Raises:
+        RowError: The row has none of these forms.
+    """
+    fields = check_fields({"text": value} if isinstance(value, str) else value)
+    if options.template == "none" and "completion" not in fields:
+        if "messages" in fields:
+            conversation = messages_of(fields["messages"], "messages")
+            if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
+                raise RowError("field 'messages' must end with an assistant message that follows another message")
+            return Demonstration(
+                *render_prompt_and_answers(conversation[:-1], {"messages": conversation[-1:]}, options)
+            )
+        if "text" in fields and "prompt" not in fields:
+            return _plain_text(text_of(fields["text"], "text"), options)
+    name = "summary" if options.template == "tldr" else "completion"
+    return Demonstration(*prompt_and_answers(fields, {name: field_of(fields, name)}, options))
+
+
+def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ranking:
+    """`prompt` + `chosen` + `rejected` (and `margin`), or `prompt` + `responses` + `ranks`.
+
+    The prompt may be omitted where `chosen` and `rejected` both start with it.
+
+    Raises:
+        RowError: The row has neither form, or expresses no preference.
+    """
+    fields = check_fields(value)
+    if "responses" in fields and "chosen" not in fields:
+        return _ranking(fields, options)
+    answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
+    prompt, chosen, rejected = prompt_and_answers(fields, answers, options)
+    if chosen == rejected:
+        raise RowError("fields 'chosen' and 'rejected' hold the same answer")
+    margin = fields.get("margin")
+    return Comparison(prompt, chosen, rejected, None if margin is None else number_of(margin, "margin"))
+
+
+def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
+    """`prompt`, `messages`, `text`, a TL;DR post, or a bare string; the other fields become columns.
+
+    The messages of a conversation stay available to reward functions as the column `messages`.
+
+    Raises:
+        RowError: The row has none of these forms, or is too long.
+    """
+    fields = check_fields({"prompt": value} if isinstance(value, str) else value)
+    if options.template == "tldr":
+        # The post's fields stay columns: a reward function may need the text that truncation cut from the prompt.
+        return Prompt(tldr_prompt(fields, options, budget=options.max_prompt_tokens), dict(fields))
+    name = next((name for name in ("prompt", "messages", "text") if name in fields), "prompt")
+    prompt = field_of(fields, name)
+    if isinstance(prompt, str):
+        text = text_of(prompt, name)
+        if options.max_prompt_tokens is not None:
+            text = truncate_prompt(options.tokenizer, text, options.max_prompt_tokens, options.truncate)
+        check_lengths(text, {}, options)
+        if fields.get("messages") is not None:
+            messages_of(fields["messages"], "messages")  # reward models render this column
+        return Prompt(text, _columns(fields, name))
+    messages = messages_of(prompt, name)
+    if name == "messages" and messages[-1]["role"] == "assistant" and len(messages) > 1:
+        messages = messages[:-1]
+    text = render_prompt(options.tokenizer, messages)
+    check_lengths(text, {}, options)
+    return Prompt(text, {**_columns(fields, name), "messages": messages})
+
+
+def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
+    responses = entries_of(fields["responses"], "responses")
+    entries = entries_of(field_of(fields, "ranks"), "ranks")
+    ranks = tuple(number_of(entry, f"ranks[{index}]") for index, entry in enumerate(entries))
+    if len(responses) != len(ranks):
+        raise RowError(f"{len(responses)} responses have {len(ranks)} ranks, expected one rank per response")
+    if len(set(ranks)) < 2:
+        raise RowError("all entries of 'ranks' are equal: at least two different ranks are needed")
+    prompt, *texts = prompt_and_answers(
+        fields, {f"responses[{index}]": entry for index, entry in enumerate(responses)}, options
+    )
+    if len(set(zip(texts, ranks, strict=True))) > len(set(texts)):
+        raise RowError("field 'responses' holds the same answer twice, with different ranks")
+    return Ranking(prompt, tuple(texts), ranks)
+
+
+def _plain_text(text: str, options: ReadingOptions) -> Demonstration:
+    if options.max_length is not None:
+        reject_oversized(options.tokenizer, text, options.max_length, "the text")
+        length = sum(map(len, encode_example(options.tokenizer, "", text)))
+        if length > options.max_length:
+            raise RowError(f"the text is {length} tokens long, at most {options.max_length} fit")
+    return Demonstration("", text)
+
+
+def _columns(fields: Fields, *used: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in used}

@@ -1,0 +1,54 @@
+"""New comparisons for a further round: responses of the newest policy, ranked by the labeler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge.config import Config, with_values
+from kedge.data import PromptStream
+from kedge.evaluation.labeling import collect_rankings
+from kedge.evaluation.policy import Sampling
+from kedge.pipelines.rlhf.folder import write_rows
+from kedge.pipelines.rlhf.setup import RlhfInputs
+from kedge.runs.load_policy import load_policy
+from kedge.runs.run import Run
+from kedge.training.runtime import stream_seed
+
+__all__ = ["label_round"]
+
+
+def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: int) -> Config:
+    """Rank responses of a policy; the configuration of the round, with the rankings among its comparisons.
+
+    Args:
+        config: Configuration of the previous round.
+        run: The run; its folder receives `comparisons-NUMBER.jsonl`.
+        inputs: Prompts and labeler.
+        policy: Folder of the newest policy.
+        number: Number of the round, from 2.
+
+    Raises:
+        RewardError: The labeler failed, or preferred no response to another.
+    """
+    assert inputs.labeler is not None, "a further round has a labeler"
+    settings, rollout, seed = config.rlhf, config.rollout, config.runtime.seed
+    earlier = config.data.comparisons if settings.keep_comparisons else []
+    path = run.folder / f"comparisons-{number}.jsonl"
+    if path.exists():  # written before the run was resumed
+        return with_values(config, {"data.comparisons": [*earlier, str(path)]})
+    stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
+    rankings = collect_rankings(
+        load_policy(str(policy), config, run),
+        stream.next(min(settings.num_prompts, len(inputs.prompts))),
+        inputs.labeler,
+        # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
+        Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            batch_size=config.generate.batch_size,
+            seed=stream_seed(seed, "labelled responses", number),
+        ),
+        num_responses=settings.num_responses,
+        title=f"round {number}: sample to label",
+    )
+    return with_values(config, {"data.comparisons": [*earlier, write_rows(path, rankings)]})

@@ -1,0 +1,74 @@
+"""The result of the chain: its folder, the result of each stage, and the summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.algorithm.statistics import Interval
+from kedge.logs.table import Cell, print_table
+from kedge.pipelines.ppo import PpoResult
+from kedge.pipelines.reward import RewardResult
+from kedge.pipelines.sft import SftResult
+
+__all__ = ["RlhfResult", "Round", "print_rounds", "summarize"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A reward model and the policy trained against it."""
+
+    reward: RewardResult
+    ppo: PpoResult
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the round, for `summary.json`."""
+        first, last = (self.ppo.metrics[0], self.ppo.metrics[-1]) if self.ppo.metrics else ({}, {})
+        return {
+            "reward_model": self.reward.summary,
+            "ppo": {
+                "num_updates": len(self.ppo.metrics),
+                "score_first": first.get("reward/score_mean"),
+                "score_last": last.get("reward/score_mean"),
+                "kl": last.get("objective/kl"),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class RlhfResult:
+    """Result of the chain.
+
+    Attributes:
+        folder: The run's folder, with one folder per stage.
+        sft: Result of fine-tuning.
+        rounds: Results of the rounds of reward model and PPO.
+        summary: Contents of `summary.json`.
+    """
+
+    folder: Path
+    sft: SftResult
+    rounds: list[Round]
+    summary: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """Folder of the newest policy, which plain transformers can load."""
+        return self.folder / "model"
+
+
+def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:
+    """Figures of the whole chain, for `summary.json`."""
+    return {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
+
+
+def print_rounds(folder: Path, summary: dict[str, Any]) -> None:
+    """Print a table with one row per round."""
+    rows: dict[str, list[Cell]] = {}
+    for number, each in enumerate(summary["rounds"], start=1):
+        accuracy, ppo = each["reward_model"].get("accuracy"), each["ppo"]
+        agreement = None if accuracy is None else Interval(**accuracy)
+        rows[f"round {number}"] = [agreement, ppo["score_first"], ppo["score_last"], ppo["kl"]]
+    columns = ["", "reward-model accuracy", "score, first update", "score, last update", "KL"]
+    print_table(f"The newest policy is in {folder / 'model'}", columns, rows)

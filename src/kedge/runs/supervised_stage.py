@@ -1,0 +1,55 @@
+"""The frame around supervised training: start the run, save checkpoints, log steps, end with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kedge.config import Config
+from kedge.runs.ending import leave_stage_report
+from kedge.runs.run import Run
+from kedge.runs.stage_loop import logged_steps, stage_loop
+from kedge.training.supervised.loop import Outcome
+
+__all__ = ["end_training", "supervised_training"]
+
+
+@contextmanager
+def supervised_training(
+    config: Config, run: Run, num_steps: int, *, shown: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """Start the run and yield the arguments of `train_supervised` that come from it.
+
+    Args:
+        config: The stage's configuration.
+        run: The stage's run, opened but not started.
+        num_steps: Optimizer steps of the stage.
+        shown: Names of the metrics in the progress display.
+
+    Raises:
+        OutputError: The run's folder cannot be made.
+    """
+    with (
+        run.started(),
+        stage_loop(config, run) as loop,
+        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
+    ):
+        yield {
+            "precision": run.precision,
+            "seed": config.runtime.seed,
+            "micro_batch_tokens": config.runtime.micro_batch_tokens,
+            "on_step": on_step,
+            "loop": loop,
+        }
+
+
+def end_training(config: Config, run: Run, outcome: Outcome) -> None:
+    """Write the report, then raise the interruption if there was one; call it once the model is saved.
+
+    Raises:
+        KeyboardInterrupt, Terminated: Training was interrupted.
+    """
+    leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
+    if outcome.interruption is not None:
+        raise outcome.interruption
