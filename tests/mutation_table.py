@@ -49,8 +49,8 @@ MUTATIONS = (
     Mutation(
         "off-by-one-states",
         "models/actor_critic.py",
-        "states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1)",
-        "states = torch.cat([before, slots], dim=1)[read].nonzero().squeeze(1) - 1",
+        "newest[slots], slots, mask",
+        "newest[slots] - 1, slots, mask",
         EACH_TOKEN,
     ),
     Mutation(
@@ -179,7 +179,7 @@ MUTATIONS = (
         "entropy-at-temperature-one",
         "algorithm/logprobs.py",
         "entropy = -distribution.exp().mul_(distribution).nansum(-1)",
-        "entropy = token_entropy(logits)",
+        "entropy = torch.distributions.Categorical(logits=logits.float()).entropy()",
         EACH_TOKEN,
     ),
     Mutation(
@@ -243,8 +243,8 @@ MUTATIONS = (
     Mutation(
         "returns-from-whitened-advantages",
         "rollout/collect.py",
-        "returns = _value_targets(rewards, values, advantages,",
-        "returns = _value_targets(rewards, values, masked_whiten(advantages, reward_mask),",
+        "advantages = masked_whiten(advantages, rollout.action_mask)",
+        "advantages = masked_whiten(advantages, rollout.action_mask); returns = advantages + values",
         f"{UPDATE}::test_returns_keep_the_rewards_scale_while_advantages_are_whitened",
     ),
     Mutation(
@@ -307,8 +307,8 @@ MUTATIONS = (
     Mutation(
         "entropy-punished",
         "training/objective.py",
-        "loss = loss - self.entropy_coef * entropy",
-        "loss = loss + self.entropy_coef * entropy",
+        "losses.append(-self.entropy_coef * entropy)",
+        "losses.append(self.entropy_coef * entropy)",
         f"{OBJECTIVE}::test_the_total_is_the_weighted_sum_of_its_terms",
     ),
     Mutation(
@@ -328,8 +328,8 @@ MUTATIONS = (
     Mutation(
         "micro-batches-weighted-alike",
         "training/update.py",
-        "terms = learner.terms(said, part, divisors)",
-        "terms = learner.terms(said, part, learner.objective.divisors(part))",
+        "terms = objective(outputs, part, divisors)",
+        "terms = objective(outputs, part, objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(
@@ -450,8 +450,8 @@ MUTATIONS = (
     Mutation(
         "micro-batches-left-sorted",
         "rollout/collect.py",
-        "return tuple(torch.cat(figures)[back]",
-        "return tuple(torch.cat(figures)",
+        "return torch.cat(known)[back] if known else None",
+        "return torch.cat(known) if known else None",
         f"{COLLECT}::test_the_results_of_micro_batches_are_in_the_rollouts_order",
     ),
     Mutation(

@@ -128,8 +128,8 @@ RELIABILITY = (
     Mutation(
         "small-ratios-ignored",
         "training/guard/guard.py",
-        "experience.old_logprobs - rollout.logprobs, 0.0).abs()",
-        "experience.old_logprobs - rollout.logprobs, 0.0)",
+        "experience.old_logprobs - logprobs, 0.0).abs()",
+        "experience.old_logprobs - logprobs, 0.0)",
         f"{GUARD}::test_a_token_that_sampler_and_trainer_see_differently_is_named[0.5]",
     ),
     Mutation(
@@ -148,8 +148,8 @@ RELIABILITY = (
     ),
     Mutation(
         "moments-not-rolled-back",
-        "pipelines/ppo/guarding.py",
-        '        restore_optimizer(roles.optimizer, found.tensors("optimizer"), found.state["optimizer"])\n',
+        "training/checkpoint/resume.py",
+        '        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])\n',
         "",
         f"{GUARDING}::test_after_a_broken_step_the_weights_are_those_before_or_the_newest_checkpoints[rollback-2-shared]",
     ),

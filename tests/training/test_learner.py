@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -106,6 +107,24 @@ def test_a_process_reward_is_paid_at_its_own_action_and_never_at_a_token_that_wa
     torch.testing.assert_close(difference, torch.where(rollout.action_mask, per_token, 0.0))
 
 
+def test_importance_weights_scale_the_gradient_of_tokens_that_the_sampler_saw_differently() -> None:
+    models, rollout = make_models(), conversation()
+    with torch.no_grad():
+        exact = models(rollout, temperature=1.0).logprobs
+    apart = torch.zeros_like(exact)
+    apart[0, 0], apart[1, 4] = 0.5, -3.0  # weights e^−½, and e³ that is capped at 2
+    sampled = replace(rollout, logprobs=exact + apart)
+    weighted = collect(models, sampled, importance_cap=2.0)
+    expected = torch.ones_like(exact)
+    expected[0, 0], expected[1, 4] = math.exp(-0.5), 2.0
+    torch.testing.assert_close(weighted.importance_weights, expected * rollout.action_mask, atol=1e-5, rtol=1e-5)
+    by_hand = replace(weighted, advantages=weighted.advantages * expected, importance_weights=None)
+    objective = make_objective(policy_loss="unclipped", value_coef=0.0)
+    pairs = zip(gradients(models, weighted, objective, None), gradients(models, by_hand, objective, 12), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
 def test_a_policy_without_a_critic_is_updated_by_reinforce() -> None:
     models = ActorCritic(LanguageModel(tiny_causal_lm(), tiny_tokenizer()))
     rollout = conversation()
@@ -135,6 +154,7 @@ class Transitions:
     returns: Tensor
     values: Tensor
     ref_logprobs: None = None
+    importance_weights: None = None
 
     @property
     def num_rows(self) -> int:

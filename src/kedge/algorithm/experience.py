@@ -120,6 +120,8 @@ class Experience:
             score stands after the last one.
         advantages: what the policy loss weighs each action by (whitened where that is configured).
         returns: the critic's targets, always from the unwhitened advantages.
+        importance_weights: factor of each action's policy loss, which corrects for a sampler whose probabilities differ
+            from the trainer's; None for no correction.
 
     Source: spec §1, §5.
     """
@@ -134,6 +136,7 @@ class Experience:
     advantages: Float[Tensor, "batch time"]
     returns: Float[Tensor, "batch time"]
     token_scores: Float[Tensor, "batch time"] | None = None
+    importance_weights: Float[Tensor, "batch time"] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -173,6 +176,7 @@ class Experience:
             advantages=self.advantages[rows],
             returns=self.returns[rows],
             token_scores=None if self.token_scores is None else self.token_scores[rows],
+            importance_weights=None if self.importance_weights is None else self.importance_weights[rows],
         )
 
 

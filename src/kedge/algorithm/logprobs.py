@@ -109,7 +109,7 @@ def truncated_importance_weights(
     sampler_logprobs: Float[Tensor, "*batch time"],
     mask: Bool[Tensor, "*batch time"],
     *,
-    cap: float = 2.0,
+    cap: float,
 ) -> Float[Tensor, "*batch time"]:
     """Weights that correct for a sampler whose probabilities differ from the trainer's.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kedge.algorithm.advantages import Advantage
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.kl import KLEstimator
+from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.models import ActorCritic, LanguageModel, budget_batches, response_logprobs
@@ -36,6 +37,7 @@ def collect_experience(
     whiten_rewards: bool = False,
     whiten_advantages: bool = True,
     token_scores: Float[Tensor, "batch time"] | None = None,
+    importance_cap: float | None = None,
     first_pass: PolicyOutputs | None = None,
     reuse_sampled: bool = False,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -59,6 +61,7 @@ def collect_experience(
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns stay.
         token_scores: One per action, from a process reward.
+        importance_cap: Bound on the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
         first_pass: The first epoch's forward pass over these rows, if it was run already; see `LanguageLearner`.
         reuse_sampled: The engine's log probabilities and values are exact: do not compute them a second time.
         precision: Number format of the matrix products.
@@ -91,6 +94,11 @@ def collect_experience(
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
         (ref_logprobs,) = _by_budget(lambda rows: (refer(rows),), rollout, micro_batch_tokens)
 
+    importance_weights = None
+    if importance_cap is not None:
+        importance_weights = truncated_importance_weights(
+            old_logprobs, rollout.logprobs, rollout.action_mask, cap=importance_cap
+        )
     rewards, reward_mask = shape_rewards(
         scores,
         old_logprobs,
@@ -118,6 +126,7 @@ def collect_experience(
         advantages=advantages,
         returns=returns,
         token_scores=token_scores,
+        importance_weights=importance_weights,
     )
 
 

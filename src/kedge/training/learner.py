@@ -61,6 +61,11 @@ class Batch(Protocol):
         """The critic's targets."""
         ...
 
+    @property
+    def importance_weights(self) -> Float[Tensor, "batch time"] | None:
+        """Factor of each action's policy loss, or None."""
+        ...
+
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Self:
         """Some of the rows."""
         ...

@@ -143,6 +143,7 @@ class Objective:
 
     def _policy_loss(self, outputs: PolicyOutputs, batch: Batch, averaging: dict[str, Any]) -> PolicyLoss:
         tensors = (outputs.logprobs, batch.old_logprobs, batch.advantages, batch.action_mask)
+        averaging = {**averaging, "importance_weights": batch.importance_weights}
         if self.policy_loss == "unclipped":
             return unclipped_policy_loss(*tensors, **averaging)
         if self.policy_loss == "kl_penalty":

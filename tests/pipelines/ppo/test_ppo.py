@@ -328,7 +328,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path, polic
     out = tmp_path / "run"
     out.mkdir()
     (out / "precious.txt").write_text("mine")
-    with pytest.raises(OutputError, match="already holds"):
+    with pytest.raises(OutputError, match="is not empty"):
         run_ppo(configure(policy, out), prompts=PROMPTS, reward=vowels)
     assert [path.name for path in out.iterdir()] == ["precious.txt"]
 

@@ -115,6 +115,7 @@ class PpoSteps:
             self.roles.reference,
             advantage=advantage_of(self.config),
             token_scores=scored.token_scores,
+            importance_cap=self.config.ppo.objective.importance_cap,
             first_pass=first_pass,
             kl_coef=reward_kl_coef(self.config, coefficients),
             kl_estimator=ppo.kl.resolved_kl_estimator,

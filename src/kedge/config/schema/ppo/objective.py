@@ -44,6 +44,16 @@ class ObjectiveConfig(Group):
         too_high="no effect",
         too_low="bad tokens that have become likely are hardly pushed back",
     )
+    importance_cap: float | None = field(
+        None,
+        gt=0,
+        meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
+        "no weights. They correct for a sampler whose probabilities differ from the trainer's.",
+        source="kedge: off, because the old logprobs are the trainer's own. With a foreign or stale sampler, 2 "
+        "(truncated importance sampling)",
+        too_high="a few tokens that the sampler found unlikely dominate the gradient",
+        too_low="the correction is cut off, and the gradient shrinks",
+    )
     surrogate_kl_coef: float = field(
         1.0,
         ge=0,
