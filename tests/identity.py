@@ -103,8 +103,8 @@ def _findings(folder: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name in LOGS:
-            for number, line in enumerate(path.read_text().splitlines()):
-                yield f"{name}:{number}", _without_times(json.loads(line))
+            for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n")):
+                yield f"{name}:{number}", _without_times(json.loads(line or "{}"))
         elif path.suffix == ".safetensors" and "checkpoints" not in path.parts:
             yield name, _weights_hash(path)
 

@@ -1,0 +1,127 @@
+"""Every owner of a detail that docs/algorithm.md names is executed by a run of its stage: none is there for show."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from kedge.config import config_from_settings
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
+from kedge.rewards import RewardTerm
+from kedge.rewards.penalties import too_long
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "kedge"
+OWNERS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+)`", (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8"))))
+
+POSTS = [
+    {"subreddit": "sail", "title": f"Rope {number}", "post": "It broke.\nHelp.", "summary": "rope broke"}
+    for number in range(6)
+]
+PAIRS = [{"prompt": f"The boat {n}", "chosen": " sails", "rejected": " sinks"} for n in range(4)]
+RANKED = [{"prompt": f"The tide {n}", "responses": [" in", " out", " up"], "ranks": [2, 1, 3]} for n in range(4)]
+PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
+
+
+@contextmanager
+def executed() -> Iterator[set[tuple[str, int]]]:
+    """The file and first line of every function of kedge that the block calls."""
+    seen: set[tuple[str, int]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and (code := frame.f_code).co_filename.startswith(str(SOURCE)):
+            seen.add((code.co_filename, code.co_firstlineno))
+
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+def lines_of(file: str, name: str) -> range | None:
+    """The lines of a function or class, decorators included; None for a protocol, which has nothing to execute."""
+    tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+    [node] = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) and each.name == name]
+    if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases):
+        return None
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return range(first, (node.end_lineno or first) + 1)
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [-len(text) / 10 for text in completions]
+
+
+def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
+    """Short runs that together use every option of docs/algorithm.md."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None  # so that one is added
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=1)
+    judge = save_tiny_reward_model(tmp_path / "judge", seed=1)
+
+    def settings(stage: str, name: str, **more: Any) -> Any:
+        common = {
+            "model": str(policy),
+            "out": str(tmp_path / name),
+            "runtime.report": False,
+            "runtime.precision": "fp32",
+        }
+        return config_from_settings(stage, {**common, **more})
+
+    def ppo(name: str, reward: Any, **more: Any) -> Callable[[], object]:
+        small = {"num_prompts": 4, "max_new_tokens": 6, "num_updates": 2, "runtime.num_fixed_prompts": 0}
+        config = settings("ppo", name, **{**small, **more})
+        return lambda: run_ppo(config, prompts=PROMPTS, reward=reward)
+
+    sft = settings("sft", "sft", batch_size=3, **{"data.template": "tldr", "data.max_prompt_tokens": 90})
+    yield lambda: run_sft(sft, demonstrations=POSTS)
+    preferences = settings("reward", "reward", batch_size=2, **{"data.eval_fraction": 0.3})
+    yield lambda: run_reward(preferences, comparisons=PAIRS + RANKED)
+    (tmp_path / "texts.jsonl").write_text('{"text": "The crew hauled on the rope."}\n' * 4)
+    adaptive = {"kl_controller": "ziegler", "entropy_coef": 0.01, "entropy_target": 4.0, "whiten_rewards": True}
+    mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
+    yield ppo("shared", [length, RewardTerm(too_long, settings={"window": 0.5})], **adaptive, **mixed, spike_sigma=9.0)
+    in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
+    yield ppo("separate", str(judge), critic="separate", advantage="n_step", advantage_steps=2, **in_loss)
+    yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2)
+    yield ppo("total", length, advantage="total", policy_loss="kl_penalty_adaptive")
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, int]]:
+    found: set[tuple[str, int]] = set()
+    for run in stages(tmp_path_factory.mktemp("owners")):
+        with executed() as seen:
+            run()
+        found |= seen
+    return found
+
+
+def is_called(calls: set[tuple[str, int]], file: str, name: str) -> bool:
+    lines = lines_of(file, name)
+    return lines is None or any(path == str(SOURCE / file) and first in lines for path, first in calls)
+
+
+@pytest.mark.parametrize(("file", "name"), OWNERS, ids=":".join)
+def test_a_run_executes_the_owner(calls: set[tuple[str, int]], file: str, name: str) -> None:
+    assert is_called(calls, file, name)
+
+
+def test_an_owner_that_no_training_calls_would_be_noticed(calls: set[tuple[str, int]]) -> None:
+    assert not is_called(calls, "algorithm/kl.py", "sequence_kl")  # kedge evaluate's
+
+
+def test_the_page_names_owners() -> None:
+    assert len(OWNERS) > 40
