@@ -28,7 +28,7 @@ from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
 from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
-from kedge.training.runtime import stream_seed
+from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
 
@@ -104,7 +104,7 @@ def train(
                     scored = steps.score(rollout, drawn, update)
 
                 with clock.phase("experience"):
-                    learner = steps.learner(update, coefficients)
+                    learner = steps.learner(coefficients)
                     first_pass = steps.first_pass(learner, scored.rollout, update)
                     experience = steps.collect(scored, coefficients, first_pass=first_pass)
                     guard.check_experience(experience)
@@ -122,6 +122,7 @@ def train(
                     **steps.costs(rollout, result, update, reused=first_pass is not None),
                     **steps.metrics(update, drawn, rollout),
                     **clock.metrics(num_tokens=rollout.num_tokens),
+                    **memory_in_use(run.device),
                 }
                 log.write(update, metrics, experience, scored.prompts, result)
                 if not result.refused:

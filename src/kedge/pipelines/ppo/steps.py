@@ -21,7 +21,7 @@ from kedge.training.controllers import Coefficients
 from kedge.training.guard.guard import StepCheck
 from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
-from kedge.training.runtime import memory_in_use, stream, stream_seed
+from kedge.training.runtime import stream, stream_seed
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 
 __all__ = ["PpoSteps"]
@@ -88,7 +88,7 @@ class PpoSteps:
             seed=stream_seed(self.config.runtime.seed, "reward", update),
         )
 
-    def learner(self, update: int, coefficients: Coefficients) -> LanguageLearner:
+    def learner(self, coefficients: Coefficients) -> LanguageLearner:
         """The learner of one update."""
         return LanguageLearner(
             self.roles.actor_critic,
@@ -185,12 +185,11 @@ class PpoSteps:
         )
 
     def metrics(self, update: int, drawn: Sequence[Prompt], rollout: Rollout) -> dict[str, float]:
-        """Learning rate, staleness, distinct prompts and memory of an update."""
+        """Learning rate, staleness and distinct prompts of an update."""
         return {
             "policy/learning_rate": self.learning_rate(update),
             "policy/staleness": update - 1 - int(rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in drawn}) / len(drawn),
-            **memory_in_use(self.run.device),
         }
 
     @cached_property
