@@ -1,1 +1,1 @@
-"""The parts of the documentation that are computed: the page of all fields, and one token's way with its pictures."""
+"""The generated documentation: the reference of all fields, and the page about one token with its figures."""

@@ -1,7 +1,7 @@
-"""`python -m handbook.record runs/demo`: one real PPO update of the demo's world, written down token by token.
+"""`python -m handbook.record runs/demo`: records a real PPO update on the demo's task, token by token.
 
-PPO starts from the demo's SFT policy and reward model. After a few updates, one more is made of a small batch, and
-everything that it is computed from is kept in `handbook/token.json`: what page and pictures are drawn from.
+PPO starts from the demo's SFT policy and reward model. After a few updates, one more with a small batch is recorded in
+`handbook/token.json`, from which the page and its figures are generated.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ RECORD = Path(__file__).parent / "token.json"
 SEED = 0
 NUM_UPDATES, NUM_PROMPTS, NUM_EPOCHS = 10, 512, 4
 NUM_RECORDED = 16
-"""Responses in the update that is written down: few enough to keep them all."""
+"""Responses in the recorded update: few enough to record them all."""
 NUM_CHOICES = 6
-"""Candidates for the next token that are kept."""
+"""Most likely next tokens that are recorded."""
 SETTINGS: dict[str, Any] = {
     "ppo.num_updates": NUM_UPDATES,
     "ppo.num_epochs": NUM_EPOCHS,
@@ -53,14 +53,14 @@ SETTINGS: dict[str, Any] = {
 
 
 def main(demo: Path) -> None:
-    """Train for a few updates from the models in a demo's folder, and write the record of one more."""
+    """Train for a few updates from the models in a demo's folder, and record one more."""
     world = World(SEED, split="handbook")
     prompts = [asdict(prompt) for prompt in world.prompts(NUM_PROMPTS)]
-    asked = world.prompts(NUM_RECORDED, start=NUM_PROMPTS)
+    recorded = world.prompts(NUM_RECORDED, start=NUM_PROMPTS)
 
     def record(update: int, roles: Roles) -> None:
         if update == NUM_UPDATES:
-            RECORD.write_text(_written(recorded_update(config, roles, asked)), encoding="utf-8")
+            RECORD.write_text(_written(recorded_update(config, roles, recorded)), encoding="utf-8")
 
     with TemporaryDirectory() as folder:
         models = {
@@ -73,17 +73,17 @@ def main(demo: Path) -> None:
 
 
 def _written(record: dict[str, Any]) -> str:
-    """The record as JSON, a line per response."""
+    """The record as JSON, one line per response."""
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in record["responses"])
     head = json.dumps({**record, "responses": []}, ensure_ascii=False)
     return head.replace('"responses": []', f'"responses": [\n{rows}\n]') + "\n"
 
 
 def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Make one update on these prompts, and tell what it was computed from.
+    """Make one update on these prompts, and record its inputs.
 
     Returns:
-        Plain figures: settings, a row per response with a figure per token, and the token that was raised most.
+        Plain numbers: settings, a row per response with values per token, and the token whose ratio grew the most.
     """
     ppo, temperature = config.ppo, config.rollout.temperature
     ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in prompts]
@@ -108,10 +108,10 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
     )
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
-    row, token = _raised_most(experience, epochs[-1])
-    named = ("kl_coef", "gamma", "gae_lambda", "clip_range", "value_clip_range", "value_coef", "num_epochs")
+    row, token = _largest_ratio(experience, epochs[-1])
+    names = ("kl_coef", "gamma", "gae_lambda", "clip_range", "value_clip_range", "value_coef", "num_epochs")
     return {
-        "settings": {**{name: getattr(ppo, name) for name in named}, "temperature": temperature},
+        "settings": {**{name: getattr(ppo, name) for name in names}, "temperature": temperature},
         "parameters": sum(parameter.numel() for parameter in roles.actor_critic.policy_parameters()),
         "updates_before": NUM_UPDATES,
         "row": row,
@@ -123,7 +123,7 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
 
 
 def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]:
-    """Train one epoch at a time; the log probabilities of all tokens after each."""
+    """Train one epoch at a time; returns the log probabilities of all tokens after each."""
     objective = objective_of(config, experience, coefficients_of(config))
     learner = LanguageLearner(roles.actor_critic, temperature=config.rollout.temperature)
     after: list[Tensor] = []
@@ -143,8 +143,8 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
     return after
 
 
-def _raised_most(experience: Experience, logprobs: Tensor) -> tuple[int, int]:
-    """Row and position of the token whose ratio is the largest."""
+def _largest_ratio(experience: Experience, logprobs: Tensor) -> tuple[int, int]:
+    """Row and position of the token with the largest ratio."""
     mask = experience.action_mask
     moved = (logprobs - experience.old_logprobs).masked_fill(~mask, -1.0)
     return divmod(int(moved.argmax()), mask.shape[1])
@@ -152,13 +152,13 @@ def _raised_most(experience: Experience, logprobs: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def _next_tokens(roles: Roles, rollout: Rollout, temperature: float) -> list[Tensor]:
-    """Per response, the probability of every token of the vocabulary at each of its positions."""
+    """Per response, the next-token distribution at each of its positions."""
     policy = roles.actor_critic.policy
     ids = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
     mask = torch.cat([rollout.prompt_mask, rollout.token_mask], dim=1)
     hidden = policy.hidden(TokenRows.unpad(ids, mask)).split(rollout.row_lengths)
     lengths = rollout.response_lengths.tolist()
-    # The state before a token says what comes next: one position earlier than the token itself.
+    # The hidden state one position earlier predicts the token.
     return [
         (policy.logits(states[-length - 1 : -1]) / temperature).softmax(-1)
         for states, length in zip(hidden, lengths, strict=True)
@@ -168,15 +168,15 @@ def _next_tokens(roles: Roles, rollout: Rollout, temperature: float) -> list[Ten
 def _choices(roles: Roles, probabilities: Tensor) -> list[tuple[str, float]]:
     top = probabilities.topk(NUM_CHOICES)
     return [
-        (str(roles.tokenizer.decode([token])), _rounded(share))
-        for token, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        (str(roles.tokenizer.decode([token])), _rounded(probability))
+        for token, probability in zip(top.indices.tolist(), top.values.tolist(), strict=True)
     ]
 
 
 def _row(roles: Roles, experience: Experience, epochs: Sequence[Tensor], index: int) -> dict[str, Any]:
     length = int(experience.action_mask[index].sum())
     ids = experience.rollout.response_ids[index, :length].tolist()
-    figures = {
+    tensors = {
         "logprobs": experience.old_logprobs,
         "ref_logprobs": experience.ref_logprobs,
         "values": experience.values,
@@ -184,17 +184,17 @@ def _row(roles: Roles, experience: Experience, epochs: Sequence[Tensor], index: 
     return {
         "tokens": [str(roles.tokenizer.decode([token])) for token in ids],
         "score": _rounded(float(experience.scores[index])),
-        **{name: _figures(tensor[index, :length]) for name, tensor in figures.items() if tensor is not None},
-        "epochs": [_figures(logprobs[index, :length]) for logprobs in epochs],
+        **{name: _values(tensor[index, :length]) for name, tensor in tensors.items() if tensor is not None},
+        "epochs": [_values(logprobs[index, :length]) for logprobs in epochs],
     }
 
 
-def _figures(tensor: Tensor) -> list[float]:
-    return [_rounded(figure) for figure in tensor.tolist()]
+def _values(tensor: Tensor) -> list[float]:
+    return [_rounded(value) for value in tensor.tolist()]
 
 
-def _rounded(figure: float) -> float:
-    return float(f"{figure:.6g}")
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site."""
+"""Hooks of mkdocs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["on_page_content"]
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Let long names break at their joints, but in a table's first column; mkdocs calls this for each page."""
-    return re.sub(r"(</td>\s*<td>)(.*?)(?=</td>)", lambda cell: cell[1] + _joints(cell[2]), html, flags=re.DOTALL)
+    """Allow line breaks in long names in table cells, except in the first column."""
+    return re.sub(r"(</td>\s*<td>)(.*?)(?=</td>)", lambda cell: cell[1] + _with_breaks(cell[2]), html, flags=re.DOTALL)
 
 
-def _joints(cell: str) -> str:
+def _with_breaks(cell: str) -> str:
     return re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_breaks(code[1])}</code>", cell)
 
 

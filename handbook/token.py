@@ -1,4 +1,4 @@
-"""What one recorded update does to one token: every figure by kedge's own functions, from the record's raw ones."""
+"""What a recorded update does to one token, computed from the record by kedge's own functions."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from kedge.algorithm import (
     shape_rewards,
 )
 
-__all__ = ["TokenStory", "read_record", "tell_story"]
+__all__ = ["TokenUpdate", "compute_update", "read_record"]
 
 
 @dataclass(frozen=True)
-class TokenStory:
-    """The followed response, a figure per token, and the figures of the followed token.
+class TokenUpdate:
+    """One response of a batch with its values per token, and one of its tokens.
 
     Attributes:
-        record: What was written down, as it was.
-        row: Which response is followed.
-        token: Which of its tokens.
+        record: The record.
+        row: Index of the response.
+        token: Position of the token in the response.
         tokens: The response's tokens as text.
-        score: The response's.
-        mask: True on the tokens of all responses.
-        logprobs: Under the policy that sampled, nats; of all responses, as the next ones.
+        score: The response's score.
+        mask: True on the tokens of all responses, [batch, time] like the tensors below.
+        logprobs: Under the sampling policy, nats.
         ref_logprobs: Under the reference, nats.
-        kl: Of the policy to the reference, nats, sampled.
-        rewards: The score at the end, less what each token pays.
-        values: The critic's forecast before each token.
-        residuals: δ, the surprise at each token.
-        raw_advantages: A, before whitening.
-        advantages: A, as the loss sees it.
+        kl: Sampled KL of the policy to the reference, nats.
+        rewards: The KL penalty of each token, plus the score at the last.
+        values: The critic's value before each token.
+        residuals: δ, the TD residual of each token.
+        raw_advantages: A before whitening.
+        advantages: A after whitening.
         returns: The critic's targets.
-        ratios: Per epoch the ratio ρ of each token after it.
-        losses: Per epoch the followed token's part of the loss, at the ratio that the epoch began with.
-        held: Per epoch whether the clip held the followed token back.
+        ratios: ρ after each epoch, [epoch, batch, time].
+        losses: Per epoch, the token's part of the policy loss at the start of the epoch.
+        clipped: Per epoch, whether the token was clipped at the start of the epoch.
     """
 
     record: dict[str, Any]
@@ -66,15 +66,15 @@ class TokenStory:
     returns: Tensor
     ratios: Tensor
     losses: list[float]
-    held: list[bool]
+    clipped: list[bool]
 
-    def of(self, figures: Tensor) -> list[float]:
-        """The followed response's figures, without padding."""
-        return figures[self.row][self.mask[self.row]].tolist()
+    def of(self, values: Tensor) -> list[float]:
+        """The response's values, without padding."""
+        return values[self.row][self.mask[self.row]].tolist()
 
-    def at(self, figures: Tensor) -> float:
-        """The followed token's figure."""
-        return float(figures[self.row, self.token])
+    def at(self, values: Tensor) -> float:
+        """The token's value."""
+        return float(values[self.row, self.token])
 
     def setting(self, name: str) -> float:
         """A setting of the recorded run."""
@@ -82,7 +82,7 @@ class TokenStory:
 
     @property
     def sequence_kl(self) -> float:
-        """KL of the followed response, nats."""
+        """KL of the response, nats."""
         return float(sequence_kl(self.logprobs, self.ref_logprobs, self.mask)[self.row])
 
     @property
@@ -92,7 +92,7 @@ class TokenStory:
 
     @property
     def advantage_std(self) -> float:
-        """Their standard deviation."""
+        """Standard deviation of the batch's advantages before whitening."""
         return float(self.raw_advantages[self.mask].std(correction=0))
 
     @property
@@ -102,9 +102,9 @@ class TokenStory:
 
     @property
     def value_loss(self) -> float:
-        """The followed token's part of the value loss in the first epoch."""
+        """The token's part of the value loss in the first epoch."""
         value, target = (
-            figures[self.row, self.token].reshape(1, 1) / self.returns_std for figures in (self.values, self.returns)
+            tensor[self.row, self.token].reshape(1, 1) / self.returns_std for tensor in (self.values, self.returns)
         )
         limit = self.setting("value_clip_range")
         return float(
@@ -113,12 +113,12 @@ class TokenStory:
 
 
 def read_record() -> dict[str, Any]:
-    """The update as `handbook.record` wrote it down."""
+    """The update recorded by `handbook.record`."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def tell_story(record: dict[str, Any]) -> TokenStory:
-    """Compute what the update made of the record's raw figures."""
+def compute_update(record: dict[str, Any]) -> TokenUpdate:
+    """Recompute the update from the record."""
     rows, settings = record["responses"], record["settings"]
     row, token = record["row"], record["token"]
     mask = _padded([[1.0] * len(each["tokens"]) for each in rows]).bool()
@@ -132,7 +132,7 @@ def tell_story(record: dict[str, Any]) -> TokenStory:
     advantages = masked_whiten(raw, mask)
     after = [_padded([each["epochs"][epoch] for each in rows]) for epoch in range(settings["num_epochs"])]
     steps = [_policy_step(start, logprobs, advantages, row, token, settings) for start in [logprobs, *after[:-1]]]
-    return TokenStory(
+    return TokenUpdate(
         record=record,
         row=row,
         token=token,
@@ -150,15 +150,15 @@ def tell_story(record: dict[str, Any]) -> TokenStory:
         returns=returns,
         ratios=torch.stack([(each - logprobs).exp() for each in after]),
         losses=[loss for loss, _ in steps],
-        held=[held for _, held in steps],
+        clipped=[clipped for _, clipped in steps],
     )
 
 
 def _policy_step(
     start: Tensor, logprobs: Tensor, advantages: Tensor, row: int, token: int, settings: dict[str, Any]
 ) -> tuple[float, bool]:
-    """The followed token's loss at the start of an epoch, and whether the clip holds it back."""
-    now, old, advantage = (figures[row, token].reshape(1, 1) for figures in (start, logprobs, advantages))
+    """The token's loss at the start of an epoch, and whether it is clipped."""
+    now, old, advantage = (tensor[row, token].reshape(1, 1) for tensor in (start, logprobs, advantages))
     step = clipped_policy_loss(
         now, old, advantage, torch.ones(1, 1, dtype=torch.bool), clip_range=settings["clip_range"]
     )

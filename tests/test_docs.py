@@ -1,4 +1,4 @@
-"""The documentation tells the truth: commands parse, examples are read and run, all that is named is there."""
+"""The documentation is correct: commands parse, examples run, and everything it names exists."""
 
 import json
 import re
@@ -36,14 +36,14 @@ OVERRIDE = re.compile(rf"(?:{'|'.join(SECTIONS)})\.[a-z_]+=[^\s=]+")
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """The fenced blocks of a language, with the page that each stands on."""
+    """The fenced blocks of a language, with their pages."""
     for page, text in PAGES.items():
         for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             yield page, match[1]
 
 
 def spans(text: str) -> list[str]:
-    """Inline code; fenced blocks are none."""
+    """Inline code, without fenced blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
@@ -55,7 +55,7 @@ def commands() -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Pipelines that do nothing, and the files that the commands name, in an empty working directory."""
+    """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
     for stage in (*STAGES, "demo"):
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
@@ -72,7 +72,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
-def test_every_command_is_understood(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     mentioned = len(command) == 2 and command[1] in (*STAGES, "doctor", "report", "watch")
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
@@ -80,7 +80,7 @@ def test_every_command_is_understood(command: tuple[str, ...], monkeypatch: pyte
     assert not ended.value.code
 
 
-def test_every_target_of_make_is_there() -> None:
+def test_every_make_target_exists() -> None:
     lines = [line for _, block in blocks("bash") for line in block.splitlines() if line.startswith("make ")]
     named = {target for line in lines for target in shlex.split(line, comments=True)[1:]}
     named |= {span.removeprefix("make ") for text in PAGES.values() for span in spans(text) if span.startswith("make ")}
@@ -88,7 +88,7 @@ def test_every_target_of_make_is_there() -> None:
 
 
 @pytest.mark.parametrize("example", [block for _, block in blocks("yaml")])
-def test_every_yaml_example_is_a_configuration(example: str, tmp_path: Path) -> None:
+def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(example, encoding="utf-8")
     assert load_config(path) != Config()
@@ -100,7 +100,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
-    exec(compile(example, "example", "exec"), names)  # our own words
+    exec(compile(example, "example", "exec"), names)  # examples from this repository
     for value in list(names.values()):
         if isinstance(value, types.FunctionType) and value.__module__ not in sys.modules:
             judge = PairwiseJudge(value) if "first" in value.__code__.co_varnames else FunctionReward(value)
@@ -146,7 +146,7 @@ def table_rows(page: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in PAGES[page].splitlines() if re.match(r"\| \d+ \|", line)]
 
 
-def test_the_list_of_details_tells_the_defaults() -> None:
+def test_the_list_of_details_has_all_ppo_options_with_their_defaults() -> None:
     options = [span for row in table_rows("docs/algorithm.md") for span in spans(row[2])]
     assert [option for option in options if load_config(overrides=[option]) != Config()] == []
     listed = {option.partition("=")[0] for option in options}
@@ -154,13 +154,13 @@ def test_the_list_of_details_tells_the_defaults() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What a page's headings are called in links."""
+    """The anchors of a page's headings."""
     headings = [re.sub(r"[^\w\s-]", "", heading.lower()) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
     return {re.sub(r"\s+", "-", heading.strip()) for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_file_function_and_test_is_there(page: str) -> None:
+def test_every_link_file_function_and_test_exists(page: str) -> None:
     text = PAGES[page]
     links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     targets = [((ROOT / page).parent / file if file else ROOT / page, anchor) for file, _, anchor in links]
@@ -187,25 +187,25 @@ def test_every_claim_of_the_introductions_has_a_function_and_a_test() -> None:
     assert [row[:2] for row in proven if "–" in row[3:]] == []
 
 
-def test_no_page_knows_the_machine_it_was_written_on() -> None:
+def test_no_page_contains_an_absolute_path() -> None:
     assert [page for page, text in PAGES.items() if re.search(r"(?<![\w.])/(home|root|tmp|work|Users)\b", text)] == []
 
 
 def numbered() -> dict[int, set[int]]:
-    """The sections of the list of details, with the numbers of their rows."""
+    """The sections of the list of details, with their row numbers."""
     parts = re.split(r"^## (\d+)\. .*$", PAGES["docs/algorithm.md"], flags=re.MULTILINE)[1:]
     rows = [{int(number) for number in re.findall(r"^(?:\| (\d+) \||(\d+)\. )", part, re.MULTILINE)
              for number in number if number} for part in parts[1::2]]  # fmt: skip
     return dict(zip(map(int, parts[::2]), rows, strict=True))
 
 
-def test_every_citation_in_the_source_leads_to_a_row() -> None:
+def test_every_citation_in_the_source_has_its_row() -> None:
     known = numbered()
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     cited = re.findall(r"spec (§[^;\n]*)", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     found = re.findall(r"(?:§|–)(\d+)(?:\.(\d+))?", " ".join(cited))
     assert len(found) > 50
-    # A bare number behind a dash is a row of the section before it.
+    # A bare number after a dash is a row of the preceding section.
     wrong = [(section, row) for section, row in found if row and int(row) not in known.get(int(section), set())]
     assert wrong == []
 
@@ -215,7 +215,7 @@ def first_column(section: str) -> set[str]:
 
 
 def metric_tables(heading: str) -> list[str]:
-    """The documentation of a stage's metrics: expected values, and bad ones."""
+    """The documentation of a stage's metrics: the table of all, and the table of bad values."""
     return (
         PAGES["docs/metrics.md"]
         .split(f"\n## {heading}\n")[1]
@@ -253,7 +253,7 @@ def settings(stage: str, policy: str, folder: Path, **more: Any) -> Config:
     )
 
 
-def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:
+def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "The tide went out."}\n', encoding="utf-8")
     small = {"num_updates": 1, "num_prompts": 4, "max_new_tokens": 4, "ptx_coef": 1.0, "pretraining": str(texts)}
@@ -264,16 +264,16 @@ def test_the_metrics_of_ppo_are_those_that_are_documented(policy: str, tmp_path:
     run_ppo(settings("ppo", policy, tmp_path / "run", **small), prompts=["The boat"], reward=vowels)
     found = measured(tmp_path / "run")
     assert "score/vowels" in found
-    assert {name.replace("vowels", "NAME") for name in found} | {"memory/device"} == documented("PPO")  # CUDA's alone
+    assert {name.replace("vowels", "NAME") for name in found} | {"memory/device"} == documented("PPO")  # CUDA only
 
 
-def test_the_value_loss_is_told_in_its_configured_unit() -> None:
+def test_the_documented_unit_of_the_value_loss_is_the_default() -> None:
     [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", metric_tables("PPO")[0], re.MULTILINE)
     assert Config().ppo.value.value_unit == "returns_std"
     assert unit == "variance of the update's returns; score² with `ppo.value_unit=score`"
 
 
-def test_the_metrics_of_the_supervised_stages_are_those_that_are_documented(policy: str, tmp_path: Path) -> None:
+def test_every_metric_of_the_supervised_stages_is_documented(policy: str, tmp_path: Path) -> None:
     half = {"data.eval_fraction": 0.5, "batch_size": 2}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)

@@ -1,4 +1,4 @@
-"""The documentation as a site: every page is in the navigation, and what is computed is up to date."""
+"""The documentation site: every page is in the navigation, and the generated pages are up to date."""
 
 import math
 import re
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from handbook.pages import computed_pages
+from handbook.pages import generated_pages
 from handbook.site import on_page_content
-from handbook.token import TokenStory, read_record, tell_story
+from handbook.token import TokenUpdate, compute_update, read_record
 from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.config import PRESETS
 from kedge.config.explain.describe import all_fields
@@ -33,17 +33,17 @@ def pages_of(navigation: Any) -> list[str]:
 def test_the_navigation_lists_every_page_once() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = pages_of(site["nav"])
-    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md")), "a page is added to nav in mkdocs.yml"
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md")), "add new pages to nav in mkdocs.yml"
     assert site["strict"] is True
 
 
-@pytest.mark.parametrize("name", computed_pages())
-def test_computed_pages_are_up_to_date(name: str) -> None:
-    fresh = (DOCS / name).read_text(encoding="utf-8") == computed_pages()[name]
-    assert fresh, f"docs/{name} is behind the source: run `make docs-pages`"
+@pytest.mark.parametrize("name", generated_pages())
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    fresh = (DOCS / name).read_text(encoding="utf-8") == generated_pages()[name]
+    assert fresh, f"docs/{name} is out of date: run `make docs-pages`"
 
 
-def test_every_field_has_its_entry_with_what_is_known_about_it() -> None:
+def test_every_field_has_an_entry_with_its_documentation() -> None:
     page = (DOCS / "fields.md").read_text(encoding="utf-8")
     entries = dict(re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
     assert list(entries) == [*(name for name, _ in all_fields() if "." not in name),
@@ -51,27 +51,27 @@ def test_every_field_has_its_entry_with_what_is_known_about_it() -> None:
     assert "- **default:** `0.2`\n" in entries["ppo.clip_range"]
     assert "- **too low:** " in entries["ppo.clip_range"]
     assert [name for name, entry in entries.items() if "- **source:** " not in entry] == []
-    told = re.findall(r"`(\S+)` (\S+)", entries["ppo.kl_coef"].split("- **presets:** ")[1])
-    assert len(told) == 2  # of the recipes that set it to something else than 0.05
-    assert all(PRESETS[name].values["ppo.kl_coef"].value == float(value.strip(",")) for name, value in told)
+    set_by = re.findall(r"`(\S+)` (\S+)", entries["ppo.kl_coef"].split("- **presets:** ")[1])
+    assert len(set_by) == 2  # presets whose value is not the default of 0.05
+    assert all(PRESETS[name].values["ppo.kl_coef"].value == float(value.strip(",")) for name, value in set_by)
 
 
 @pytest.fixture(scope="module")
-def story() -> TokenStory:
-    return tell_story(read_record())
+def update() -> TokenUpdate:
+    return compute_update(read_record())
 
 
 def advantages_by_loop(row: dict[str, Any], beta: float, decay: float) -> list[float]:
-    """The definition: every later surprise, fading by λ per step (γ = 1)."""
+    """The definition: the sum of all later TD residuals, discounted by λ per step (γ = 1)."""
     pairs = list(zip(row["logprobs"], row["ref_logprobs"], strict=True))
     rewards = [-beta * (own - reference) for own, reference in pairs]
     rewards[-1] += row["score"]
-    after = [*row["values"][1:], 0.0]
-    surprises = [rewards[t] + after[t] - row["values"][t] for t in range(len(rewards))]
-    return [sum(decay ** (k - t) * surprises[k] for k in range(t, len(surprises))) for t in range(len(surprises))]
+    next_values = [*row["values"][1:], 0.0]
+    residuals = [rewards[t] + next_values[t] - row["values"][t] for t in range(len(rewards))]
+    return [sum(decay ** (k - t) * residuals[k] for k in range(t, len(residuals))) for t in range(len(residuals))]
 
 
-def test_the_tokens_figures_are_those_of_the_definitions(story: TokenStory) -> None:
+def test_the_tokens_values_follow_from_the_definitions(update: TokenUpdate) -> None:
     record = read_record()
     rows, settings, t = record["responses"], record["settings"], record["token"]
     assert (settings["gamma"], settings["kl_coef"]) == (1.0, 0.1)
@@ -79,40 +79,40 @@ def test_the_tokens_figures_are_those_of_the_definitions(story: TokenStory) -> N
     flat = [advantage for row in raw for advantage in row]
     mean = sum(flat) / len(flat)
     std = math.sqrt(sum((advantage - mean) ** 2 for advantage in flat) / len(flat))
-    own, followed = rows[record["row"]], raw[record["row"]]
-    advantage = (followed[t] - mean) / std
-    assert story.of(story.raw_advantages) == pytest.approx(followed, abs=1e-5)
-    assert story.at(story.advantages) == pytest.approx(advantage, abs=1e-4)
-    assert story.at(story.returns) == pytest.approx(followed[t] + own["values"][t], abs=1e-5)
-    assert story.sequence_kl == pytest.approx(sum(own["logprobs"]) - sum(own["ref_logprobs"]), abs=1e-4)
-    ratios = [1.0, *(math.exp(epoch[t] - own["logprobs"][t]) for epoch in own["epochs"])]
-    expected = [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for ratio in ratios[:-1]]
-    assert story.losses == pytest.approx(expected, abs=1e-4)
-    assert story.held == [ratio > 1.2 for ratio in ratios[:-1]]
+    row, raw_advantages = rows[record["row"]], raw[record["row"]]
+    advantage = (raw_advantages[t] - mean) / std
+    assert update.of(update.raw_advantages) == pytest.approx(raw_advantages, abs=1e-5)
+    assert update.at(update.advantages) == pytest.approx(advantage, abs=1e-4)
+    assert update.at(update.returns) == pytest.approx(raw_advantages[t] + row["values"][t], abs=1e-5)
+    assert update.sequence_kl == pytest.approx(sum(row["logprobs"]) - sum(row["ref_logprobs"]), abs=1e-4)
+    ratios = [1.0, *(math.exp(epoch[t] - row["logprobs"][t]) for epoch in row["epochs"])]
+    losses = [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for ratio in ratios[:-1]]
+    assert update.losses == pytest.approx(losses, abs=1e-4)
+    assert update.clipped == [ratio > 1.2 for ratio in ratios[:-1]]
     returns = [a + v for row, advantages in zip(rows, raw, strict=True)
                for a, v in zip(advantages, row["values"], strict=True)]  # fmt: skip
     middle = sum(returns) / len(returns)
     spread = math.sqrt(sum((value - middle) ** 2 for value in returns) / len(returns))
-    assert story.value_loss == pytest.approx(0.5 * (followed[t] / spread) ** 2, abs=1e-3)
+    assert update.value_loss == pytest.approx(0.5 * (raw_advantages[t] / spread) ** 2, abs=1e-3)
 
 
-def test_the_pictures_show_the_records_figures(story: TokenStory, tmp_path: Path) -> None:
-    draw_pictures(story, tmp_path)
+def test_the_figures_show_the_records_values(update: TokenUpdate, tmp_path: Path) -> None:
+    draw_pictures(update, tmp_path)
     for name in PICTURES:
         drawn, kept = (re.findall(r"<text[^>]*>([^<]*)</text>", (folder / f"{name}.svg").read_text(encoding="utf-8"))
                        for folder in (tmp_path, DOCS / "pictures"))  # fmt: skip
-        assert drawn == kept, f"docs/pictures/{name}.svg is behind: run `make docs-pages`"
+        assert drawn == kept, f"docs/pictures/{name}.svg is out of date: run `make docs-pages`"
     clip = (DOCS / "pictures" / "clip.svg").read_text(encoding="utf-8")
-    assert all(f"ρ = {float(epoch[story.row, story.token]):.2f}" in clip for epoch in story.ratios)
+    assert all(f"ρ = {float(epoch[update.row, update.token]):.2f}" in clip for epoch in update.ratios)
 
 
-def test_long_names_break_at_their_joints_but_not_in_a_first_column() -> None:
+def test_long_names_may_break_except_in_a_first_column() -> None:
     row = "<tr>\n<td><code>a/b_c</code></td>\n<td>see <code>x/y.py::test_z</code></td>\n</tr>\n<p><code>a/b</code></p>"
     broken = row.replace("x/y.py::test_z", "x/<wbr>y.py::<wbr>test_<wbr>z")
     assert on_page_content(row) == broken
 
 
-def test_nothing_is_fetched_to_build_or_to_read_the_site() -> None:
+def test_the_site_is_built_and_read_offline() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "font: false" in text
     assert "://" not in "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -120,7 +120,7 @@ def test_nothing_is_fetched_to_build_or_to_read_the_site() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra `docs`")
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     site = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     run = subprocess.run(site, cwd=ROOT, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "true"})
     assert (run.returncode, run.stderr) == (0, "")

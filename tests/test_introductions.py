@@ -1,4 +1,4 @@
-"""The worked examples of the introductions that docs/claims.md goes through, with the figures that they print."""
+"""The worked examples of the introductions in docs/claims.md, with the numbers they print."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_the_four_clipped_ratios_of_s1(ratio: float, clipped: float, advantage: 
     assert objective(ratio, advantage) == pytest.approx(clipped * advantage, abs=1e-6)
 
 
-def test_the_forecasts_of_s1_become_advantages() -> None:
+def test_the_advantages_of_s1s_example() -> None:
     values, rewards = torch.tensor([[4.2, 4.5, 4.8]]), torch.tensor([[0.0, 0.0, 6.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
     weights = GeneralizedAdvantage(gamma=1.0, gae_lambda=1.0)(rewards, mask, values=values)
