@@ -19,7 +19,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "masked_whiten kept": (lambda x, mask: algorithm.masked_whiten(x, mask, shift_mean=False), ("rewards",)),
     "aggregate": (algorithm.aggregate, ("rewards",)),
     "aggregate sequence": (lambda x, mask: algorithm.aggregate(x, mask, aggregation="sequence"), ("rewards",)),
-    "truncated_importance_weights": (algorithm.truncated_importance_weights, ("logprobs", "old_logprobs")),
+    "truncated_importance_weights": (
+        lambda *xs: algorithm.truncated_importance_weights(*xs, cap=2.0),
+        ("logprobs", "old_logprobs"),
+    ),
     "sequence_kl": (algorithm.sequence_kl, ("logprobs", "ref_logprobs")),
     "kl_loss k2": (algorithm.kl_loss, ("logprobs", "ref_logprobs")),
     "kl_loss k3": (lambda *xs: algorithm.kl_loss(*xs, estimator="k3"), ("logprobs", "ref_logprobs")),

@@ -92,5 +92,5 @@ class TestErrors:
             ranking_loss(torch.zeros(2, 2), torch.zeros(2, 3))
 
     def test_there_must_be_a_pair(self):
-        with pytest.raises(ShapeError, match="no prompt has two responses of different rank"):
+        with pytest.raises(ShapeError, match="no prompt has two responses with different ranks"):
             ranking_loss(torch.zeros(2, 3), torch.ones(2, 3))

@@ -76,7 +76,7 @@ def score_rollout(
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
-        raise UnscoredError(f"reward {reward.name!r} gave none of {len(terms.scores)} responses a score")
+        raise UnscoredError(f"reward {reward.name!r} scored none of {len(terms.scores)} responses")
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)

@@ -335,7 +335,7 @@ def test_a_healthy_run_passes_strict(configured, tmp_path, precision):
 def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, stop_at):  # noqa: F811
     def alarming(completions, seed, **_):
         scores = vowels(completions)
-        if seed % 3 == 0:  # in some updates, whoever asks
+        if seed % 3 == 0:  # in some updates, regardless of the caller
             scores[0] = math.nan
         return scores
 

@@ -290,7 +290,7 @@ def test_learning_rate_zero_leaves_the_weights_and_the_kl_at_zero(tmp_path, poli
     assert all(row["policy/clip_fraction"] == 0 for row in result.metrics)
 
 
-def test_an_error_after_the_first_update_keeps_what_was_learnt(tmp_path, policy):
+def test_an_error_after_the_first_update_keeps_what_was_learned(tmp_path, policy):
     calls = []
 
     def fails_later(completions, **_):

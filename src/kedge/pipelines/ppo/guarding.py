@@ -1,4 +1,4 @@
-"""The guard of a PPO run: how incidents are recorded, where weights roll back to, what a dropped update logs."""
+"""Connects the guard to a PPO run: records incidents, rolls weights back, logs dropped updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["guarded_update", "new_guard"]
 
 
 def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
-    """The guard of a run, as configured.
+    """The configured guard of a run.
 
     Args:
         config: The configuration.
@@ -60,7 +60,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
 def guarded_update(
     config: Config, update: int, guard: Guard, loop: CheckpointedLoop, log: MetricsLog
 ) -> Iterator[None]:
-    """One update; if it is dropped before its end, its row of metrics records that alone.
+    """Context of one update; if the update is dropped, writes a row with only the guard's metrics.
 
     Raises:
         NumericsError: The run must stop.

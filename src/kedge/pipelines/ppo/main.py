@@ -54,7 +54,7 @@ def run_ppo(
         on_update: Called after each update with its number, from 1, and the models.
 
     Raises:
-        KedgeError: Something is missing, cannot be read or does not fit; one line, before any training.
+        KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
     """
     if resume and (out := finished_run(config)):

@@ -29,7 +29,7 @@ __all__ = ["PpoSteps"]
 
 @dataclass(frozen=True)
 class PpoSteps:
-    """A run's steps. Each depends only on its arguments and the weights.
+    """The steps of a run's updates. Each depends only on its arguments and the weights.
 
     Attributes:
         config: The run's configuration.
@@ -42,20 +42,20 @@ class PpoSteps:
     roles: Roles
 
     def sample(self, drawn: Sequence[Prompt], update: int) -> Rollout:
-        """The update's responses, `rollout.num_responses` to each prompt; see `roll_out`."""
+        """Sample the update's responses, `rollout.num_responses` per prompt."""
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
         return self.roll_out(drawn, groups, update - 1, "rollout", update)
 
     def roll_out(
         self, prompts: Sequence[Prompt], groups: Sequence[int], num_updates: int, *stream: str | int
     ) -> Rollout:
-        """A response per group number, each from its own random stream.
+        """Sample one response per group number, each from its own random stream.
 
         Args:
-            prompts: The prompts that the groups number.
-            groups: Which prompt each row answers.
-            num_updates: Updates that the policy has seen.
-            stream: Names the random streams.
+            prompts: The prompts.
+            groups: For each row, the index of its prompt.
+            num_updates: Updates that the policy has completed.
+            stream: Names of the random streams.
         """
         encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return self.roles.engine.generate(
@@ -66,15 +66,15 @@ class PpoSteps:
         )
 
     def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int) -> ScoredRollout:
-        """One score per response, from all rewards; responses without a score are dropped.
+        """Score each response with the weighted sum of the rewards; drop responses without a score.
 
         Args:
             rollout: The responses.
-            prompts: The prompts that the rollout's groups number.
+            prompts: The prompts, indexed by the rollout's groups.
             update: The update's number.
 
         Raises:
-            RewardError: A reward broke its contract.
+            RewardError: A reward failed or returned invalid scores.
             UnscoredError: No response has a score.
         """
         return score_rollout(
@@ -98,7 +98,7 @@ class PpoSteps:
         )
 
     def first_pass(self, learner: LanguageLearner, rollout: Rollout, update: int) -> PolicyOutputs | None:
-        """The first epoch's forward pass, if one pass holds a whole epoch; see `LanguageLearner`."""
+        """The first epoch's forward pass, if an epoch is a single pass; see `LanguageLearner`."""
         if self.config.ppo.loop.num_minibatches > 1 or not self.trains_policy(update):
             return None
         return learner.first_pass(rollout)
@@ -106,7 +106,7 @@ class PpoSteps:
     def collect(
         self, scored: ScoredRollout, coefficients: Coefficients, *, first_pass: PolicyOutputs | None = None
     ) -> Experience:
-        """Rewards, values, advantages and returns of every action; frozen from here on."""
+        """Compute rewards, values, advantages and returns of every action; they are then frozen."""
         ppo = self.config.ppo
         return collect_experience(
             scored.rollout,
@@ -136,7 +136,7 @@ class PpoSteps:
         *,
         check_step: StepCheck,
     ) -> UpdateResult:
-        """K epochs over the experience: the PPO update itself."""
+        """The PPO update: K epochs over the experience."""
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         set_learning_rate(self.roles.optimizer, self.learning_rate(update))
         with nullcontext() if trains_policy else learner.frozen_policy():
@@ -155,7 +155,7 @@ class PpoSteps:
             )
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
-        """How far the update moved the policy, if a controller needs it: one more forward pass."""
+        """How far the update moved the policy, if a controller needs it; takes one more forward pass."""
         if self.config.ppo.objective.policy_loss != "kl_penalty_adaptive":
             return {}
         return {"policy/distance_moved": distance_moved(learner, experience)}
@@ -176,7 +176,7 @@ class PpoSteps:
         return update > self.config.ppo.value.value_warmup_updates
 
     def costs(self, rollout: Rollout, result: UpdateResult, update: int, *, reused: bool) -> dict[str, float]:
-        """FLOPs of the update's phases; `reused`: the first pass gave the old log probabilities and values as well."""
+        """FLOPs of the update's phases; `reused`: the first pass also gave the old log probabilities and values."""
         return self._costs.metrics(
             rollout,
             reevaluated=not reused and not self.roles.engine.is_exact,
