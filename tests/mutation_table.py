@@ -1,6 +1,6 @@
-"""The mistakes that kedge's tests must notice: one line of the source each, and the test that catches it.
+"""The mutations that kedge's tests must detect: a line of the source, its replacement, and the test that fails.
 
-Most of them were made somewhere before: in a published listing, in a library, or in a first draft.
+Most are real bugs: from a published listing, a library, or a first draft.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AGGREGATION = f"{MASKING}::test_aggregation_reproduces_the_published_figures"
 QUADRANTS = f"{POLICY}::test_the_quadrants_of_the_clip"
 
 MUTATIONS = (
-    # Which position says what: spec §1.
+    # Positions: spec §1.
     Mutation(
         "off-by-one-states",
         "models/actor_critic.py",

@@ -1,4 +1,4 @@
-"""The worked examples of the introductions that docs/claims.md goes through, with the figures that they print."""
+"""The worked examples of the introductions covered by docs/claims.md, with their printed figures."""
 
 import math
 

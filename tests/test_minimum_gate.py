@@ -6,7 +6,7 @@
 3. Learning rate 0: training/test_update (all epochs and minibatches), algorithm/test_padding.
 4. Policy = reference: rollout/test_collect, training/test_update. Critic = reward model: models/test_actor_critic.
 5. GAE: algorithm/test_advantages. The L / L+1 identity: algorithm/test_shaping. Whitening and aggregation:
-   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer; no weight decay by default: here.
+   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer; no default weight decay: here.
 6. Micro-batches and REINFORCE at ρ = 1: training/test_update. Ranks: training/test_objective. The four quadrants:
    algorithm/test_policy_losses.
 7. Mutations: test_mutations.

@@ -1,4 +1,4 @@
-"""The package declares what it imports: no module may come by way of another package's dependencies."""
+"""The package declares every import as a dependency; none is only available through another package."""
 
 from __future__ import annotations
 

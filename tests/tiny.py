@@ -1,4 +1,4 @@
-"""Tiny things that behave like the real ones: a byte-level tokenizer and random models of a few thousand parameters."""
+"""Tiny models for tests: a byte-level tokenizer and random models with a few thousand parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is, bit for bit, the run that was not."""
+"""A run that was stopped and resumed is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long run holds at its end what it held near its beginning: memory, open files, threads, processes."""
+"""A long run does not leak memory, open files, threads or processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One update, several learners: responses with tokens that are only read, no critic, and a policy for control."""
+"""The update with several learners: responses with read-only tokens, no critic, and a control policy."""
 
 from __future__ import annotations
 

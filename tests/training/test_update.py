@@ -1,4 +1,4 @@
-"""The PPO update on real (tiny) models: what must hold before, during and after the epochs, however it is split."""
+"""The PPO update on tiny models: properties before, during and after the epochs, for every split."""
 
 import copy
 import math

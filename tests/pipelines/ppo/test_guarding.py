@@ -1,4 +1,4 @@
-"""Faults that are injected into real PPO runs: no broken step is taken, and the run says which response is to blame."""
+"""Faults injected into real PPO runs: no broken step is taken, and the responsible response is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PPO stage end to end on tiny models: what it writes, what it repeats to the bit, what it refuses."""
+"""The PPO stage end to end on tiny models: its files, bit-identical repetition, and rejected inputs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the guard lets through, and what becomes of the rest: stop, skip, rollback, and their limits."""
+"""The guard's decisions: which updates and steps pass; stop, skip, rollback and their limits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The one to blame is found: the first figure in the order of causes, its row and token, or the weight."""
+"""Finds the cause of non-finite values: the first one in order of computation, its row and token, or the weight."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The supervised loop on a loss small enough to follow by hand: one gradient per batch, any split, any interruption."""
+"""The supervised loop on a loss computed by hand: one gradient per batch, for any split and interruption."""
 
 from __future__ import annotations
 
