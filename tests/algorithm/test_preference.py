@@ -44,7 +44,7 @@ def test_known_values():
 @given(SEEDS, st.floats(-50, 50))
 def test_rankings_agree_with_a_loop_over_pairs(seed, shift):
     scores = draw(seed, 4, 5)
-    # Few ranks, so that there are ties; NaN stands for a response that is not there.
+    # Few ranks, so that there are ties; NaN marks a missing response.
     ranks = torch.randint(1, 4, (4, 5), generator=torch.Generator().manual_seed(seed)).double()
     ranks[0, 3:] = math.nan
     ranks[0, 0], ranks[0, 1] = 1.0, 2.0

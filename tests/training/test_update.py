@@ -340,7 +340,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay():
     experience = make_experience(models)
     broken = replace(experience, advantages=torch.full_like(experience.advantages, torch.nan))
     before = [p.detach().clone() for p in models.parameters()]
-    with pytest.raises(NumericsError, match=r"is nan: the step was not taken"):
+    with pytest.raises(NumericsError, match=r"is nan; .*the step was not taken"):
         run_update(models, broken)
     assert all(torch.equal(old, new) for old, new in zip(before, models.parameters(), strict=True))
 

@@ -76,7 +76,7 @@ def equal(one, other):
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    """Change what the PPO update of some update is given, or do something before it."""
+    """Change the input of some updates' PPO step, or call a function before it."""
 
     def arrange(*updates, change=lambda experience: experience):
         update_once, calls = ppo_steps.ppo_update, []
@@ -115,7 +115,7 @@ def test_a_function_in_a_process_of_its_own_is_named_with_the_response_too(confi
     )
     with pytest.raises(NumericsError, match="update 1: judge gave response 1 inf"):
         run_ppo(configured(reward=f"{tmp_path}/rewards.py:judge"), prompts=PROMPTS)
-    # The run came to nothing: what tells why is left, and the folder is free.
+    # The run produced nothing: the diagnostic files remain, and the folder can be used again.
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["incidents.jsonl", "reward.log"]
     assert read_incidents(tmp_path / "run")[0]["row"] == 1
     run_ppo(configured(num_updates=1), prompts=PROMPTS, reward=vowels)
