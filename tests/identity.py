@@ -1,12 +1,12 @@
-"""Whether two checkouts train to the same bits: what a change of structure must show.
+"""Checks that two checkouts train with bit-identical results, for refactorings.
 
     python -m tests.identity record after.json                                 # this checkout
-    PYTHONPATH=../before/src python -m tests.identity record before.json       # another one's source
+    PYTHONPATH=../before/src python -m tests.identity record before.json       # another checkout's source
     python -m tests.identity compare before.json after.json
 
-Short runs of every stage on tiny random models, and with `--demo` the demo (two minutes), through the real command.
-Recorded are all rows of the logs, but for times and memory, and a hash of every weight. Both recordings need the same
-number of threads (OMP_NUM_THREADS): the demo's sums are rounded differently with another.
+Runs every stage briefly on tiny random models through the command line, with `--demo` also the demo (two minutes).
+Records all rows of the logs, except times and memory, and a hash of every weight file. Both recordings need the same
+number of threads (OMP_NUM_THREADS), which changes the rounding of the demo's sums.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from safetensors import safe_open
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 MEASURED = ("time/", "memory/", "tokens_per_second")
-"""Prefixes of the metrics that no two runs share."""
+"""Prefixes of metrics that differ between identical runs."""
 
 RENAMED = {"policy/optimiser_steps": "policy/optimizer_steps"}
-"""Metrics of earlier versions, by the name that they have today."""
+"""Metrics of earlier versions, with their current names."""
 
 RENAMED_FOLDERS = {"ppo-without-leash/": "ppo-without-kl/"}
-"""Folders of earlier versions, by their current name."""
+"""Folders of earlier versions, with their current names."""
 
 LOGS = ("metrics.jsonl", "details.jsonl", "samples.jsonl")
 
@@ -71,7 +71,7 @@ WORDS = ("boat", "rope", "sail", "tide", "crew", "anchor", "sea", "wind")
 
 
 def make_inputs(folder: Path) -> None:
-    """Models, data and a reward function, the same each time."""
+    """Create models, data and a reward function, identical each time."""
     save_tiny_policy(folder / "policy")
     save_tiny_reward_model(folder / "reward_model", seed=1)
     texts = [f"The {one} and the {two}" for one in WORDS for two in WORDS if one != two]
@@ -86,7 +86,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def record(out: Path, *, demo: bool) -> None:
-    """Run everything under the kedge that this interpreter imports, and write down what came of it."""
+    """Run everything with the kedge that this interpreter imports, and write the results."""
     runs = {**RUNS, **({"demo": DEMO} if demo else {})}
     found: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as work:
@@ -125,7 +125,7 @@ def _weights_hash(path: Path) -> str:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print what differs, run by run; the number of differences."""
+    """Print the differences of each run; return their number."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
     total = 0
     for run in sorted({*old, *new}):

@@ -1,4 +1,4 @@
-"""One mistake that kedge's tests must notice."""
+"""A mutation of the source that kedge's tests must detect."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The mistakes that kedge's tests must notice: one line of the source each, and the test that catches it.
+"""The mutations that kedge's tests must detect: a line of the source, its replacement, and the test that fails.
 
-Most of them were made somewhere before: in a published listing, in a library, or in a first draft.
+Most are real bugs: from a published listing, a library, or a first draft.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLER = "tests/rollout/test_sampler.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 ROWS = "tests/models/packing/test_rows.py"
 OBJECTIVE = "tests/training/test_objective.py"
-OPTIMISER = "tests/training/test_optimizer.py"
+OPTIMIZER = "tests/training/test_optimizer.py"
 SUPERVISED = "tests/training/supervised/test_losses.py"
 UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
@@ -45,7 +45,7 @@ AGGREGATION = f"{MASKING}::test_aggregation_reproduces_the_published_figures"
 QUADRANTS = f"{POLICY}::test_the_quadrants_of_the_clip"
 
 MUTATIONS = (
-    # Which position says what: spec §1.
+    # Positions: spec §1.
     Mutation(
         "off-by-one-states",
         "models/actor_critic.py",
@@ -126,11 +126,11 @@ MUTATIONS = (
         f"{PREFERENCE}::test_absent_responses_influence_neither_value_nor_gradient[nan]",
     ),
     Mutation(
-        "normalisation-not-stored",
+        "normalization-not-stored",
         "models/scalar.py",
         "setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))",
         "pass",
-        f"{GATE}::test_a_critic_copied_from_a_normalised_reward_model_is_normalised_too",
+        f"{GATE}::test_a_critic_copied_from_a_normalized_reward_model_is_normalized_too",
     ),
     Mutation(
         "dropout-on-in-the-policy",
@@ -257,8 +257,8 @@ MUTATIONS = (
     Mutation(
         "variance-over-padding",
         "algorithm/masking.py",
-        "centred.square().sum() / (count - correction)",
-        "centred.square().sum() / (mask.numel() - correction)",
+        "centered.square().sum() / (count - correction)",
+        "centered.square().sum() / (mask.numel() - correction)",
         f"{MASKING}::test_whitening_before_masking_would_give_something_else",
     ),
     # Losses: spec §6.27–6.32.
@@ -339,13 +339,13 @@ MUTATIONS = (
         "torch.arange(num_rows)",
         f"{UPDATE}::test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once",
     ),
-    # Optimiser: spec §7.35.
+    # Optimizer: spec §7.35.
     Mutation(
         "tf1-eps-ignored",
         "training/optimizer.py",
         'group["tf1_eps"] / math.sqrt(1.0 - group["betas"][1] ** group["tf1_step"])',
         'group["tf1_eps"]',
-        f"{OPTIMISER}::test_three_steps_follow_the_hand_computed_trace[tf1-expected1]",
+        f"{OPTIMIZER}::test_three_steps_follow_the_hand_computed_trace[tf1-expected1]",
     ),
     Mutation(
         "weights-decay-silently",

@@ -1,4 +1,4 @@
-"""What else runs on this machine: for tests that a process leaves nothing behind."""
+"""Lists running processes, for tests that none are left behind."""
 
 import os
 import subprocess

@@ -198,7 +198,7 @@ def test_each_kind_of_reward_goes_where_it_belongs():
         (kedge.ppo, {"reward": []}, ConfigError, "kedge ppo needs reward"),
         (kedge.ppo, {"prompts": 3}, DataError, "data.prompts must be a file, a hub id or a list of rows, not a int"),
         (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not a dict"),
-        (kedge.ppo, {"prompts": []}, DataError, "holds no rows"),
+        (kedge.ppo, {"prompts": []}, DataError, "has no rows"),
         (kedge.ppo, {"model": "m"}, ConfigError, "model is given twice"),
         (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
         (kedge.ppo, {"clip": 0.1}, ConfigError, "clip is not a setting of ppo; did you mean ppo.clip_range"),

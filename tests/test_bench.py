@@ -1,4 +1,4 @@
-"""The benchmark itself: workloads that all systems read identically, figures, tables, the page."""
+"""The benchmark: identical workloads for all systems, figures, tables, and the page."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The minimum gate (spec §12): which test proves each of its items, and the tests of what crosses packages.
+"""The minimum gate (spec §12): the test of each item, and the tests that involve several packages.
 
-1. The index fixture, from the sampler to the reward: here; an empty response is refused: here.
+1. The index fixture, from the sampler to the reward: here; empty responses are rejected: here.
 2. Padding: logprobs, values, entropy and their gradients in models/test_actor_critic, scores in models/test_scalar,
-   every function of the algorithm in algorithm/test_padding; experience, an update's figures and its weights: here.
+   every function of the algorithm in algorithm/test_padding; an update's experience, metrics and weights: here.
 3. Learning rate 0: training/test_update (all epochs and minibatches), algorithm/test_padding.
 4. Policy = reference: rollout/test_collect, training/test_update. Critic = reward model: models/test_actor_critic.
 5. GAE: algorithm/test_advantages. The L / L+1 identity: algorithm/test_shaping. Whitening and aggregation:
-   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer, and no decay by default: here.
+   algorithm/test_masking. Estimators: algorithm/test_kl. Adam: training/test_optimizer; no default weight decay: here.
 6. Micro-batches and REINFORCE at ρ = 1: training/test_update. Ranks: training/test_objective. The four quadrants:
    algorithm/test_policy_losses.
 7. Mutations: test_mutations.
@@ -32,7 +32,7 @@ from tests.training.test_update import GAE, PROMPTS, make_experience, make_model
 
 PAD, EOS, VOCABULARY = 0, 2, 12
 
-# What the policy says, what is kept of it, the index L of the last counted token, and whether it stopped.
+# The sampled tokens, the tokens kept, the index L of the last counted token, and whether the response stopped.
 FIXTURE = [
     ([5, 6, EOS, 7, 8], [5, 6, EOS, PAD, PAD], 2, True),
     ([5, 6, 7, 8, 9], [5, 6, 7, 8, 9], 4, False),
@@ -41,36 +41,36 @@ FIXTURE = [
 ]
 
 
-class Parrot:
-    """A policy, and its own trunk and decoder, that says what it was told, token by token."""
+class ScriptedPolicy:
+    """A policy, with its trunk and decoder, that generates given tokens."""
 
     device, value_head, can_drop_rows = torch.device("cpu"), None, True
 
-    def __init__(self, said: list[list[int]]) -> None:
-        self.trunk, self.said = self, torch.tensor(said)
+    def __init__(self, script: list[list[int]]) -> None:
+        self.trunk, self.script = self, torch.tensor(script)
 
-    def decoder(self, prompts: list[list[int]], *, max_new_tokens: int, pad_id: int) -> "Parrot":
-        assert (len(prompts), max_new_tokens) == self.said.shape
+    def decoder(self, prompts: list[list[int]], *, max_new_tokens: int, pad_id: int) -> "ScriptedPolicy":
+        assert (len(prompts), max_new_tokens) == self.script.shape
         return self
 
     @property
     def hidden(self) -> torch.Tensor:
-        return self.said[:, 0]
+        return self.script[:, 0]
 
     def step(self, tokens: torch.Tensor) -> None:
-        assert tokens.tolist() == self.said[:, 0].tolist()
-        self.said = self.said[:, 1:]
+        assert tokens.tolist() == self.script[:, 0].tolist()
+        self.script = self.script[:, 1:]
 
     def keep(self, rows: torch.Tensor) -> None:
-        self.said = self.said[rows]
+        self.script = self.script[rows]
 
     def over_logits(self, measure, hidden: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return measure(50.0 * torch.nn.functional.one_hot(hidden, VOCABULARY), draws)
 
 
 def test_the_index_contract_from_sampling_to_reward():
-    said, kept, last, stopped = (list(column) for column in zip(*FIXTURE, strict=True))
-    sampler = Sampler(Parrot(said), pad_id=PAD, stop_token=EOS, max_new_tokens=5)
+    script, kept, last, stopped = (list(column) for column in zip(*FIXTURE, strict=True))
+    sampler = Sampler(ScriptedPolicy(script), pad_id=PAD, stop_token=EOS, max_new_tokens=5)
     rollout = sampler.generate([[5, 6]] * 4, seeds=range(4))
     assert rollout.response_ids.tolist() == kept
     assert rollout.action_mask.tolist() == [[time <= index for time in range(5)] for index in last]
@@ -94,12 +94,12 @@ def test_an_empty_response_is_refused_and_never_wraps_to_the_last_column():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reward_model_in_training_mode_scores_alike_twice(family):
     model = ScalarModel(tiny_reward_model(family), tiny_tokenizer())
-    model.trunk.checkpoint_activations()  # which runs the layers in training mode indeed
+    model.trunk.checkpoint_activations()  # runs the layers in training mode
     rows = TokenRows.of(ROWS)
     assert torch.equal(model.train().scores(rows), model.train().scores(rows))
 
 
-def test_a_critic_copied_from_a_normalised_reward_model_is_normalised_too():
+def test_a_critic_copied_from_a_normalized_reward_model_is_normalized_too():
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
     rows = TokenRows.of(ROWS)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
     torch.testing.assert_close(
         stopping.logprobs, first.logprobs.masked_fill(~stopping.action_mask, 0.0), atol=1e-5, rtol=1e-5
     )
-    # What was said after the stop token stays in the ids, and nobody reads it.
+    # Tokens after the stop token stay in the ids and must have no influence.
     cut = replace(first, token_mask=stopping.token_mask, action_mask=stopping.action_mask, stopped=stopping.stopped)
     settings = {"temperature": 0.7, "kl_coef": 0.1}
     scores = torch.linspace(-1, 1, len(prompts))
@@ -151,7 +151,7 @@ def widened(rollout: Rollout, *, left: int, right: int) -> Rollout:
 
 
 def soiled(rollout: Rollout) -> Rollout:
-    """The rollout with more padding on both sides, and arbitrary tokens and NaN in all of it."""
+    """The rollout with more padding on both sides, filled with random tokens and NaN."""
     wide = widened(rollout, left=3, right=4)
     draw = torch.Generator().manual_seed(0)
     return replace(
@@ -170,7 +170,7 @@ def soiled(rollout: Rollout) -> Rollout:
 def test_padding_changes_no_figure_and_no_weight_of_an_update(critic, score_at):
     models = make_models(critic)
     clean = make_experience(models, score_at=score_at)
-    # One slot more, so that "after the last token" is the same slot in both.
+    # One more slot, so that "after the last token" is the same slot in both.
     narrow = widened(clean.rollout, left=0, right=1)
     found = []
     for rollout in (narrow, soiled(narrow)):
@@ -190,7 +190,7 @@ def test_padding_changes_no_figure_and_no_weight_of_an_update(critic, score_at):
 
 
 def test_a_matrix_without_a_gradient_stays_as_it_is():
-    # PyTorch's AdamW decays by 0.01 unless told otherwise (spec §7.35).
+    # The default weight decay of PyTorch's AdamW is 0.01 (spec §7.35).
     matrix = torch.nn.Parameter(torch.ones(2, 2))
     matrix.grad = torch.zeros(2, 2)
     build_optimizer([matrix], learning_rate=0.1).step()

@@ -1,4 +1,4 @@
-"""Every mistake of the table makes a test fail, and the script that says so can itself fail (spec §12.7)."""
+"""Every mutation of the table makes a test fail, and the mutation script can itself fail (spec §12.7)."""
 
 from dataclasses import replace
 

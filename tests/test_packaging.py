@@ -1,4 +1,4 @@
-"""The package declares what it imports: no module may come by way of another package's dependencies."""
+"""The package declares every import as a dependency; none is only available through another package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def normalised(name: str) -> str:
+def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -31,6 +31,6 @@ def test_every_import_is_declared() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     [block] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     extras = re.findall(r'^(\w+) = \["\1[<>=]', project, re.MULTILINE)  # such as wandb: an extra of that name alone
-    declared = {normalised(name) for name in [*re.findall(r'^  "([\w.-]+)', block, re.MULTILINE), *extras]}
+    declared = {normalized(name) for name in [*re.findall(r'^  "([\w.-]+)', block, re.MULTILINE), *extras]}
     homes = packages_distributions()
-    assert {name for name in foreign if not declared & {normalised(home) for home in homes.get(name, [name])}} == set()
+    assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()

@@ -1,4 +1,4 @@
-"""Tiny things that behave like the real ones: a byte-level tokenizer and random models of a few thousand parameters."""
+"""Tiny models for tests: a byte-level tokenizer and random models with a few thousand parameters."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def tiny_sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=150, special_tokens=["<pad>", "<bos>", "<eos>", "<unk>"], show_progress=False
     )
     learner.train_from_iterator(TEXTS, trainer)
-    learnt = json.loads(learner.to_str())["model"]
-    vocab = learnt["vocab"]
+    learned = json.loads(learner.to_str())["model"]
+    vocab = learned["vocab"]
     for value in range(256):
         vocab[f"<0x{value:02X}>"] = len(vocab)
-    merges = [tuple(pair) for pair in learnt["merges"]]
+    merges = [tuple(pair) for pair in learned["merges"]]
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(

@@ -54,7 +54,7 @@ def raising(completions: list[str]) -> list[float]:
 
 
 def dividing(completions: list[str]) -> list[float]:
-    """Returns NaN on responses that contain a certain word, like a ratio whose denominator can be 0."""
+    """Returns NaN on responses that contain a certain word, like a ratio with a zero denominator."""
     return [
         math.nan if "Easter" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)
     ]

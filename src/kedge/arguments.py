@@ -27,7 +27,7 @@ class Arguments:
 
     Args:
         settings: Fields of the configuration.
-        named: Fields with their own argument; `policy` stands for `model`, None leaves the field unset.
+        named: Fields with their own argument; `policy` sets `model`, None leaves the field unset.
 
     Raises:
         ConfigError: A model is not given by name, or a field is given twice.

@@ -72,7 +72,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 def _check_name(folder: Path) -> None:
     """Refuse invalid names now, before anything is loaded."""
     if str(folder).startswith("~"):
-        raise OutputError(f"{folder} cannot be created: there is no user of that name")
+        raise OutputError(f"{folder} cannot be created: the user in `~user` does not exist")
     try:
         folder.lstat()
     except (

@@ -1,4 +1,4 @@
-"""Ragged batches, and the garbage that may stand in their padding."""
+"""Ragged batches, and garbage for their padding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -81,9 +81,9 @@ def test_masks_that_break_their_contract_are_refused(experience):
     empty[3], unread[2, 0] = False, False
     with pytest.raises(ShapeError, match="row 3 of the rollout has no action"):
         check_masks(replace(rollout, action_mask=empty))
-    with pytest.raises(ShapeError, match="row 2 of the rollout has an action that token_mask leaves out"):
+    with pytest.raises(ShapeError, match="row 2 of the rollout has an action outside token_mask"):
         check_masks(replace(rollout, token_mask=unread))
-    with pytest.raises(ShapeError, match="one shape"):
+    with pytest.raises(ShapeError, match="shapes must be equal"):
         check_masks(replace(rollout, token_mask=unread[:, :3]))
 
 

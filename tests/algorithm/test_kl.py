@@ -152,5 +152,5 @@ class TestErrors:
             kl_estimate(torch.zeros(2), torch.zeros(2), estimator="k4")
 
     def test_shapes_must_agree(self):
-        with pytest.raises(ShapeError, match="one shape"):
+        with pytest.raises(ShapeError, match="shapes must be equal"):
             kl_estimate(torch.zeros(2), torch.zeros(3))

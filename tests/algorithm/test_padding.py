@@ -1,4 +1,4 @@
-"""What stands in padding reaches no value and no gradient, and more of it changes nothing (spec §12.1–12.3)."""
+"""The content and amount of padding changes no value and no gradient (spec §12.1–12.3)."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -19,7 +19,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "masked_whiten kept": (lambda x, mask: algorithm.masked_whiten(x, mask, shift_mean=False), ("rewards",)),
     "aggregate": (algorithm.aggregate, ("rewards",)),
     "aggregate sequence": (lambda x, mask: algorithm.aggregate(x, mask, aggregation="sequence"), ("rewards",)),
-    "truncated_importance_weights": (algorithm.truncated_importance_weights, ("logprobs", "old_logprobs")),
+    "truncated_importance_weights": (
+        lambda *xs: algorithm.truncated_importance_weights(*xs, cap=2.0),
+        ("logprobs", "old_logprobs"),
+    ),
     "sequence_kl": (algorithm.sequence_kl, ("logprobs", "ref_logprobs")),
     "kl_loss k2": (algorithm.kl_loss, ("logprobs", "ref_logprobs")),
     "kl_loss k3": (lambda *xs: algorithm.kl_loss(*xs, estimator="k3"), ("logprobs", "ref_logprobs")),
@@ -70,7 +73,7 @@ def parts(result: object) -> tuple[Tensor, ...]:
 
 
 def run(function: Callable[..., object], tensors: list[Tensor], mask: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The results, and the gradient of the first one by the first tensor (0 where there is none)."""
+    """The results, and the gradient of the first one with respect to the first tensor (0 if there is none)."""
     first = tensors[0].clone().requires_grad_()
     found = parts(function(first, *tensors[1:], mask))
     if found[0].requires_grad:

@@ -44,7 +44,7 @@ def test_known_values():
 @given(SEEDS, st.floats(-50, 50))
 def test_rankings_agree_with_a_loop_over_pairs(seed, shift):
     scores = draw(seed, 4, 5)
-    # Few ranks, so that there are ties; NaN stands for a response that is not there.
+    # Few ranks, so that there are ties; NaN marks a missing response.
     ranks = torch.randint(1, 4, (4, 5), generator=torch.Generator().manual_seed(seed)).double()
     ranks[0, 3:] = math.nan
     ranks[0, 0], ranks[0, 1] = 1.0, 2.0
@@ -92,5 +92,5 @@ class TestErrors:
             ranking_loss(torch.zeros(2, 2), torch.zeros(2, 3))
 
     def test_there_must_be_a_pair(self):
-        with pytest.raises(ShapeError, match="no prompt has two responses of different rank"):
+        with pytest.raises(ShapeError, match="no prompt has two responses with different ranks"):
             ranking_loss(torch.zeros(2, 3), torch.ones(2, 3))

@@ -58,11 +58,11 @@ def test_a_restored_stream_continues_where_it_was(before):
 
 
 def test_invalid_streams_are_rejected():
-    with pytest.raises(DataError, match="no prompts"):
+    with pytest.raises(DataError, match="the list of prompts is empty"):
         PromptStream([], seed=0)
     with pytest.raises(ValueError, match="rank is 2 with world_size 2"):
         PromptStream(POOL, seed=0, rank=2, world_size=2)
-    with pytest.raises(DataError, match="saved with 10 prompts and there are 9 now"):
+    with pytest.raises(DataError, match="saved with 10 prompts, but the data has 9"):
         PromptStream(POOL[:9], seed=0).load_state_dict(PromptStream(POOL, seed=0).state_dict())
 
 

@@ -298,9 +298,9 @@ def test_reasons_are_counted_whatever_their_numbers():
 
 
 def test_nothing_to_read(tmp_path):
-    with pytest.raises(DataError, match=r"empty\.jsonl holds no rows"):
+    with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
         read_prompts(str(lines(tmp_path / "empty.jsonl", b"")), tokenizer=PLAIN)
-    with pytest.raises(DataError, match="the data holds no rows"):
+    with pytest.raises(DataError, match="the data has no rows"):
         read_demonstrations([], tokenizer=PLAIN)
     with pytest.raises(DataError, match=r"1 of 1 rows \(100\.0%\) cannot be used"):
         read_prompts([{"prompt": ""}], tokenizer=PLAIN, max_rejected_fraction=1.0)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `samples.jsonl`: valid JSON whatever is measured, equal bytes for equal values."""
+"""`metrics.jsonl` and `samples.jsonl`: valid JSON for any value, equal bytes for equal values."""
 
 from __future__ import annotations
 

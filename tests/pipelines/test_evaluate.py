@@ -245,7 +245,7 @@ def test_the_first_prompts_are_enough(tmp_path):
             lambda **pairs: [2] * 10,
             ["evaluate.judge_mode=pairwise"],
             RewardError,
-            r"gave pair 0 2\.0; exp",
+            r"returned 2\.0 for pair 0; exp",
         ),
         (ROWS, lambda topic, **pairs: [], ["evaluate.judge_mode=pairwise"], RewardError, "takes 'topic', but no"),
         ([{"prompt": "a", "first": "b"}], prefer_letters, ["evaluate.judge_mode=pairwise"], RewardError, "'first' has"),

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is, bit for bit, the run that was not."""
+"""A run that was stopped and resumed is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -349,5 +349,5 @@ def test_a_damaged_note_of_the_end_is_one_line(tmp_path, policy):
 
 def test_a_home_that_nobody_has_is_one_line(policy):
     config = configure(policy, "~nobody-of-this-name/run", num_updates=1)
-    with pytest.raises(OutputError, match="there is no user of that name"):
+    with pytest.raises(OutputError, match="the user in `~user` does not exist"):
         run_ppo(config, prompts=PROMPTS, reward=len_of, resume=Resume())

@@ -94,7 +94,7 @@ def test_a_hang_ends_the_run_in_time_and_leaves_its_log_alone(configure, tmp_pat
 
 
 def test_where_nothing_has_a_score_the_run_says_so(configure):
-    with pytest.raises(UnscoredError, match="reward 'dies' gave none of 4 responses a score"):
+    with pytest.raises(UnscoredError, match="reward 'dies' scored none of 4 responses"):
         run_ppo(configure("ppo", "dies", on_error="drop"), prompts=PROMPTS)
 
 

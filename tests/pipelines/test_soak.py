@@ -1,4 +1,4 @@
-"""A long run holds at its end what it held near its beginning: memory, open files, threads, processes."""
+"""A long run does not leak memory, open files, threads or processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sixty_updates_leave_nothing_behind(tmp_path):
     readings = soak(tmp_path, 60)
     early, late = readings[20], readings[60]
     assert held(late) == held(early)
-    # What is kept of an update, a copy of the 14,000 weights say, is 28 objects and 60 kB: forty times that by now.
+    # Leaking one update, such as a copy of the 14,000 weights, is 28 objects and 60 kB; forty times that by now.
     assert late.objects - early.objects < 40
     assert late.memory - early.memory < 1.0
     # What could leak has happened: the reward function died and was started again, and old checkpoints were deleted.

@@ -67,14 +67,14 @@ def test_a_path_may_hold_colons(tmp_path):
     assert load_function(f"{path}:f")(completions=["x"]) == [3.0]
 
 
-@pytest.mark.parametrize("statement", ["from .neighbour_a import SCALE", "from neighbour_a import SCALE"])
+@pytest.mark.parametrize("statement", ["from .neighbor_a import SCALE", "from neighbor_a import SCALE"])
 def test_files_beside_it_can_be_imported(tmp_path, statement):
-    write(tmp_path / "neighbour_a.py", "SCALE = 5.0\n")
+    write(tmp_path / "neighbor_a.py", "SCALE = 5.0\n")
     path = write(tmp_path / "r.py", f"{statement}\ndef f(completions): return [SCALE]\n")
     assert load_function(f"{path}:f")(completions=["x"]) == [5.0]
 
 
-def test_neighbours_of_the_same_name_do_not_mix(tmp_path):
+def test_neighbors_of_the_same_name_do_not_mix(tmp_path):
     functions = []
     for folder, scale in (("one", 1.0), ("two", 2.0)):
         write(tmp_path / folder / "shared.py", f"SCALE = {scale}\n")

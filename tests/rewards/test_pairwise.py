@@ -60,9 +60,9 @@ def test_what_is_no_judge_is_refused_at_once(function, complaint):
 @pytest.mark.parametrize(
     ("verdicts", "complaint"),
     [
-        ([0.7], "gave pair 0 0.7; expected 1"),
-        ([[1.0]], r"gave pair 0 \[1.0\]"),
-        ([-1], "gave pair 0 -1"),
+        ([0.7], "returned 0.7 for pair 0; expected 1"),
+        ([[1.0]], r"returned \[1.0\] for pair 0"),
+        ([-1], r"returned -1\.0 for pair 0"),
         ([], "0 scores for 1"),
         (["first"], "gave"),
     ],

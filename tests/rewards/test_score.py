@@ -91,5 +91,5 @@ def test_rows_that_a_process_reward_fails_on_are_dropped():
 
 
 def test_a_rollout_without_any_score_is_an_error():
-    with pytest.raises(UnscoredError, match="gave none of 3 responses a score"):
+    with pytest.raises(UnscoredError, match="scored none of 3 responses"):
         scored(lambda completions: [None] * 3)

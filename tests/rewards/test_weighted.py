@@ -119,3 +119,11 @@ def test_functions_load_with_weight_name_and_settings():
     )
     assert reward.names == ["lambda", "format"]
     assert reward.score(BATCH) == [1.0, 2.0, 3.0 - 0.5]
+
+
+def test_names_stay_distinct_where_a_numbered_one_is_taken():
+    def one(completions):
+        return [1.0] * len(completions)
+
+    terms = [RewardTerm(one, name=name) for name in ("a", "a", "a-2", "a")]
+    assert load_reward(terms).names == ["a", "a-3", "a-2", "a-4"]

@@ -1,4 +1,4 @@
-"""From a rollout to experience: what must hold at any temperature and under every option."""
+"""Experience collection: properties that hold at any temperature and with every option."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The built-in sampler: the distribution it draws from, where it stops, and that rows never influence each other."""
+"""The built-in sampler: its distribution, where it stops, and the independence of rows."""
 
 import math
 

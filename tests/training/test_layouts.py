@@ -1,4 +1,4 @@
-"""One PPO step, however its rows are laid out and split: the same figures and gradients as row by row, unpadded."""
+"""A PPO step has the same metrics and gradients for every layout and split as row by row without padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One update, several learners: responses with tokens that are only read, no critic, and a policy for control."""
+"""The update with several learners: responses with read-only tokens, no critic, and a control policy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
 from kedge.rollout import collect_experience
 from kedge.training.metrics import Metric, MetricTotals, reduce_steps
@@ -123,6 +124,25 @@ def test_importance_weights_scale_the_gradient_of_tokens_that_the_sampler_saw_di
     pairs = zip(gradients(models, weighted, objective, None), gradients(models, by_hand, objective, 12), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_a_first_pass_is_used_for_its_own_rows_alone() -> None:
+    models, rollout = make_models(), conversation()
+    experience = collect(models, rollout)
+    learner = make_learner(models, one_minibatch=True)
+    pending = learner.first_pass(rollout)
+    others = experience.select(torch.tensor([2, 0, 1]))
+    assert learner.evaluate(others) is not pending
+    torch.testing.assert_close(learner.evaluate(others).logprobs, models(others.rollout, temperature=1.0).logprobs)
+    assert learner.evaluate(experience) is pending
+    assert learner.evaluate(experience) is not pending  # it is used once
+
+
+def test_repetition_does_not_span_tokens_that_were_only_read() -> None:
+    ids = torch.tensor([[1, 2, 9, 9, 3, 4, 1, 2, 3, 4, 9, 9], [9, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7]])
+    chosen = ids != 9
+    # Row 0 chose 1 2 3 4 1 2 3 4: five 4-grams, of which the last repeats the first. Row 1 repeats nothing.
+    assert repetition(ids, chosen).tolist() == pytest.approx([1 / 5, 0.0])
 
 
 def test_a_policy_without_a_critic_is_updated_by_reinforce() -> None:

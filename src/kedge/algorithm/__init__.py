@@ -1,8 +1,8 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
-In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic;
-before it, preference (the reward model's losses); below all, masking and checks; between the stages, experience.
-Imports torch alone, and jaxtyping for the shapes in the types.
+In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic.
+Data types: experience. Reward model: preference. Used by all of them: masking, checks. Evaluation: statistics.
+Imports only torch, and jaxtyping for shape annotations.
 """
 
 from kedge.algorithm.advantages import (

@@ -1,4 +1,4 @@
-"""From rewards to advantages and returns: one protocol, and its classical members."""
+"""Advantages and returns from rewards: one protocol and the classical estimators."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Advantage(Protocol):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the estimate uses a critic."""
+        """Whether the estimator uses a critic."""
         ...
 
     @property
     def needs_groups(self) -> bool:
-        """Whether the estimate compares responses to one prompt."""
+        """Whether the estimator compares responses to the same prompt."""
         ...
 
     def __call__(
@@ -59,15 +59,15 @@ class Advantage(Protocol):
 
         Args:
             rewards: one number per step.
-            mask: True = counts; masked steps within a row are passed over.
+            mask: True = counts; masked steps within a row are skipped.
             values: V_t, the critic's value of the state before step t.
-            group: number of the prompt that each row answers.
+            group: number of each row's prompt.
 
         Returns:
-            `.advantages` and `.returns`, 0 where nothing counts. Constants without gradient.
+            `.advantages` and `.returns`, 0 in masked slots. No gradient.
 
         Raises:
-            ShapeError: shapes differ, nothing counts, or values or groups are missing that the estimate needs.
+            ShapeError: shapes differ, nothing counts, or required values or groups are missing.
         """
         ...
 
@@ -82,13 +82,13 @@ def generalized_advantages(
     gae_lambda: float,
     bootstrap_values: Float[Tensor, "*batch"] | None = None,
 ) -> Advantages:
-    """Generalized advantage estimation, backwards over the counted steps.
+    """Generalized advantage estimation.
 
     δ_t = r_t + γ·V_{t+1} − V_t,   A_t = δ_t + γλ·A_{t+1},   returns_t = A_t + V_t
 
-    The next step is the next *counted* one: a masked step within a row, such as a tool's output, is passed over.
-    The returns keep the reward's scale, so whiten the advantages afterwards: whitened ones in the returns teach the
-    critic a quantity that has nothing to do with the rewards.
+    The next step is the next *counted* one: masked steps within a row, such as a tool's output, are skipped.
+    The returns keep the rewards' scale. Whiten the advantages only afterwards: returns computed from whitened
+    advantages would train the critic on a quantity unrelated to the rewards.
 
     Args:
         rewards: one number per step.
@@ -96,15 +96,15 @@ def generalized_advantages(
         mask: True = counts; one row is one episode.
         gamma: discount γ in [0, 1].
         gae_lambda: λ in [0, 1]: 0 is the TD residual (bias), 1 the Monte Carlo return − V (variance).
-        bootstrap_values: value of the state after each row's last counted step, for an episode that a time limit cut
-            short; 0 by default, because nothing follows a terminal step.
+        bootstrap_values: value of the state after each row's last counted step, for an episode truncated by a time
+            limit; 0 by default, the value after a terminal step.
 
     Returns:
-        `.advantages` and `.returns`, 0 where nothing counts. Constants without gradient.
+        `.advantages` and `.returns`, 0 in masked slots. No gradient.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
-        ConfigError: when γ or λ lies outside [0, 1].
+        ConfigError: when γ or λ is outside [0, 1].
 
     Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
     """
@@ -151,7 +151,7 @@ class GeneralizedAdvantage:
 
 @dataclass(frozen=True)
 class NStepAdvantage:
-    """A_t = r_t + … + γ^{n−1}·r_{t+n−1} + γⁿ·V_{t+n} − V_t; n = 1 is TD, the response's length Monte Carlo.
+    """A_t = r_t + … + γ^{n−1}·r_{t+n−1} + γⁿ·V_{t+n} − V_t; n = 1 is TD, n = the response's length is Monte Carlo.
 
     Args:
         gamma: discount γ in [0, 1].
@@ -169,11 +169,11 @@ class NStepAdvantage:
     def __call__(
         self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
     ) -> Advantages:
-        """See `Advantage`. The two tails G − V cancel beyond n: A_t = M_t − γⁿ·M_{t+n} of the Monte Carlo ones."""
+        """See `Advantage`. Computed from the Monte Carlo advantages M: A_t = M_t − γⁿ·M_{t+n}."""
         check_positive(num_steps=self.num_steps)
         known = _required(values, type(self).__name__)
         monte_carlo = generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=1.0).advantages
-        # Counted steps first, in their order, so that "n steps later" passes over the masked ones; those hold 0.
+        # Counted steps first, in order, so that "n steps later" skips the masked ones, which are 0.
         order = torch.argsort((~mask).int(), dim=-1, stable=True)
         packed = monte_carlo.gather(-1, order)
         later = torch.zeros_like(packed)
@@ -185,7 +185,7 @@ class NStepAdvantage:
 
 @dataclass(frozen=True)
 class RewardToGo:
-    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; the critic's target is G_t, too.
+    """Ψ_t = G_t = Σ_{k≥t} γ^{k−t}·r_k, without a baseline; G_t is the critic's target as well.
 
     Source: GAE §2; spec §9 (REINFORCE).
     """
@@ -225,5 +225,5 @@ class TotalReward:
 
 def _required(values: Tensor | None, name: str) -> Tensor:
     if values is None:
-        raise ShapeError(f"{name} needs a critic's values, and there are none")
+        raise ShapeError(f"{name} needs values, got None; add a critic")
     return values

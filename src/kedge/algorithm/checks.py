@@ -1,4 +1,4 @@
-"""What every function of the algorithm asks of its inputs, in one line each and cheap enough to stay on."""
+"""Input checks of the algorithm's functions: one line each, cheap enough to stay enabled."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["check_choice", "check_counted", "check_finite", "check_positive", "c
 
 
 def check_same_shape(**tensors: Tensor | None) -> None:
-    """Refuse tensors of differing shapes; broadcasting would hide a mistake. None stands for an absent one."""
+    """Reject tensors of different shapes, because broadcasting would hide the mistake. None is ignored."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ShapeError(f"these must have one shape: {listed}")
+        raise ShapeError(f"shapes must be equal: {listed}")
 
 
 def check_counted(mask: Tensor, **tensors: Tensor | None) -> None:
-    """Refuse a mask that is not boolean, counts nothing, or differs in shape from the tensors that it masks."""
+    """Reject a mask that is not boolean, counts nothing, or differs in shape from the tensors it masks."""
     check_same_shape(mask=mask, **tensors)
     if mask.dtype != torch.bool:
         raise ShapeError(f"mask must be boolean (True = counts), got {mask.dtype}")
@@ -31,28 +31,28 @@ def check_counted(mask: Tensor, **tensors: Tensor | None) -> None:
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:
-    """Refuse a value that is none of the `Literal` type `choices`."""
+    """Reject a value that is not in the `Literal` type `choices`."""
     allowed = get_args(choices)
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_finite(**numbers: float) -> None:
-    """Refuse infinite numbers and NaN."""
+    """Reject infinite numbers and NaN."""
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise ConfigError(f"{name} must be a finite number, got {number}")
 
 
 def check_share(**numbers: float) -> None:
-    """Refuse numbers outside [0, 1], and NaN."""
+    """Reject numbers outside [0, 1], and NaN."""
     for name, number in numbers.items():
         if not 0 <= number <= 1:
-            raise ConfigError(f"{name} must lie in [0, 1], got {number}")
+            raise ConfigError(f"{name} must be in [0, 1], got {number}")
 
 
 def check_positive(**numbers: float) -> None:
-    """Refuse numbers that are zero, negative, infinite or NaN."""
+    """Reject numbers that are zero, negative, infinite or NaN."""
     check_finite(**numbers)
     for name, number in numbers.items():
         if number <= 0:

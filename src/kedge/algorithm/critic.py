@@ -1,4 +1,4 @@
-"""The critic's loss, and how well it predicts."""
+"""The critic's loss and its explained variance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
 
 
 class ValueLoss(NamedTuple):
-    """A value loss, and the share of counted tokens whose clipped error is strictly the larger one."""
+    """A value loss, and the share of counted tokens whose clipped error is strictly larger."""
 
     loss: Float[Tensor, ""]
     clip_fraction: Float[Tensor, ""]
@@ -32,18 +32,18 @@ def clipped_value_loss(
     constant_length: int | None = None,
     normalizer: Tensor | float | None = None,
 ) -> ValueLoss:
-    """Squared error of the critic, the pessimistic one of moving freely and moving at most ε.
+    """Squared error of the critic: the larger of the unclipped error and the error with V at most ε from V_old.
 
     loss = ½·aggregate max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²)
 
-    The ½ is in here; the coefficient that weighs this loss against the policy's is not.
+    The ½ is included; the coefficient of this loss in the total loss is not.
 
     Args:
-        values: V of the critic in training; differentiated.
+        values: V of the current critic; differentiable.
         old_values: V_old, at the start of the epochs; frozen.
         returns: R, from unwhitened advantages; frozen.
-        mask: True = counts; the rewards' mask, which may count one slot more than the response mask.
-        clip_range: ε > 0 in the unit of the rewards, so it must suit their scale; None for the plain squared error.
+        mask: True = counts; the reward mask, which can have one more slot than the action mask.
+        clip_range: ε > 0 in the unit of the values, so it must fit their scale; None for the plain squared error.
         aggregation: as in `aggregate`.
         constant_length: as in `aggregate`.
         normalizer: as in `aggregate`.
@@ -73,9 +73,9 @@ def clipped_value_loss(
 def explained_variance(
     values: Float[Tensor, "*shape"], returns: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    """How much of the returns' variance the critic predicts.
+    """Share of the returns' variance that the critic explains.
 
-    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that knows no more than a constant, below 0 a harmful one.
+    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 is no better than a constant, below 0 is worse than a constant.
 
     Args:
         values: V.
@@ -83,7 +83,7 @@ def explained_variance(
         mask: True = counts.
 
     Returns:
-        The share; 0 where the returns do not vary, because then there is nothing to explain.
+        The share; 0 if the returns are constant.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.

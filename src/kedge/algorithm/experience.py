@@ -1,21 +1,21 @@
-"""What a rollout holds, and the experience that the PPO epochs learn from.
+"""Rollouts, and the experience that the PPO epochs train on.
 
 Both are frozen: the epochs only read them. Masks are True where a slot counts.
 
-Two masks describe a response:
+A response has two masks:
 
-    token_mask   the tokens that a model reads, and that later tokens are conditioned on
-    action_mask  the tokens that the policy chose: they are trained, and they alone carry log probabilities, entropy,
-                 KL, rewards, values and advantages
+    token_mask   tokens that the models read; later tokens are conditioned on them
+    action_mask  tokens that the policy chose and is trained on; only these have log probabilities, entropy, KL,
+                 rewards, values and advantages
 
 Every action is read: action_mask ⊆ token_mask. A token that is read but was not chosen (a tool's output, a user's turn)
-changes the log probabilities of what follows and nothing else. A slot in neither mask is padding and must never matter.
+changes the log probabilities of later tokens and nothing else. A slot in neither mask is padding and has no influence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,20 +29,20 @@ __all__ = ["Experience", "PolicyOutputs", "Rollout", "check_masks"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the policy did: padded prompts and responses, as sampled.
+    """Prompts and sampled responses, padded.
 
     Attributes:
         prompt_ids: token ids, left-padded.
         prompt_mask: True on prompt tokens.
         response_ids: token ids, right-padded, the stop token included.
-        token_mask: True on response tokens that a model reads.
-        action_mask: True on response tokens that the policy chose; a subset of `token_mask`, at least one in each row.
-        logprobs: log probability (nats) of each action when it was sampled, at the sampling temperature; 0 elsewhere.
-        stopped: True where the response ended with the stop token, False where it was cut at its length limit.
-        group: number of the prompt that a row answers; rows of one group share a prompt. Kept when rows are dropped.
-        policy_version: number of updates that the policy had seen when it sampled the row.
-        values: the critic's value of the state before each action, 0 elsewhere, where the engine samples from a trunk
-            that carries the critic's head; else None.
+        token_mask: True on response tokens that the models read.
+        action_mask: True on response tokens that the policy chose; a subset of `token_mask`, at least one per row.
+        logprobs: log probability (nats) of each action during sampling, at the sampling temperature; 0 elsewhere.
+        stopped: True if the response ended with the stop token, False if it was cut at the length limit.
+        group: number of the row's prompt; rows of one group share a prompt. Unchanged when rows are dropped.
+        policy_version: number of updates that the policy had completed when it sampled the row.
+        values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
+            policy's trunk, so that the engine computes it while sampling.
 
     Source: spec §1, §4.15.
     """
@@ -65,17 +65,17 @@ class Rollout:
 
     @property
     def num_actions(self) -> int:
-        """Actions of the whole batch: the divisor of a token mean."""
+        """Actions in the batch: the divisor of a token mean."""
         return int(self.action_mask.sum())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole batch that a model reads, prompts included."""
+        """Tokens in the batch that a model reads, including prompts."""
         return int(self.prompt_mask.sum() + self.token_mask.sum())
 
     @property
     def row_lengths(self) -> list[int]:
-        """Tokens of each row that a model reads, prompt included."""
+        """Tokens of each row that a model reads, including the prompt."""
         return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @property
@@ -84,20 +84,8 @@ class Rollout:
         return self.action_mask.sum(-1)
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Rollout:
-        """The rollout of some rows, in the order of `rows`; padded widths and group numbers stay."""
-        return replace(
-            self,
-            prompt_ids=self.prompt_ids[rows],
-            prompt_mask=self.prompt_mask[rows],
-            response_ids=self.response_ids[rows],
-            token_mask=self.token_mask[rows],
-            action_mask=self.action_mask[rows],
-            logprobs=self.logprobs[rows],
-            stopped=self.stopped[rows],
-            group=self.group[rows],
-            policy_version=self.policy_version[rows],
-            values=None if self.values is None else self.values[rows],
-        )
+        """A subset of the rows, in the order of `rows`; padded widths and group numbers are unchanged."""
+        return replace(self, **_selected(self, rows))
 
 
 @dataclass(frozen=True)
@@ -105,22 +93,22 @@ class Experience:
     """A rollout with scores, reference log probabilities, values, rewards, advantages and returns.
 
     Attributes:
-        rollout: what the policy did.
-        scores: one number per response, from the reward source, after any penalty for a missing stop token and before
-            any KL.
-        token_scores: one number per action, from a process reward, on top of `scores`; 0 elsewhere. None where no
+        rollout: the sampled responses.
+        scores: one number per response, from the reward source; includes the penalty for a missing stop token, excludes
+            the KL penalty.
+        token_scores: one number per action, from a process reward, in addition to `scores`; 0 elsewhere. None if no
             source scores tokens.
-        old_logprobs: log probabilities (nats) under the weights at the start of the epochs, as the trainer computes
-            them: the denominator of the PPO ratio. They equal `rollout.logprobs` where sampler and trainer agree.
-        ref_logprobs: the same actions' log probabilities under the frozen reference, at the same temperature; None
+        old_logprobs: log probabilities (nats) under the weights at the start of the epochs, computed by the trainer:
+            the denominator of the PPO ratio. Equal to `rollout.logprobs` if sampler and trainer agree.
+        ref_logprobs: log probabilities of the same actions under the frozen reference, at the same temperature; None
             without a reference model.
         values: the critic's value of the state before each action; None without a critic.
-        rewards: one number per action: the score at its slot, less the KL penalty where it lies in the reward.
-        reward_mask: True where rewards, values, advantages and returns count: the actions, and one slot more where the
-            score stands after the last one.
-        advantages: what the policy loss weighs each action by (whitened where that is configured).
-        returns: the critic's targets, always from the unwhitened advantages.
-        importance_weights: factor of each action's policy loss, which corrects for a sampler whose probabilities differ
+        rewards: one number per action: the score at its slot, minus the KL penalty if it is part of the reward.
+        reward_mask: True where rewards, values, advantages and returns count: the actions, and one more slot if the
+            score is paid after the last one.
+        advantages: each action's weight in the policy loss, whitened if configured.
+        returns: the critic's targets, always from unwhitened advantages.
+        importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
 
     Source: spec §1, §5.
@@ -150,45 +138,33 @@ class Experience:
 
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
-        """All that a response scored: its own score and those of its tokens."""
+        """Each response's score plus those of its tokens."""
         return self.scores if self.token_scores is None else self.scores + self.token_scores.sum(-1)
 
     @property
     def kl(self) -> Float[Tensor, "batch time"]:
-        """Log ratio of the policy over the reference per action, nats: the k1 estimate; 0 elsewhere.
+        """The k1 estimate: log ratio of policy to reference per action, nats; 0 elsewhere.
 
-        Its sum over a response estimates that response's KL divergence (`objective/kl` is the batch mean of the sums).
-        Single entries may be negative. All zero without a reference.
+        The sum over a response estimates its KL divergence; `objective/kl` is the batch mean of these sums. Single
+        entries can be negative. All zero without a reference.
         """
         reference = self.old_logprobs if self.ref_logprobs is None else self.ref_logprobs
         return torch.where(self.action_mask, self.old_logprobs - reference, 0.0)
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Experience:
-        """The experience of some rows, in the order of `rows`; the padded widths stay."""
-        return Experience(
-            rollout=self.rollout.select(rows),
-            scores=self.scores[rows],
-            old_logprobs=self.old_logprobs[rows],
-            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[rows],
-            values=None if self.values is None else self.values[rows],
-            rewards=self.rewards[rows],
-            reward_mask=self.reward_mask[rows],
-            advantages=self.advantages[rows],
-            returns=self.returns[rows],
-            token_scores=None if self.token_scores is None else self.token_scores[rows],
-            importance_weights=None if self.importance_weights is None else self.importance_weights[rows],
-        )
+        """A subset of the rows, in the order of `rows`; padded widths are unchanged."""
+        return replace(self, rollout=self.rollout.select(rows), **_selected(self, rows))
 
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """What policy and critic give for the actions of some rows under the current weights, float32.
+    """Outputs of policy and critic for the actions of some rows, under the current weights, in float32.
 
     Attributes:
         logprobs: log probability (nats) of each action at the sampling temperature; 0 elsewhere.
         entropy: entropy (nats) of the distribution that each action was drawn from; 0 elsewhere.
-        values: the critic's value of the state before each action; 0 elsewhere, except for the slot after the last
-            action where that is asked for. None without a critic.
+        values: the critic's value of the state before each action, and of the state after the last one if requested;
+            0 elsewhere. None without a critic.
     """
 
     logprobs: Float[Tensor, "batch time"]
@@ -197,7 +173,7 @@ class PolicyOutputs:
 
 
 def check_masks(rollout: Rollout) -> None:
-    """Refuse a rollout whose masks break their contract.
+    """Reject a rollout with invalid masks.
 
     Raises:
         ShapeError: shapes differ, a row has no action, or an action is not read.
@@ -207,5 +183,11 @@ def check_masks(rollout: Rollout) -> None:
     broken = torch.stack([empty, unread])
     if broken.any():
         row = int(broken.any(0).int().argmax())
-        fault = "has no action: an empty response" if empty[row] else "has an action that token_mask leaves out"
+        fault = "has no action: an empty response" if empty[row] else "has an action outside token_mask"
         raise ShapeError(f"row {row} of the rollout {fault}")
+
+
+def _selected(batch: Rollout | Experience, rows: Tensor | slice) -> dict[str, Any]:
+    """The chosen rows of every tensor of a batch, by field."""
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: tensor[rows] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -1,4 +1,4 @@
-"""KL divergence from samples, the KL term of a loss, and the controllers that steer coefficients towards a target."""
+"""KL estimates from samples, the KL loss term, and the controllers of the KL and entropy coefficients."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ KLEstimator = Literal["k1", "k2", "k3"]
 def kl_estimate(
     logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, estimator: KLEstimator = "k1"
 ) -> Float[Tensor, "*shape"]:
-    """Estimate KL(π‖π_ref) from tokens sampled from π, one number per token, in nats.
+    """Estimate KL(π‖π_ref) from tokens sampled from π: one number per token, in nats.
 
     log r = log π_ref − log π;   k1 = −log r,   k2 = ½(log r)²,   k3 = r − 1 − log r
 
-    k1 is unbiased and may be negative; k2 is biased with little variance; k3 is unbiased and never negative.
+    k1 is unbiased and can be negative; k2 is biased and has low variance; k3 is unbiased and never negative.
 
     Args:
         logprobs: of the sampled tokens under π.
         ref_logprobs: of the same tokens under π_ref, at the same temperature.
-        estimator: which of the three.
+        estimator: k1, k2 or k3.
 
     Raises:
         ShapeError: when the shapes differ.
@@ -61,7 +61,7 @@ def sequence_kl(
     *,
     estimator: KLEstimator = "k1",
 ) -> Float[Tensor, "*batch"]:
-    """KL estimate of each response, nats: the sum over its counted tokens. Its batch mean is `objective/kl`.
+    """KL estimate of each response: the sum over its counted tokens, in nats. The batch mean is `objective/kl`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -83,14 +83,14 @@ def kl_loss(
     constant_length: int | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Float[Tensor, ""]:
-    """KL to the reference as a term of the loss, to be weighted by β.
+    """KL to the reference as a loss term; the caller multiplies it by β.
 
     Args:
-        logprobs: of the sampled tokens under the policy, differentiated.
+        logprobs: of the sampled tokens under the policy, differentiable.
         ref_logprobs: of the same tokens under the frozen reference.
         mask: True = counts.
-        estimator: k2, whose gradient is that of KL(π‖π_ref) in expectation, or k3 (as in GRPO), whose gradient is that
-            of KL(π_ref‖π). k1 is refused: its expected gradient is 0, so that it would be a penalty of nothing.
+        estimator: k2, whose expected gradient is that of KL(π‖π_ref), or k3 (as in GRPO), whose expected gradient is
+            that of KL(π_ref‖π). k1 is rejected: its expected gradient is 0.
         aggregation: as in `aggregate`.
         constant_length: as in `aggregate`.
         normalizer: as in `aggregate`.
@@ -102,7 +102,7 @@ def kl_loss(
     Source: GRPO eq. 4; spec §5.19, §5.20.
     """
     if estimator == "k1":
-        raise ConfigError("estimator k1 has no gradient in expectation: a KL loss needs k2 or k3")
+        raise ConfigError("estimator k1 has an expected gradient of 0; a KL loss needs k2 or k3")
     check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
     blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
     estimate = kl_estimate(*blank, estimator=estimator)
@@ -110,19 +110,19 @@ def kl_loss(
 
 
 def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int) -> float:
-    """Move β in proportion to the error, by at most 0.2 · num_episodes / horizon of itself.
+    """Change β in proportion to the relative KL error, by at most the fraction 0.2 · num_episodes / horizon.
 
     β ← β·(1 + e·n/horizon),   e = clip(KL/target − 1, −0.2, 0.2)
 
     Args:
         kl_coef: β ≥ 0.
         kl: measured KL per response, nats, e.g. the mean of `sequence_kl`.
-        kl_target: wanted KL per response, nats, > 0.
-        num_episodes: responses in the batch that just taught the policy.
-        horizon: responses within which β may change by a fifth.
+        kl_target: target KL per response, nats, > 0.
+        num_episodes: responses in the batch of this update.
+        horizon: responses over which β may change by 20 %.
 
     Raises:
-        ConfigError: for a KL that is not finite, or a target or horizon that is not above 0.
+        ConfigError: for a non-finite KL, or a target or horizon that is not above 0.
 
     Source: Ziegler §2.2; spec §5.21.
     """
@@ -133,17 +133,17 @@ def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_ep
 
 
 def adapt_kl_coef_schulman(kl_coef: float, kl: float, *, kl_target: float) -> float:
-    """Halve β when the policy moved too little, double it when it moved too much.
+    """Halve β if the policy moved too little, double it if it moved too far.
 
-    β ← β/2 if KL < target/1.5;   β ← 2β if KL > 1.5·target;   else β stays
+    β ← β/2 if KL < target/1.5;   β ← 2β if KL > 1.5·target;   otherwise unchanged
 
     Args:
         kl_coef: β ≥ 0.
-        kl: measured KL, nats, in the unit of the target.
-        kl_target: wanted KL, nats, > 0.
+        kl: measured KL, nats, per token or per response like the target.
+        kl_target: target KL, nats, > 0.
 
     Raises:
-        ConfigError: for a KL that is not finite or a target that is not above 0.
+        ConfigError: for a non-finite KL or a target that is not above 0.
 
     Source: PPO §4; spec §5.21.
     """
@@ -157,21 +157,22 @@ def adapt_kl_coef_schulman(kl_coef: float, kl: float, *, kl_target: float) -> fl
 def adapt_entropy_coef(
     entropy_coef: float, entropy: float, *, entropy_target: float, step_size: float = 1e-3, max_coef: float = 0.1
 ) -> float:
-    """Raise the entropy bonus while the policy's entropy is below its target, and lower it down to 0 while above.
+    """Raise the entropy coefficient while the policy's entropy is below its target, lower it while above.
 
     c ← clip(c + step_size·(target − H), 0, max_coef)
 
-    The bonus is the multiplier of the constraint H ≥ target, moved by dual ascent: with entropy to spare it vanishes.
+    c is the Lagrange multiplier of the constraint H ≥ target, updated by dual ascent; it is 0 while the constraint
+    holds with slack.
 
     Args:
         entropy_coef: c ≥ 0.
         entropy: measured mean entropy, nats per token.
-        entropy_target: wanted entropy, nats per token.
+        entropy_target: target entropy, nats per token.
         step_size: change of c per update and nat, > 0.
         max_coef: upper bound of c, > 0.
 
     Raises:
-        ConfigError: for an entropy that is not finite, or a step size or bound that is not above 0.
+        ConfigError: for a non-finite entropy, or a step size or bound that is not above 0.
 
     Source: S4 "entropy adaptation"; the constrained form of SAC (arXiv 1812.05905 §5); spec §6.29.
     """

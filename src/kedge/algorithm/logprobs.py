@@ -1,4 +1,4 @@
-"""From logits to log probabilities of tokens, their entropy, and the sampler's correction."""
+"""Log probabilities and entropy of tokens from logits, and importance weights for the sampler."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def token_logprobs(
     log softmax(logits / τ)[token]
 
     Args:
-        logits: the outputs at the positions *before* the tokens: `C−1 … C+T−2` of prompt width C and response width T.
-            Computed in float32 whatever their precision; float64 stays.
-        tokens: token ids; those of padding must be valid ids too.
-        temperature: τ > 0, the one that the tokens were sampled with: one temperature divides the logits of rollout,
-            old, new and reference log probabilities alike.
+        logits: the outputs at the positions *before* the tokens: `C−1 … C+T−2` for prompt width C and response width T.
+            Converted to float32; float64 stays float64.
+        tokens: token ids; padding must be valid ids as well.
+        temperature: τ > 0, the sampling temperature. The same τ divides the logits of rollout, old, new and reference
+            log probabilities.
 
     Raises:
         ShapeError: when the leading shapes differ.
@@ -50,18 +50,18 @@ def token_logprobs_and_entropy(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Log probability of each token and entropy of its distribution, nats, from one softmax.
+    """Log probability of each token and entropy of its distribution (nats), from one softmax.
 
-    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ);   the softmax is all that is kept for the backward pass:
+    H = −Σ_v p_v·log p_v,   p = softmax(logits / τ).   Only the log-softmax is saved for the backward pass:
 
     ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
 
     Args:
-        logits: as in `token_logprobs`; −inf or a very low number forbids a token, which then adds nothing to the
+        logits: as in `token_logprobs`; −inf or a very low number masks a token, which then does not contribute to the
             entropy or its gradient.
         tokens: as in `token_logprobs`.
         temperature: as in `token_logprobs`.
-        entropy_gradient: whether the entropy is differentiable, too.
+        entropy_gradient: whether the entropy is differentiable.
 
     Raises:
         ShapeError: when the leading shapes differ.
@@ -77,14 +77,14 @@ def token_logprobs_and_entropy(
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
-    """Both figures forward; backward in place, over the one tensor as large as the logits that is needed."""
+    """Computes both in one forward pass; the backward pass needs one tensor of the logits' size and works in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         distribution = _log_softmax(logits, temperature)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.set_materialize_grads(False)
-        # 0·log 0 = 0, but 0 · −inf is NaN, which nansum leaves out.
+        # 0·log 0 = 0, but 0 · −inf is NaN, which nansum skips.
         entropy = -distribution.exp().mul_(distribution).nansum(-1)
         ctx.save_for_backward(distribution, tokens, entropy)
         return distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
@@ -93,7 +93,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, logprob_grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         distribution, tokens, entropy = ctx.saved_tensors
-        # Scaled while they are one number per token: the rest works on one per token and word.
+        # Divided by τ here, while there is one number per token instead of one per token and vocabulary entry.
         direct = entropy.new_zeros(entropy.shape) if logprob_grad is None else logprob_grad / ctx.temperature
         direct = direct.unsqueeze(-1)
         factor = -direct
@@ -111,18 +111,18 @@ def truncated_importance_weights(
     *,
     cap: float,
 ) -> Float[Tensor, "*batch time"]:
-    """Weights that correct for a sampler whose probabilities differ from the trainer's.
+    """Truncated importance weights, for a sampler whose probabilities differ from the trainer's.
 
     w_t = min(π_trainer(a_t) / π_sampler(a_t), cap);   0 in masked slots
 
     Args:
-        logprobs: the trainer's log probabilities under the weights that sampled.
-        sampler_logprobs: the sampler's own.
+        logprobs: the trainer's log probabilities, under the weights used for sampling.
+        sampler_logprobs: the sampler's log probabilities.
         mask: True = counts.
-        cap: upper bound, > 0, which trades bias for variance.
+        cap: upper bound, > 0: a lower cap has less variance and more bias.
 
     Returns:
-        Constants without gradient, for the `importance_weights` of the policy losses.
+        Weights without gradient, for `importance_weights` of the policy losses.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.

@@ -1,7 +1,7 @@
 """Means, whitening and aggregation over the counted slots of padded tensors.
 
-Masked slots are replaced before anything is computed from them. Multiplying by the mask would not do: NaN · 0 is NaN,
-in the value and in the gradient alike.
+Masked slots are replaced before anything is computed from them. Multiplying by the mask is not enough: NaN · 0 is NaN,
+in the value and in the gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Flo
     """Mean of the counted entries.
 
     Args:
-        x: values; what stands in masked slots, NaN included, has no influence.
+        x: values; the contents of masked slots, including NaN, have no influence.
         mask: True = counts.
 
     Raises:
@@ -53,13 +53,13 @@ def masked_whiten(
 
     Args:
         x: values, e.g. the advantages of the whole batch.
-        mask: True = counts; μ and σ are those of the counted entries.
-        shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, whose sign means something).
+        mask: True = counts; μ and σ are computed from the counted entries.
+        shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, where the sign matters).
         correction: 0 for the population variance, 1 for Bessel's correction.
         eps: added to the variance, so that constant entries stay finite.
 
     Raises:
-        ShapeError: when the shapes differ or no more than `correction` entries count.
+        ShapeError: when the shapes differ or at most `correction` entries count.
 
     Source: Ziegler's and N+'s whitening; spec §5.23, §6.26.
     """
@@ -68,15 +68,15 @@ def masked_whiten(
     if count <= correction:
         raise ShapeError(f"whitening with correction={correction} needs more than {int(count)} counted entries")
     mean = keep_counted(x, mask).sum() / count
-    centred = keep_counted(x - mean, mask)
-    whitened = centred * torch.rsqrt(centred.square().sum() / (count - correction) + eps)
+    centered = keep_counted(x - mean, mask)
+    whitened = centered * torch.rsqrt(centered.square().sum() / (count - correction) + eps)
     return whitened if shift_mean else keep_counted(whitened + mean, mask)
 
 
 def aggregation_normalizer(mask: Bool[Tensor, "*batch time"], *, aggregation: Aggregation = "token") -> Tensor:
-    """What `aggregate` divides by: the counted tokens, or the sequences that have any.
+    """The divisor of `aggregate`: the number of counted tokens, or of sequences with counted tokens.
 
-    A training step computes it once from the mask of its whole minibatch, over all ranks, and hands it to every
+    A training step computes it once from the mask of the whole minibatch, over all ranks, and passes it to every
     micro-batch.
 
     Source: spec §6.30.
@@ -93,23 +93,23 @@ def aggregate(
     constant_length: int | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Float[Tensor, ""]:
-    """One number from one number per token.
+    """Reduce one number per token to a scalar.
 
-    token:     Σ_b Σ_t x / N         every token weighs the same
-    sequence:  Σ_b (Σ_t x / n_b) / S  every sequence weighs the same
-    constant:  Σ_b (Σ_t x / C) / S    a sequence weighs by its length, whatever the other lengths are
+    token:     Σ_b Σ_t x / N         every token has the same weight
+    sequence:  Σ_b (Σ_t x / n_b) / S  every sequence has the same weight
+    constant:  Σ_b (Σ_t x / C) / S    a sequence is weighted by its length, independent of the other lengths
 
-    with N counted tokens in all, n_b of them in sequence b, and S sequences that have any. `constant_length=1` gives
-    the mean over sequences of their sums.
+    with N counted tokens in total, n_b of them in sequence b, and S sequences with at least one. `constant_length=1`
+    gives the mean over sequences of their sums.
 
     Args:
         x: one number per token.
         mask: True = counts.
         aggregation: which of the three.
-        constant_length: C, in tokens; the tensor's width by default, which differs between micro-batches that are
-            trimmed to their longest response: name it there.
-        normalizer: N or S of the whole minibatch (see `aggregation_normalizer`), when `x` is a part of it: then the
-            results of the parts *sum* to that of the whole, and so do their gradients. By default `x` is the whole.
+        constant_length: C, in tokens; by default the tensor's width. Set it when micro-batches are trimmed to their
+            longest response, because their widths differ.
+        normalizer: N or S of the whole minibatch (see `aggregation_normalizer`) if `x` is a part of it: the results
+            of the parts *sum* to that of the whole, and so do their gradients. By default `x` is the whole.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.

@@ -1,7 +1,7 @@
-"""The losses that the policy descends on: the clipped surrogate and the siblings that it was compared with.
+"""Policy losses: PPO's clipped surrogate, and the unclipped and KL-penalty surrogates of the same paper.
 
-Metrics are means over the counted tokens of one call, whatever the aggregation: combine those of micro-batches with
-`num_tokens` as weights.
+Metrics are means over the counted tokens of one call, for every aggregation; weight those of micro-batches by
+`num_tokens`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = [
     "unclipped_policy_loss",
 ]
 
-# exp(20) is half a billion: a ratio beyond it says only that something broke, and an overflow to inf would turn the
-# gradient into NaN even where the clip forbids one (inf · 0).
+# exp(20) is half a billion: a larger ratio only means that something is broken, and an overflow to inf would make the
+# gradient NaN even where the clip sets it to 0 (inf · 0).
 _MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A policy loss and what it says about the step.
+    """A policy loss and its metrics.
 
     Attributes:
-        loss: to be minimised; the only field with a gradient.
-        clip_fraction: share of counted tokens whose clipped loss is strictly the larger one, i.e. which the clip holds
-            back; a ratio out of range on the side where the clip does not act is not counted. 0 for unclipped losses.
+        loss: the loss to minimize; the only field with a gradient.
+        clip_fraction: share of counted tokens whose clipped loss is strictly larger, i.e. where the clip is active. A
+            ratio out of range on the side that is not clipped does not count. 0 for unclipped losses.
         approx_kl: mean of ρ − 1 − log ρ, nats: how far the policy has moved since the rollout.
-        dual_clip_fraction: share of counted tokens held by the dual clip.
+        dual_clip_fraction: share of counted tokens where the dual clip is active.
         ratio_mean: mean of ρ; 1 in expectation.
         ratio_min: smallest ρ.
         ratio_max: largest ρ.
@@ -73,20 +73,20 @@ def clipped_policy_loss(
 
     loss = −aggregate min(ρ·A, clip(ρ, 1−ε, 1+ε_high)·A),   ρ = exp(logprobs − old_logprobs)
 
-    No gradient where A > 0 and ρ > 1+ε_high, or A < 0 and ρ < 1−ε: there the token already moved far enough. At ρ = 1,
-    in the first minibatch, the gradient is REINFORCE's.
+    The gradient is 0 where A > 0 and ρ > 1+ε_high, or A < 0 and ρ < 1−ε: the token has moved far enough. At ρ = 1, in
+    the first minibatch, the gradient is REINFORCE's.
 
     Args:
-        logprobs: of the sampled tokens under the policy in training, nats; differentiated.
+        logprobs: of the sampled tokens under the current policy, nats; differentiable.
         old_logprobs: of the same tokens at the start of the epochs; frozen.
         advantages: frozen.
         mask: True = counts.
         clip_range: ε in (0, 1).
-        clip_range_high: upper ε where it differs ("clip higher").
-        dual_clip: c > 1 bounds the loss of tokens with A < 0 at c·|A|, however large ρ is; None for no bound.
+        clip_range_high: upper ε if it differs ("clip higher").
+        dual_clip: c > 1 limits the loss of tokens with A < 0 to c·|A|, however large ρ is; None for no limit.
         aggregation: as in `aggregate`.
         constant_length: as in `aggregate`.
-        normalizer: as in `aggregate`: the divisor of the whole minibatch when this is one micro-batch of it.
+        normalizer: as in `aggregate`: the divisor of the whole minibatch if the rows are one micro-batch of it.
         importance_weights: factor of each token's loss, e.g. from `truncated_importance_weights`.
 
     Raises:
@@ -130,12 +130,12 @@ def unclipped_policy_loss(
     normalizer: Tensor | float | None = None,
     importance_weights: Float[Tensor, "*batch time"] | None = None,
 ) -> PolicyLoss:
-    """The surrogate without a clip: REINFORCE with importance sampling, the ablation that shows what the clip is for.
+    """The surrogate without a clip: REINFORCE with importance sampling. An ablation.
 
     loss = −aggregate ρ·A,   ρ = exp(logprobs − old_logprobs)
 
     Args:
-        logprobs: as in `clipped_policy_loss`, and so are the others.
+        logprobs: as in `clipped_policy_loss`, like the other arguments.
         old_logprobs: frozen.
         advantages: frozen.
         mask: True = counts.
@@ -174,16 +174,16 @@ def kl_penalty_policy_loss(
     normalizer: Tensor | float | None = None,
     importance_weights: Float[Tensor, "*batch time"] | None = None,
 ) -> PolicyLoss:
-    """The surrogate with a penalty on leaving the old policy in place of the clip.
+    """The surrogate with a KL penalty to the old policy instead of the clip.
 
     loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ − 1 − log ρ,   ρ = exp(logprobs − old_logprobs)
 
-    KL_t estimates KL(π_old‖π) from the old policy's tokens without bias, in value and in gradient. For the adaptive
-    form hand `.approx_kl` to `adapt_kl_coef_schulman` after the epochs. This KL keeps the steps small; the one that
-    keeps the policy near the reference model is `kl_loss` or the one in the rewards.
+    KL_t is an unbiased estimate of KL(π_old‖π) from the old policy's tokens, in value and in gradient. For the adaptive
+    form, pass the KL after the epochs to `adapt_kl_coef_schulman`. This KL keeps the steps small; `kl_loss`, or the KL
+    in the rewards, keeps the policy near the reference model.
 
     Args:
-        logprobs: as in `clipped_policy_loss`, and so are the others.
+        logprobs: as in `clipped_policy_loss`, like the other arguments.
         old_logprobs: frozen.
         advantages: frozen.
         mask: True = counts.

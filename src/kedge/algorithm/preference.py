@@ -1,4 +1,4 @@
-"""The loss of reward models: rankings of two or more responses."""
+"""The loss of reward models, on rankings of two or more responses."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def ranking_loss(
     *,
     mask: Bool[Tensor, "prompts K"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Bradley–Terry loss of rankings: every pair of a prompt's responses is a comparison.
+    """Bradley–Terry loss of rankings: each pair of a prompt's responses is a comparison.
 
     loss = −mean over prompts of the mean over their pairs (i better than j) of log σ(score_i − score_j)
 
-    Every prompt has the same weight, whatever its number of pairs. Two responses are one comparison:
+    Every prompt has the same weight, regardless of its number of pairs. For two responses the loss is
     −log σ(chosen − rejected).
 
     Args:
         scores: one number per response.
-        ranks: a smaller rank is better. Equal ranks are a tie and form no pair. NaN marks a response that is not there.
-        mask: True = counts, for prompts with fewer than K responses; all of them by default.
+        ranks: a smaller rank is better. Equal ranks are a tie and form no pair. NaN marks a missing response.
+        mask: True = counts, for prompts with fewer than K responses; by default all count.
 
     Returns:
-        The loss; prompts without any pair (all tied, or one response) are left out of the mean.
+        The loss; prompts without a pair (all tied, or one response) are excluded from the mean.
 
     Raises:
         ShapeError: when the shapes differ or no prompt has a pair.
@@ -46,6 +46,6 @@ def ranking_loss(
     counts = pairs.sum((-1, -2))
     comparable = counts > 0
     if not comparable.any():
-        raise ShapeError("no prompt has two responses of different rank")
+        raise ShapeError("no prompt has two responses with different ranks")
     losses = -logsigmoid(scores.unsqueeze(-1) - scores.unsqueeze(-2)).masked_fill(~pairs, 0.0)
     return (losses.sum((-1, -2)) / counts.clamp(min=1)).sum() / comparable.sum()

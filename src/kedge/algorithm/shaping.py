@@ -21,7 +21,7 @@ MissingEosMode = Literal["replace", "subtract"]
 
 
 class ShapedRewards(NamedTuple):
-    """Rewards per token, and the slots where they count."""
+    """Rewards per token, and the mask of the slots that count."""
 
     rewards: Float[Tensor, "*batch time"]
     mask: Bool[Tensor, "*batch time"]
@@ -34,15 +34,15 @@ def penalize_missing_eos(
     value: float = -1.0,
     mode: MissingEosMode = "replace",
 ) -> Float[Tensor, "*batch"]:
-    """Score responses that never stopped as worse, so that the policy learns to stop.
+    """Penalize responses without a stop token, so that the policy learns to stop.
 
     replace: score = value;   subtract: score − |value|
 
     Args:
         scores: one number per response.
-        stopped: True where the response ended with the stop token; such scores stay.
-        value: the score in its place, or the size of what is taken off, whatever its sign.
-        mode: which of the two.
+        stopped: True where the response ended with the stop token; these scores are unchanged.
+        value: the replacement score, or the amount to subtract (its sign is ignored).
+        mode: `replace` or `subtract`.
 
     Raises:
         ShapeError: when the shapes differ.
@@ -67,27 +67,27 @@ def shape_rewards(
     kl_scope: KLScope = "token",
     token_scores: Float[Tensor, "*batch time"] | None = None,
 ) -> ShapedRewards:
-    """Rewards per action: the score at one slot, a process reward's own, less the KL penalty.
+    """Rewards per action: the score at one slot, plus process rewards, minus the KL penalty.
 
     r_t = −β·KL_t + score·[t = slot] + token_score_t,   KL_t = estimate of log π(a_t) − log π_ref(a_t)
 
     Raising π over π_ref on a token lowers that token's reward. A response "a b EOS PAD PAD" has L = 2: "last" puts its
-    score at 2, "after_last" at 3, where the mask then counts one slot more and the critic's value is trained too.
+    score at 2, "after_last" at 3; the mask then counts that slot as well, and the critic is trained on it.
 
     Args:
         scores: one number per response.
         logprobs: of the response tokens at the start of the PPO epochs, nats.
         ref_logprobs: of the same tokens under the reference; None where `kl_coef` is 0.
         mask: the action mask, True = counts, at least one action in each row.
-        kl_coef: β ≥ 0; 0 leaves the reference out.
+        kl_coef: β ≥ 0; with 0 the reference is not used.
         kl_estimator: as in `kl_estimate`.
-        score_at: "last": at L, the last counted index; "after_last": at L+1, or at L where the tensor ends there.
-        kl_scope: "token": each token pays for its own KL; "sequence": the response's summed KL is taken off its score
-            (S1's adjusted reward R − β·ΣKL).
-        token_scores: one number per action, from a process reward; each is paid at its own action.
+        score_at: "last": at L, the last counted index; "after_last": at L+1, or at L if the tensor ends there.
+        kl_scope: "token": each token's KL is subtracted from its own reward; "sequence": the response's summed KL is
+            subtracted from its score (S1's adjusted reward R − β·ΣKL).
+        token_scores: one number per action, from a process reward; each is added at its own action.
 
     Returns:
-        `.rewards`, 0 where nothing counts, and `.mask`, the slots where they count. Constants without gradient.
+        `.rewards`, 0 in masked slots, and `.mask`, the slots that count. No gradient.
 
     Raises:
         ShapeError: when shapes differ or a response has no token.
@@ -111,7 +111,7 @@ def shape_rewards(
 def _score_slot(mask: Tensor, score_at: ScoreAt) -> Tensor:
     """Index of each row's score, as `[..., 1]`."""
     check_choice("score_at", score_at, ScoreAt)
-    # Without this check an empty row would take the score at index −1, i.e. in its last pad.
+    # Without this check the score of an empty row would go to index −1, its last padding slot.
     empty = ~mask.any(-1)
     if empty.any():
         raise ShapeError(f"row {int(empty.flatten().int().argmax())} of the mask counts no token: an empty response")
@@ -126,5 +126,5 @@ def _kl_penalty(
     if kl_coef == 0.0:
         return torch.zeros_like(logprobs)
     if ref_logprobs is None:
-        raise ConfigError(f"kl_coef is {kl_coef} but there are no ref_logprobs: give them, or set kl_coef to 0")
+        raise ConfigError(f"kl_coef={kl_coef} needs ref_logprobs, got None; pass them, or set kl_coef to 0")
     return keep_counted(kl_coef * kl_estimate(logprobs, ref_logprobs, estimator=kl_estimator), mask)

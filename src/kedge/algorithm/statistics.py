@@ -1,4 +1,4 @@
-"""What held-out figures are worth: win rates, bootstrap intervals, and a reward model's calibration."""
+"""Statistics of held-out results: win rates, bootstrap intervals, and a reward model's calibration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kedge.errors import ShapeError
 __all__ = ["Calibration", "Interval", "bootstrap_interval", "calibration", "win_rate", "wins"]
 
 _CHUNK = 1 << 22
-"""Draws held at once, so that memory does not grow with resamples × values."""
+"""Draws per chunk, so that memory does not grow with resamples × values."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and how far chance could have moved it.
+    """A mean with its confidence interval.
 
     Attributes:
         value: the mean.
@@ -38,11 +38,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Whether a preference model is right as often as it believes.
+    """How well a preference model's confidence matches its accuracy.
 
     Attributes:
-        confidence: mean probability that the model gave to its own preference, per bin that is not empty, in [½, 1].
-        accuracy: share of a bin's pairs in which that preference was the annotator's.
+        confidence: mean probability of the model's preferred response, per non-empty bin, in [½, 1].
+        accuracy: share of the bin's pairs where the annotator has the same preference.
         counts: pairs per bin.
         error: the expected calibration error, Σ_bins share of pairs · |accuracy − confidence|, in [0, ½].
     """
@@ -61,19 +61,19 @@ def bootstrap_interval(
     low, high = the (1 ∓ confidence)/2 quantiles of the means of resamples, drawn with replacement
 
     Args:
-        values: One figure per independent unit (a prompt, a post); at least one.
-        confidence: Share of repetitions whose interval holds the true mean, in (0, 1).
-        num_resamples: Resamples, ≥ 1.
+        values: One number per independent unit (a prompt, a post); at least one.
+        confidence: Coverage: the share of repetitions whose interval contains the true mean, in (0, 1).
+        num_resamples: Number of resamples, ≥ 1.
         seed: Of the draws; the same seed gives the same interval.
 
     Raises:
-        ShapeError: No values, values that are not finite, more than one axis, or an argument out of range.
+        ShapeError: No values, non-finite values, more than one axis, or an argument out of range.
 
     Source: Efron and Tibshirani 1993, chapter 13.
     """
     data = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     if data.ndim != 1 or data.numel() == 0 or not data.isfinite().all():
-        raise ShapeError(f"an interval needs a list of finite values, at least one; shape {list(data.shape)}")
+        raise ShapeError(f"a bootstrap interval needs a non-empty list of finite values, got shape {list(data.shape)}")
     if not 0 < confidence < 1 or num_resamples < 1:
         raise ShapeError(f"confidence {confidence} must be in (0, 1) and num_resamples {num_resamples} at least 1")
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +86,7 @@ def bootstrap_interval(
 
 
 def wins(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> Float[Tensor, " pairs"]:
-    """Per pair 1 where the first score is higher, 0 where it is lower, ½ where they tie.
+    """Per pair: 1 if the first score is higher, 0 if it is lower, ½ for a tie.
 
     Raises:
         ShapeError: The two differ in shape.
@@ -94,7 +94,7 @@ def wins(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> 
     ours = torch.as_tensor(scores, dtype=torch.float64, device="cpu")
     theirs = torch.as_tensor(others, dtype=torch.float64, device="cpu")
     if ours.shape != theirs.shape:
-        raise ShapeError(f"scores have shape {list(ours.shape)} and others {list(theirs.shape)}; expected pairs")
+        raise ShapeError(f"scores have shape {list(ours.shape)} and others {list(theirs.shape)}; expected equal shapes")
     return (1 + torch.sign(ours - theirs)) / 2
 
 
@@ -106,17 +106,17 @@ def win_rate(
     num_resamples: int = 2_000,
     seed: int = 0,
 ) -> Interval:
-    """The share of pairs that the first scores win, ties counting half, with a bootstrap interval over the pairs."""
+    """Share of pairs won by the first scores, ties counting half, with a bootstrap interval over the pairs."""
     return bootstrap_interval(wins(scores, others), confidence=confidence, num_resamples=num_resamples, seed=seed)
 
 
 def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Calibration:
-    """How often a reward model's preference is right, against how sure it is of it.
+    """Compare a reward model's confidence in its preferences with how often they are right.
 
-    confidence = σ(|margin|),   right where margin > 0 (half where it is 0),   in equal bins of [½, 1]
+    confidence = σ(|margin|),   right if margin > 0 (half if it is 0),   in equal bins of [½, 1]
 
     Args:
-        margins: Score of the chosen answer less that of the rejected one, one per pair.
+        margins: Score of the chosen response minus that of the rejected one, one per pair.
         num_bins: Bins between ½ and 1, ≥ 1.
 
     Raises:
@@ -127,7 +127,7 @@ def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Cal
     data = torch.as_tensor(margins, dtype=torch.float64, device="cpu")
     if data.ndim != 1 or data.numel() == 0 or num_bins < 1:
         raise ShapeError(
-            f"calibration needs a list of margins and a bin, not shape {list(data.shape)}, {num_bins} bins"
+            f"calibration needs a list of margins and at least 1 bin, got shape {list(data.shape)} and {num_bins} bins"
         )
     confidence, right = torch.sigmoid(data.abs()), (1 + torch.sign(data)) / 2
     bins = ((confidence - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)

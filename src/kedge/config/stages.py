@@ -55,7 +55,7 @@ def find_stage(name: str) -> Stage:
     """The stage with this name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It does not exist.
     """
     if name not in STAGES:
         raise ConfigError(f"stage {name!r} does not exist; choose one of {', '.join(STAGES)}")

@@ -52,7 +52,7 @@ class PromptStream:
             DataError: There are no prompts.
         """
         if not prompts:
-            raise DataError("there are no prompts to draw from")
+            raise DataError("the list of prompts is empty")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank} with world_size {world_size}, expected 0 to {world_size - 1}")
         self._prompts = prompts
@@ -77,8 +77,8 @@ class PromptStream:
         """
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
-                f"the run was saved with {state['num_prompts']} prompts and there are {len(self._prompts)} now: "
-                "resume with the data that it began with"
+                f"the run was saved with {state['num_prompts']} prompts, but the data has {len(self._prompts)}; "
+                "resume with the original data"
             )
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._shuffled()

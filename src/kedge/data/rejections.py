@@ -91,7 +91,7 @@ def check_rejections(
     """
     rejected, total = len(table.rejected), len(table.records) + len(table.rejected)
     if total == 0:
-        raise DataError(f"{name} holds no rows")
+        raise DataError(f"{name} has no rows")
     if table.records and rejected <= max_rejected_fraction * total:
         return
     reason, count, first = _commonest_reason(table.rejected)

@@ -68,5 +68,5 @@ def _drawn(counts: dict[str, int], wanted: float, seed: int) -> set[str]:
 def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:
     if isinstance(record, Prompt):
         return record.text
-    # Plain texts have no prompt; equal texts must land in the same part, too.
+    # Plain texts have no prompt; equal texts must be in the same part as well.
     return record.completion if isinstance(record, Demonstration) and not record.prompt else record.prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +13,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.kl import sequence_kl
 from kedge.data import Prompt, encode_prompt
 from kedge.logs.progress import Progress
-from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
+from kedge.models import LanguageModel, Precision, load_language_model, load_tokenizer, response_logprobs, stop_token_id
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
@@ -64,7 +64,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     model: LanguageModel
     stop_token: int
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
         """Sample one response per prompt, in the order of the prompts, a batch at a time."""
@@ -105,7 +105,7 @@ def load_frozen_policy(
     source: str,
     *,
     device: torch.device,
-    precision: Literal["fp32", "bf16"],
+    precision: Precision,
     stop_token: str | int | None = None,
     trust_remote_code: bool = False,
 ) -> Policy:

@@ -33,7 +33,7 @@ def write_report(
 ) -> Path:
     """Write one page about runs, whether running, finished or stopped; return its path.
 
-    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, stands for the runs of its stages.
+    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, is replaced by the runs of its stages.
 
     Args:
         folders: Folders of the runs. Runs of the same stage are overlaid.

@@ -131,6 +131,8 @@ def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batc
         response_ids: Right-padded.
         mask: True on the tokens of the response.
     """
+    # Counted tokens first, in their order: grams do not span tokens that were only read.
+    response_ids = response_ids.gather(1, torch.argsort((~mask).int(), dim=1, stable=True))
     num_grams = (mask.sum(-1) - GRAM + 1).clamp(min=0)
     if not num_grams.any():
         return num_grams.float()

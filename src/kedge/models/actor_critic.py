@@ -1,11 +1,10 @@
-"""The forward pass over prompts and responses that collection and training share."""
+"""The forward pass over prompts and responses, shared by experience collection and training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +14,7 @@ from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.models.language import LanguageModel
 from kedge.models.packing.rows import TokenRows
-from kedge.models.precision import autocast
+from kedge.models.precision import Precision, autocast
 from kedge.models.scalar import ScalarModel
 
 __all__ = ["ActorCritic", "response_logprobs"]
@@ -23,15 +22,15 @@ __all__ = ["ActorCritic", "response_logprobs"]
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a forward pass reads of a rollout, and the hidden states that its slots are evaluated at.
+    """The tokens that a forward pass reads, and the hidden states at which the slots are evaluated.
 
     Slot t of a response is evaluated at the last token read before it: the state in which action t was chosen (spec
-    §1). Tokens after a row's last slot influence nothing that is asked, and are not read.
+    §1). Tokens after a row's last slot have no influence and are not read.
 
     Attributes:
         rows: Prompts and responses, without padding.
-        states: Index among all tokens read of each slot's state, slot by slot.
-        slots: The slots: the actions, and one more per row where the value after the last action is wanted.
+        states: For each slot, the index of its state among all tokens read.
+        slots: The actions, and one more slot per row if the value after the last action is requested.
         action_mask: The actions.
         actions: Their token ids.
     """
@@ -53,23 +52,23 @@ class _Reading:
             slots = mask | (columns == last)
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :-1]], dim=1)
         read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
-        # Tokens read up to each column, row after row; a slot's state is the newest of them.
+        # Number of tokens read up to each column, over all rows; a slot's state is the last of them.
         newest = read.flatten().cumsum(0).view(read.shape)[:, rollout.prompt_ids.shape[1] - 1 :] - 1
         return cls(TokenRows.unpad(ids, read), newest[slots], slots, mask, rollout.response_ids[mask])
 
     def at_actions(self, states: Tensor) -> Tensor:
-        """Of one entry per slot: those of the actions."""
+        """Select the entries of the actions from one entry per slot."""
         return states if self.slots is self.action_mask else states[self.action_mask[self.slots]]
 
     def pad(self, figures: Float[Tensor, " slots"], slots: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Back into the rollout's rectangle, 0 elsewhere."""
+        """Scatter into the rollout's padded shape, 0 elsewhere."""
         return figures.new_zeros(slots.shape).masked_scatter(slots, figures)
 
 
 def response_logprobs(
-    model: LanguageModel, rollout: Rollout, *, temperature: float, precision: Literal["fp32", "bf16"] = "fp32"
+    model: LanguageModel, rollout: Rollout, *, temperature: float, precision: Precision = "fp32"
 ) -> Float[Tensor, "batch time"]:
-    """Log probabilities (nats) of the actions under `model`, 0 elsewhere: for the frozen reference."""
+    """Log probabilities (nats) of the actions under `model`, 0 elsewhere; used for the frozen reference."""
     reading = _Reading.of(rollout)
     with autocast(precision, model.device):
         hidden = model.hidden(reading.rows)[reading.states]
@@ -83,7 +82,7 @@ class ActorCritic(nn.Module):
     """The policy and its critic: a head on the policy's trunk, a separate model, or none.
 
     Args:
-        policy: The policy; its value head, if it has one, is the critic.
+        policy: The policy; its value head, if any, is the critic.
         critic: A separate critic, for a policy without a value head.
 
     Source: spec §7.34.
@@ -97,16 +96,16 @@ class ActorCritic(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the policy lives."""
+        """The policy's device."""
         return self.policy.device
 
     @property
     def has_critic(self) -> bool:
-        """Whether there is a value head or a separate critic."""
+        """Whether the model has a value head or a separate critic."""
         return self.critic is not None or self.policy.value_head is not None
 
     def policy_parameters(self) -> Iterator[nn.Parameter]:
-        """The policy's parameters without the value head: what is frozen while the critic warms up."""
+        """The policy's parameters without the value head; frozen while the critic warms up."""
         return self.policy.causal.parameters()
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
@@ -115,7 +114,7 @@ class ActorCritic(nn.Module):
         return iter(()) if critic is None else critic.parameters()
 
     def checkpoint_activations(self) -> None:
-        """From now on recompute activations in the backward pass: see `Trunk.checkpoint_activations`."""
+        """Recompute activations in the backward pass from now on; see `Trunk.checkpoint_activations`."""
         self.policy.trunk.checkpoint_activations()
         if self.critic is not None and self.critic.trunk is not None:
             self.critic.trunk.checkpoint_activations()
@@ -125,7 +124,7 @@ class ActorCritic(nn.Module):
         rollout: Rollout,
         *,
         temperature: float,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Precision = "fp32",
         entropy_gradient: bool = False,
         value_after_last: bool = False,
     ) -> PolicyOutputs:
@@ -133,10 +132,10 @@ class ActorCritic(nn.Module):
 
         Args:
             rollout: The rows.
-            temperature: The sampling temperature; it divides the logits here as it did there (spec §4.14).
+            temperature: The sampling temperature; divides the logits as in sampling (spec §4.14).
             precision: Number format of the matrix products.
-            entropy_gradient: Keep the entropy differentiable (an entropy bonus is paid); else it is a metric.
-            value_after_last: Also give the value of the state after the last action, where the rollout is wide enough:
+            entropy_gradient: Keep the entropy differentiable, for an entropy bonus; otherwise it is only a metric.
+            value_after_last: Also return the value of the state after the last action if the rollout is wide enough:
                 the slot of the score with `score_at: after_last`.
         """
         reading = _Reading.of(rollout, after_last=value_after_last)
@@ -152,9 +151,9 @@ class ActorCritic(nn.Module):
         )
 
     def values(
-        self, rollout: Rollout, *, precision: Literal["fp32", "bf16"] = "fp32", value_after_last: bool = False
+        self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
     ) -> Float[Tensor, "batch time"]:
-        """The critic's values alone, as in `PolicyOutputs`: where the log probabilities are known already."""
+        """Only the critic's values, as in `PolicyOutputs`; used when the log probabilities are already known."""
         reading = _Reading.of(rollout, after_last=value_after_last)
         with autocast(precision, self.device):
             shared = self.policy.hidden(reading.rows)[reading.states] if self.critic is None else None

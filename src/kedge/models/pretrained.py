@@ -58,10 +58,12 @@ def check_source(source: str | Path) -> str:
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
     if looks_like_path and not os.path.isdir(folder):
         raise ModelError(
-            f"model {str(source)!r}: no such folder; give a folder with config.json or a hub id (org/name)"
+            f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"
         )
     if os.path.isdir(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
-        raise ModelError(f"model folder {str(source)!r} has no config.json; give a folder saved by save_pretrained()")
+        raise ModelError(
+            f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
+        )
     return folder if os.path.isdir(folder) else str(source)
 
 

@@ -168,7 +168,7 @@ def load_scalar_model(
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
     if init == "saved" and head:
         raise ModelError(
-            f"model {str(source)!r} has no trained scalar head; give a reward model, saved from "
+            f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
             "AutoModelForSequenceClassification with one label (`kedge reward` trains one)"
         )
     if missing - head:

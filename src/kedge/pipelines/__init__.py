@@ -1,1 +1,1 @@
-"""One readable page per stage: sft, reward, ppo, rlhf, generate, evaluate, demo."""
+"""One page per stage: sft, reward, ppo, rlhf, generate, evaluate, demo."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, encode_example, split_eval
-from kedge.models import LanguageModel, ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.models import LanguageModel, ModelCard, Precision, load_language_model, load_tokenizer, save_policy
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
@@ -95,7 +95,7 @@ def train_sft(
     demonstrations: Sequence[Demonstration],
     *,
     held_out: Sequence[Demonstration] = (),
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     **training: Unpack[TrainingSettings],
 ) -> Outcome:
     """Fine-tune a model in place.

@@ -1,6 +1,6 @@
 """Reward sources: reward models, Python functions, and weighted sums of both.
 
-Modules that need torch are imported on first use: a reward function's worker process imports this package, too.
+Modules that need torch are imported on first use: a reward function's worker process imports this package as well.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class FunctionReward:
     def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
         """Start a call; the returned function waits for its scores, or raises its `RewardError`.
 
-        An async function starts at once, so that several run concurrently; a plain one runs when its scores are
+        An async function starts immediately, so that several run concurrently; a plain one runs when its scores are
         collected.
 
         Args:
@@ -168,7 +168,7 @@ def error_text(error: BaseException, limit: int = 300) -> str:
     """The message of an error raised by user code, on one line, truncated if long."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # `__str__` is user code, too
+    except Exception:  # `__str__` is user code as well
         return "(its message cannot be read)"
     return text if len(text) <= limit else f"{text[:limit]}…"
 
@@ -206,7 +206,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
 
 @contextmanager
 def _one_line_errors(name: str) -> Iterator[None]:
-    """Turn whatever user code raises into one line that names the function and the place."""
+    """Convert any exception of user code into one line with the function's name and the location."""
     try:
         yield
     except (Exception, SystemExit, asyncio.CancelledError) as error:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import RewardError
-from kedge.models import load_scalar_model, load_tokenizer
+from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
@@ -50,7 +50,7 @@ def load_reward(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     micro_batch_tokens: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     limits: CallLimits | None = None,
     log: Path | None = None,
 ) -> WeightedReward:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +11,7 @@ from kedge.data.chat import apply_template
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_completion, encode_prompt
 from kedge.errors import DataError, RewardError
-from kedge.models import ScalarModel, score_rows
+from kedge.models import Precision, ScalarModel, score_rows
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
 
 __all__ = ["ModelReward", "share_tokens"]
@@ -45,7 +45,7 @@ class ModelReward:
         name: str = "reward_model",
         chat_template: str | None = None,
         micro_batch_tokens: int | None = None,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Precision = "fp32",
     ) -> None:
         self.name = name
         self.model = model
@@ -54,7 +54,7 @@ class ModelReward:
         self._chat_template = chat_template
         self._renders_chat = bool(chat_template or tokenizer.chat_template)
         self._micro_batch_tokens = micro_batch_tokens
-        self._precision: Literal["fp32", "bf16"] = precision
+        self._precision: Precision = precision
 
     @property
     def max_tokens(self) -> int | None:

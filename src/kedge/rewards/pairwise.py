@@ -64,8 +64,8 @@ class PairwiseJudge:
         for index, verdict in enumerate(self._function.score(replace(first, columns={**first.columns, **sides}))):
             if isinstance(verdict, list) or verdict not in VERDICTS:
                 raise RewardError(
-                    f"{self.name} gave pair {index} {verdict}; expected 1 (the first is better), 0 (the second), "
-                    "0.5 (a tie) or None"
+                    f"{self.name} returned {verdict} for pair {index}; expected 1 (the first is better), "
+                    "0 (the second), 0.5 (a tie) or None"
                 )
             verdicts.append(verdict)
         return verdicts

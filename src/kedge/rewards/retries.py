@@ -24,7 +24,7 @@ class CallLimits:
         timeout: Longest call, seconds.
         startup_timeout: Longest import of the function's module, seconds.
         retries: Further attempts after a failed call, ≥ 0.
-        on_error: When they fail, too: end the run, drop the response, or give it `error_score`.
+        on_error: If they fail as well: stop the run, drop the response, or give it `error_score`.
         error_score: The score of a response whose call failed, with `value`.
         memory_growth: A worker that grows by more than this after its first call is replaced, bytes.
         pause: Wait before the first retry, seconds; doubled before each further one.

@@ -27,8 +27,7 @@ class ScoredRollout:
     Attributes:
         rollout: Their rows.
         scores: The per-response numbers, after the penalty for a missing stop token.
-        token_scores: The per-token numbers at the response's token slots, in order, 0 elsewhere; None where no source
-            returned any.
+        token_scores: The per-token numbers at the actions, 0 elsewhere; None where no source returned any.
         prompts: Their prompts as text.
         terms: The reward sources' scores of all responses, including those without a score.
     """
@@ -76,7 +75,7 @@ def score_rollout(
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
-        raise UnscoredError(f"reward {reward.name!r} gave none of {len(terms.scores)} responses a score")
+        raise UnscoredError(f"reward {reward.name!r} scored none of {len(terms.scores)} responses")
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
@@ -84,7 +83,8 @@ def score_rollout(
         scores = penalize_missing_eos(scores, rollout.stopped, value=missing_eos_score, mode=missing_eos_mode)
     token_scores = None
     if terms.token_scores is not None:
-        token_scores = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
+        per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
+        token_scores = torch.where(rollout.action_mask, per_token, 0.0)  # tokens that were only read earn nothing
     return ScoredRollout(rollout, scores, token_scores, [prompts[row].text for row in rows], terms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,4 +158,10 @@ def _mean(scores: Sequence[Score]) -> float:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    return [name if name not in names[:i] else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+    """The names, repeated ones with a number that makes them distinct."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        taken = {*distinct, *names}
+        distinct.append(name if name not in distinct else next(each for each in numbered if each not in taken))
+    return distinct

@@ -1,4 +1,4 @@
-"""Rollouts and experience: sampling, and evaluating what was sampled."""
+"""Rollouts and experience: sampling responses and evaluating them."""
 
 from kedge.rollout.collect import collect_experience
 from kedge.rollout.engine import Engine

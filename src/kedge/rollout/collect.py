@@ -1,10 +1,9 @@
-"""From a rollout and its scores to experience: old, reference and critic evaluations, rewards and advantages."""
+"""Experience from a rollout and its scores: old and reference log probabilities, values, rewards, advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from kedge.algorithm.kl import KLEstimator
 from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
-from kedge.models import ActorCritic, LanguageModel, budget_batches, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, Precision, budget_batches, response_logprobs
 
 __all__ = ["collect_experience"]
 
@@ -40,35 +39,35 @@ def collect_experience(
     importance_cap: float | None = None,
     first_pass: PolicyOutputs | None = None,
     reuse_sampled: bool = False,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
 ) -> Experience:
-    """Evaluate a rollout under the current weights, and freeze what the PPO epochs read.
+    """Evaluate a rollout under the current weights and compute rewards, advantages and returns.
 
     r_t = −β·(log π_old(a_t) − log π_ref(a_t)),  + score at the response's end;  A, returns = advantage(r, V)
 
     Args:
-        rollout: What the policy did.
-        scores: One per response, after any penalty for a missing stop token.
-        actor_critic: Policy and critic, with the weights that sampled.
-        reference: The frozen reference; None where no KL is wanted, not even as a metric.
-        temperature: The sampling temperature; divides the logits of policy and reference alike.
+        rollout: The sampled responses.
+        scores: One per response, including any penalty for a missing stop token.
+        actor_critic: Policy and critic, with the weights used for sampling.
+        reference: The frozen reference; None if the KL is neither charged nor logged.
+        temperature: The sampling temperature; divides the logits of policy and reference.
         advantage: Estimates advantages and returns from rewards and values.
-        kl_coef: β of the KL in the reward; 0 where the KL is in the loss.
-        kl_estimator: Which estimator of the KL is charged.
-        kl_scope: `token`: each token pays for its own KL; `sequence`: one adjusted reward per response (S1).
-        score_at: Where the score is paid, at the last action or after it.
+        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
+        kl_estimator: Estimator of the KL in the reward.
+        kl_scope: `token`: subtract each token's KL from its own reward; `sequence`: the summed KL from the score (S1).
+        score_at: The slot of the score: the last action, or the slot after it.
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
-        whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns stay.
+        whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
         token_scores: One per action, from a process reward.
-        importance_cap: Bound on the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
-        first_pass: The first epoch's forward pass over these rows, if it was run already; see `LanguageLearner`.
-        reuse_sampled: The engine's log probabilities and values are exact: do not compute them a second time.
+        importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
+        first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
+        reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
 
     Raises:
-        ShapeError: The rollout's masks break their contract; see `check_masks`.
+        ShapeError: The rollout's masks are invalid; see `check_masks`.
 
     Source: spec §4.17, §5, §6.25–26.
     """
@@ -78,6 +77,8 @@ def collect_experience(
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
         if reuse_sampled and rows.values is not None and not after_last:
             return rows.logprobs, rows.values
+        if reuse_sampled and not actor_critic.has_critic:
+            return rows.logprobs, None
         if reuse_sampled and actor_critic.critic is not None:
             return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=after_last)
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=after_last)
@@ -133,7 +134,7 @@ def collect_experience(
 def _by_budget(
     evaluate: Callable[[Rollout], tuple[Tensor | None, ...]], rollout: Rollout, micro_batch_tokens: int | None
 ) -> tuple[Tensor | None, ...]:
-    """Evaluate a rollout some rows at a time, those of similar length together; the results are in its own order."""
+    """Evaluate a rollout in batches of rows of similar length; the results are in the rollout's order."""
     batches = list(budget_batches(rollout.row_lengths, micro_batch_tokens))
     device = rollout.response_ids.device
     parts = [evaluate(rollout.select(torch.tensor(rows, device=device))) for rows in batches]

@@ -1,4 +1,4 @@
-"""What an engine that samples responses offers."""
+"""The interface of sampling engines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """Samples one response per prompt from the current policy, at temperature τ, without any filter."""
+    """Samples one response per prompt from the current policy, at temperature τ, without top-k or top-p."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the log probabilities (and values) of sampling equal the trainer's, up to float32 rounding.
+        """Whether the engine's log probabilities and values equal the trainer's, up to float32 rounding.
 
-        They are then not computed a second time.
+        If so, they are not recomputed.
         """
         ...
 
@@ -33,8 +33,8 @@ class Engine(Protocol):
 
         Args:
             prompts: Token ids, at least one token each.
-            seeds: One per row, for its own random stream: a row's tokens do not depend on the other rows.
-            groups: Number of the prompt that each row answers; None gives each row its own.
-            policy_version: Number of updates that the policy has seen.
+            seeds: One per row, so that a row's tokens do not depend on the other rows.
+            groups: Number of each row's prompt; None gives each row its own.
+            policy_version: Number of updates that the policy has completed.
         """
         ...

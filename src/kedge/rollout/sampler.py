@@ -1,10 +1,9 @@
-"""The built-in engine: pure sampling with a key-value cache, one random stream per row, finished rows dropped."""
+"""The built-in engine: sampling with a key–value cache, a random stream per row, and dropping of finished rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,11 +12,11 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.models import Decoder, LanguageModel, autocast
+from kedge.models import Decoder, LanguageModel, Precision, autocast
 
 __all__ = ["Sampler"]
 
-# Finished rows are dropped once they are this share of all: dropping copies the cache of the others.
+# Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25
 
 
@@ -25,11 +24,10 @@ COMPACTION_SHARE = 0.25
 class Sampler:
     """Samples from softmax(logits/τ) until the stop token or `max_new_tokens`.
 
-    No top-k, no top-p: a filter that is not mirrored when the tokens are re-evaluated makes the KL negative.
+    No top-k and no top-p: a filter that is not applied when the tokens are re-evaluated makes the KL negative.
 
-    A row's tokens depend only on its prompt, its seed and the weights (up to rounding), not on the other rows. So rows
-    are dropped as they finish, prompts are read without padding, and a prompt that several rows share is read once:
-    the cost is that of real tokens.
+    A row's tokens depend only on its prompt, its seed and the weights (up to rounding), not on the other rows. Padding
+    costs nothing: finished rows are dropped, prompts are read without padding, and a shared prompt is read once.
 
     Args:
         model: The policy; every call uses its current weights.
@@ -48,12 +46,12 @@ class Sampler:
     stop_token: int
     max_new_tokens: int
     temperature: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     batch_size: int | None = None
 
     @property
     def is_exact(self) -> bool:
-        """In bf16 a token's log probability depends on the shape of the batch; in fp32 hardly."""
+        """True in fp32. In bf16, a token's log probability depends on the shape of the batch."""
         return self.precision == "fp32"
 
     @torch.no_grad()
@@ -92,7 +90,7 @@ class Sampler:
         )
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """All rows at once, or by prompt length, so that there is little padding in front of shorter prompts."""
+        """All rows in one batch, or batches sorted by prompt length, to limit the padding of shorter prompts."""
         if self.batch_size is None or self.batch_size >= len(prompts):
             return [list(range(len(prompts)))]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -101,7 +99,7 @@ class Sampler:
     def _sample(self, decoder: Decoder, rows: Int[Tensor, " rows"], draws: Tensor, responses: _Responses) -> None:
         """Fill in the responses of some rows.
 
-        A finished row is still computed, and ignored, until enough rows have finished to make dropping them pay.
+        Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping.
         """
         running = torch.ones_like(rows, dtype=torch.bool)
         for step in range(self.max_new_tokens):
@@ -120,7 +118,7 @@ class Sampler:
             decoder.step(tokens)
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
-        """One token per row, and its log probability."""
+        """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
             tokens = _inverse_cdf(logits / self.temperature, draws)
@@ -130,7 +128,7 @@ class Sampler:
         return tokens, logprobs
 
     def _count(self, response_ids: Int[Tensor, "batch time"]) -> tuple[Tensor, Tensor]:
-        """The mask of the sampled tokens, True up to and including the first stop token, and which rows have one."""
+        """The mask of the sampled tokens, up to and including the first stop token, and which rows have one."""
         is_stop = response_ids == self.stop_token
         stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()
         return stops_before == 0, is_stop.any(dim=1)
@@ -138,7 +136,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class _Responses:
-    """The samples so far; nothing is written after a row's stop token."""
+    """The samples so far; slots after a row's stop token keep their initial value."""
 
     ids: Int[Tensor, "batch time"]
     logprobs: Float[Tensor, "batch time"]
@@ -155,19 +153,19 @@ class _Responses:
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:
-    """Each row's own stream of uniform numbers, so that a row's samples never depend on the other rows."""
+    """A separate stream of uniform numbers per row, so that a row's samples do not depend on the other rows."""
     streams = (torch.Generator().manual_seed(seed) for seed in seeds)
     return torch.stack([torch.rand(num_steps, generator=stream, dtype=torch.float64) for stream in streams])
 
 
 def _draw_dtype(device: torch.device) -> torch.dtype:
-    """Double precision, in which even a large vocabulary's sum is exact enough; Apple's GPUs have single alone."""
+    """Double precision, for the cumulative sum over a large vocabulary; Apple GPUs only have single precision."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The token at which the cumulative distribution first exceeds the draw; never one of probability 0."""
-    # In place, and without dividing by the sum: over a large vocabulary each tensor of this kind is a large one.
+    # In place, and without dividing by the sum, because each such tensor is large for a large vocabulary.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).to(draws.dtype).exp_()
     cumulative = weights.cumsum_(dim=-1)
     thresholds = (draws * cumulative[:, -1])[:, None]

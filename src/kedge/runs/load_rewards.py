@@ -15,7 +15,7 @@ from kedge.runs.run import Run
 __all__ = ["Rewards", "configured_rewards", "load_rewards"]
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
-"""A reward model or function, or several, as `load_reward` takes them."""
+"""One or several reward models and functions, as `load_reward` accepts them."""
 
 
 def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> WeightedReward:
@@ -23,8 +23,8 @@ def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrain
 
     Args:
         rewards: The reward models and functions.
-        config: Its `runtime` and `reward_functions` settings apply.
-        run: The device, its number format, and the folder for functions' output.
+        config: Source of the `runtime` and `reward_functions` settings.
+        run: Source of the device, the precision, and the folder for the functions' output.
         tokenizer: The policy's.
     """
     return load_reward(
@@ -40,7 +40,7 @@ def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrain
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:
-    """`config.reward` in the form that `load_reward` takes."""
+    """The terms of `config.reward`, for `load_reward`."""
     return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
 
 

@@ -1,4 +1,4 @@
-"""How every stage begins and what it shows on its way: a folder, a device, a row of metrics per step."""
+"""Opening, resuming and finishing the run of a stage: its folder, device, seed and configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -25,7 +25,7 @@ from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
-from kedge.models import model_width, resolve_precision
+from kedge.models import Precision, model_width, resolve_precision
 from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, FINISHED_FILE, REJECTED_FILE, is_run, replace_file, writing
 from kedge.runs.fingerprint import changed_inputs, fingerprint
 from kedge.runs.in_memory import describe_in_memory
@@ -44,10 +44,10 @@ __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_e
 
 @dataclass(frozen=True)
 class Resume:
-    """The run in the output folder, if there is one, is to go on.
+    """Resume the run in the output folder, if there is one.
 
     Attributes:
-        allow_changes: Dotted names of settings, models or data, or of whole sections, that may have changed since.
+        allow_changes: Dotted names of settings, models, data or whole sections that may differ from the original run.
     """
 
     allow_changes: tuple[str, ...] = ()
@@ -55,24 +55,24 @@ class Resume:
 
 @dataclass(frozen=True)
 class Run:
-    """Where a stage runs and writes.
+    """The run of a stage.
 
     Attributes:
-        folder: The run's folder; `start` makes it.
-        stage: Which one runs.
-        device: Where the models live.
+        folder: The run's folder; `start` creates it.
+        stage: The stage's name.
+        device: The models' device.
         precision: Number format of the matrix products.
-        config_text: What `config.yaml` will hold.
-        facts: What stands above it: the stage, the device and the versions that ran.
-        inputs: Hashes of what it is made from; see `fingerprint`.
-        resumed: It was begun before, in this folder.
-        checkpoint: Where it goes on from; None begins anew.
+        config_text: The content of `config.yaml`.
+        facts: The header of `config.yaml`: stage, device and precision; the versions are added when it is written.
+        inputs: Hashes of the run's inputs; see `fingerprint`.
+        resumed: The folder contains an earlier start of this run.
+        checkpoint: The checkpoint to resume from; None starts from the beginning.
     """
 
     folder: Path
     stage: str
     device: torch.device
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     config_text: str
     facts: Mapping[str, object]
     inputs: Mapping[str, str]
@@ -80,39 +80,39 @@ class Run:
     checkpoint: Checkpoint | None = None
 
     def start(self) -> None:
-        """Make the folder, with `config.yaml` in it: everything is loaded and fits, the work begins.
+        """Create the folder with `config.yaml`. Called after everything is loaded and checked.
 
-        A mistake that shows before this leaves nothing behind, so that its mended command can be run again as it is.
+        An earlier error leaves no files, so the corrected command can use the same folder.
 
         Raises:
-            OutputError: The folder cannot be made, or something was put into it since the run was opened.
+            OutputError: The folder cannot be created, or is no longer empty.
         """
         if not self.resumed:
             create_run_folder(self.folder)
         write_config(self.folder, self.config_text, self.facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Note that the run has come to its end, and what it came to."""
+        """Mark the run as finished and write its summary."""
         replace_file(self.folder / FINISHED_FILE, [json.dumps({"stage": self.stage, **summary}, indent=2).encode()])
 
     def abandon(self) -> None:
-        """Take back what `start` made, if the work has left nothing: no row of a log, and no file beside them.
+        """Remove the folder that `start` created, unless it contains log rows or other files.
 
-        The same command, mended, can then be run again as it is. Rejected rows stay.
+        The corrected command can then use the same folder. The file of rejected rows is kept.
         """
         discard_run_folder(self.folder)
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """`start` for a block of work; `abandon` where it ends by an error.
+        """Context: `start` on entry, `abandon` on an error.
 
         Raises:
-            OutputError: As `start`.
+            OutputError: See `start`.
         """
         self.start()
         try:
             yield
-        except BaseException:  # Ctrl-C, too: whatever ends the work, it is raised again
+        except BaseException:  # includes Ctrl-C; re-raised
             self.abandon()
             raise
 
@@ -120,18 +120,18 @@ class Run:
 def open_run(
     config: Config, stage: str, *, given: Mapping[str, object] | None = None, resume: Resume | None = None
 ) -> Run:
-    """Check what the stage needs and that its folder is free, set up the machine, and seed it.
+    """Check the stage's settings and output folder, set up device and threads, and seed all random generators.
 
     Args:
         config: The resolved configuration.
-        stage: Which one runs: its name names the folder, too, unless `out` does.
-        given: What Python handed over in place of configured fields, by dotted name; None where it did not.
-        resume: Go on with the run in the output folder; where there is none, begin it.
+        stage: The stage; also the default name of the output folder.
+        given: Python objects in place of configured fields, by dotted name; None entries are ignored.
+        resume: Resume the run in the output folder; start it if there is none.
 
     Raises:
-        ConfigError: A field that the stage needs is missing, a logger is not installed, the device is not there, or the
-            run that is to be resumed was made under another configuration, from another model or other data.
-        OutputError: The folder holds something already, or cannot be made.
+        ConfigError: A required field is missing, a logger is not installed, the device is not available, or the run to
+            resume has another configuration, model or data.
+        OutputError: The folder is not empty or cannot be created.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(given)) if given else config
@@ -153,7 +153,7 @@ def open_run(
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     facts = {"stage": stage, "device": device, "precision": precision}
-    # What an earlier run ended at; this run begins anew.
+    # Diagnostics of an earlier run in this folder.
     for path in () if resumed else (folder / name for name in sorted(DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
@@ -161,13 +161,17 @@ def open_run(
 
 
 def finished_run(config: Config) -> Path | None:
-    """The output folder, if the run in it has come to its end."""
+    """The output folder if its run has finished, else None."""
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     return folder if folder and (folder / FINISHED_FILE).is_file() else None
 
 
 def read_ending(folder: Path, *names: str) -> list[Any]:
-    """What `Run.finish` noted under these names.
+    """Values from the summary written by `Run.finish`.
+
+    Args:
+        folder: The run's folder.
+        names: Keys of the summary.
 
     Raises:
         DataError: The file is damaged.
@@ -177,17 +181,17 @@ def read_ending(folder: Path, *names: str) -> list[Any]:
         ending = json.loads(path.read_bytes())
         return [ending[name] for name in names]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged; without it, --resume takes the run's last steps again") from error
+        raise DataError(f"{path} is damaged; delete it, and --resume repeats the run's last steps") from error
 
 
 def _check_unchanged(
     config: Config, folder: Path, inputs: Mapping[str, str], checkpoint: Checkpoint | None, resume: Resume
 ) -> None:
-    """Refuse to go on with a run as if it were another."""
+    """Reject resuming with changed settings or inputs, except those in `allow_changes`."""
     saved = load_config(folder / CONFIG_FILE).model_dump(mode="json")
     changes = changed_settings(saved, config.model_dump(mode="json"), allowed=resume.allow_changes)
     if checkpoint is not None:
         changes += changed_inputs(checkpoint.manifest.fingerprint, inputs, allowed=resume.allow_changes)
     if changes:
         names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
-        raise ConfigError(f"{folder} cannot go on as it began: {'; '.join(changes)}. If that is meant: {names}")
+        raise ConfigError(f"{folder} cannot be resumed, because {'; '.join(changes)}. If this is intended: {names}")

@@ -1,4 +1,4 @@
-"""The loop of a stage: resumed, checkpointed, logged, stopped by Ctrl-C or SIGTERM."""
+"""The loop of a stage, with resuming, checkpoints, logs, and a clean stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = ["logged_steps", "stage_loop"]
 
 @contextmanager
 def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
-    """The loop over a stage's steps; the logs are truncated to the step that the run resumes from.
+    """The loop over a stage's steps; truncates the logs to the step that the run resumes from.
 
     Args:
         config: The stage's configuration.
-        run: The stage's run, which has been started.
+        run: The stage's run, started.
 
     Raises:
-        KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM came; the run is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
     """
-    # Samples of "update 0" are from before the first update: a run that starts over writes them again.
+    # Samples of "update 0" precede the first update: a run that starts over writes them again.
     last = run.checkpoint.update if run.checkpoint else -1
     for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE):
         truncate_rows(run.folder / name, last)
-    with stopping() as asked:
+    with stopping() as stop:
         loop = CheckpointedLoop(
             run.folder / CHECKPOINTS,
             kind=run.stage,
             fingerprint=run.inputs,
             schedule=SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes),
             keep=config.checkpoint.keep,
-            asked=asked,
+            stop=stop,
             found=run.checkpoint,
         )
         with loop:
@@ -53,14 +53,14 @@ def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
 def logged_steps(
     config: Config, run: Run, loop: CheckpointedLoop, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """A callback that writes a step's metrics to `metrics.jsonl`, and shows some of them with the remaining time.
+    """A callback that writes a step's metrics to `metrics.jsonl` and updates the progress display.
 
     Args:
         config: The stage's configuration.
         run: The stage's run.
         loop: Its loop.
         num_steps: Steps of the whole stage.
-        shown: Names of the metrics to show, where a step has them.
+        shown: Names of the metrics to display, if the step has them.
     """
     with (
         Progress(run.stage, total=num_steps, done=loop.done) as progress,

@@ -1,4 +1,4 @@
-"""The frame around supervised training: start the run, save checkpoints, log steps, end with a report."""
+"""Common parts of the supervised stages: start the run, save checkpoints, log steps, write the report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["end_training", "supervised_training"]
 def supervised_training(
     config: Config, run: Run, num_steps: int, *, shown: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
-    """Start the run and yield the arguments of `train_supervised` that come from it.
+    """Start the run and yield its arguments for `train_supervised`.
 
     Args:
         config: The stage's configuration.
-        run: The stage's run, opened but not started.
+        run: The stage's run, opened, not started.
         num_steps: Optimizer steps of the stage.
         shown: Names of the metrics in the progress display.
 
     Raises:
-        OutputError: The run's folder cannot be made.
+        OutputError: The run's folder cannot be created.
     """
     with (
         run.started(),
@@ -45,7 +45,7 @@ def supervised_training(
 
 
 def end_training(config: Config, run: Run, outcome: Outcome) -> None:
-    """Write the report, then raise the interruption if there was one; call it once the model is saved.
+    """Write the report, then re-raise the interruption, if any. Call it after the model is saved.
 
     Raises:
         KeyboardInterrupt, Terminated: Training was interrupted.

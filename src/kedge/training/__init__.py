@@ -1,1 +1,1 @@
-"""Learning: the PPO update, the supervised loop, their optimiser, and what a run stands on."""
+"""Training: the PPO update, the supervised loop, the optimizer, guards and checkpoints."""

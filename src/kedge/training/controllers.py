@@ -1,4 +1,4 @@
-"""The coefficients that change during a PPO run, and the controllers that change them."""
+"""Loss coefficients of a PPO run, and the controllers that adapt them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ KLController = Literal["fixed", "ziegler", "schulman"]
 
 @dataclass(frozen=True)
 class Controllers:
-    """Which coefficients adapt, and towards what.
+    """Which coefficients adapt, and their targets.
 
     Attributes:
-        kl: The controller of β: none, Ziegler's, or the PPO paper's.
-        kl_target: Wanted KL to the reference, nats per response.
-        kl_horizon: Responses within which Ziegler's controller may change β by a fifth.
-        kl_wait_updates: Updates before β first changes; may be a fraction.
-        entropy_target: Wanted entropy, nats per token; None keeps the entropy coefficient.
-        surrogate_kl_target: Wanted distance of one update, nats per token; None keeps the surrogate's β.
+        kl: The controller of β: `fixed`, Ziegler's, or Schulman's (the PPO paper's).
+        kl_target: Target KL to the reference, nats per response.
+        kl_horizon: Responses over which Ziegler's controller may change β by 20 %.
+        kl_wait_updates: Updates before β first changes; can be a fraction.
+        entropy_target: Target entropy, nats per token; None keeps the entropy coefficient fixed.
+        surrogate_kl_target: Target KL of one update, nats per token; None keeps the surrogate's β fixed.
     """
 
     kl: KLController
@@ -36,14 +36,14 @@ class Controllers:
 
 @dataclass
 class Coefficients:
-    """The weights of the loss terms in the current update; `adapt` moves on to the next update.
+    """The coefficients of the current update; `adapt` changes them for the next one.
 
     Attributes:
-        controllers: What changes them.
+        controllers: How they adapt.
         kl_coef: β of the KL to the reference.
         entropy_coef: c_e of the entropy bonus.
-        surrogate_kl_coef: β of the KL-penalty surrogate, to the sampling policy.
-        update: Which update they are for, from 1.
+        surrogate_kl_coef: β of the KL to the sampling policy, in the KL-penalty surrogate.
+        update: The update that they are for, from 1.
     """
 
     controllers: Controllers
@@ -57,16 +57,16 @@ class Coefficients:
         return {"objective/kl_coef": self.kl_coef, "objective/entropy_coef": self.entropy_coef}
 
     def adapt(self, metrics: Mapping[str, float], *, num_responses: int) -> None:
-        """Move on to the next update, after the PPO step, as published.
+        """Adapt the coefficients for the next update, from the metrics of this one.
 
         Args:
-            metrics: The update's.
-            num_responses: Responses that it was trained on.
+            metrics: The update's metrics.
+            num_responses: Responses in the update.
 
         Source: spec §5.21, §6.27, §6.29.
         """
         use = self.controllers
-        # Absent without a reference. A sampled KL can come out below 0; the divergence that it estimates cannot be.
+        # Missing without a reference. The sampled estimate can be negative, the true KL cannot.
         kl = max(metrics.get("objective/kl", 0.0), 0.0)
         if self.update > use.kl_wait_updates and use.kl == "ziegler":
             self.kl_coef = adapt_kl_coef_ziegler(
@@ -85,7 +85,7 @@ class Coefficients:
         self.update += 1
 
     def state_dict(self) -> dict[str, float]:
-        """What adapts, as plain numbers."""
+        """The coefficients and the update number."""
         return {
             "update": self.update,
             "kl_coef": self.kl_coef,
@@ -94,7 +94,7 @@ class Coefficients:
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from `state`."""
+        """Restore a `state_dict`."""
         self.update = int(state["update"])
         self.kl_coef, self.entropy_coef = state["kl_coef"], state["entropy_coef"]
         self.surrogate_kl_coef = state["surrogate_kl_coef"]

@@ -1,11 +1,11 @@
-"""Between the PPO update and the models: what a learner offers, and the language model's implementation."""
+"""The interface between the PPO update and the models, and its implementation for language models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,17 +13,17 @@ from torch import Tensor
 from typing_extensions import Self
 
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
-from kedge.models import ActorCritic, budget_batches
+from kedge.models import ActorCritic, Precision, budget_batches
 
 __all__ = ["Batch", "LanguageLearner", "Learner"]
 
 
 class Batch(Protocol):
-    """What the update reads of its experience: rows of actions, padded. Language's is `Experience`."""
+    """The experience of an update: padded rows of actions. For language models it is `Experience`."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that are shuffled into minibatches."""
+        """Number of rows; minibatches are drawn from them."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class Batch(Protocol):
 
     @property
     def reward_mask(self) -> Bool[Tensor, "batch time"]:
-        """True where values and returns count."""
+        """True on slots with values and returns."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Batch(Protocol):
 
     @property
     def advantages(self) -> Float[Tensor, "batch time"]:
-        """What the policy loss weighs each action by."""
+        """Each action's weight in the policy loss."""
         ...
 
     @property
@@ -63,11 +63,11 @@ class Batch(Protocol):
 
     @property
     def importance_weights(self) -> Float[Tensor, "batch time"] | None:
-        """Factor of each action's policy loss, or None."""
+        """Factor of each action's policy loss; None for no correction."""
         ...
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Self:
-        """Some of the rows."""
+        """A subset of the rows."""
         ...
 
 
@@ -75,7 +75,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class Learner(Protocol[B]):
-    """A policy, with or without a critic, as the PPO update trains it."""
+    """A policy, with or without a critic, for the PPO update to train."""
 
     @property
     def needs_values(self) -> bool:
@@ -83,11 +83,11 @@ class Learner(Protocol[B]):
         ...
 
     def micro_batches(self, batch: B) -> Iterator[tuple[Int[Tensor, " rows"], B]]:
-        """The batch in parts that fit into one forward and backward pass, each with its row numbers."""
+        """Split the batch into parts that fit into one forward and backward pass, each with its row numbers."""
         ...
 
     def evaluate(self, batch: B) -> PolicyOutputs:
-        """Log probabilities, entropy and values of the batch's actions under the current weights, differentiable."""
+        """Log probabilities, entropy and values of the actions under the current weights, differentiable."""
         ...
 
 
@@ -95,26 +95,29 @@ class Learner(Protocol[B]):
 class LanguageLearner:
     """A language model and its critic, evaluated on packed micro-batches.
 
-    Until the first optimizer step, the weights are those that sampled. So where one forward pass holds all responses,
-    that pass also gives the old log probabilities and values: `first_pass` runs it before the experience is collected,
-    and `evaluate` returns it for the first minibatch instead of running it again.
+    Until the first optimizer step, the weights are still those used for sampling. So if a whole epoch is one forward
+    pass, that pass also gives the old log probabilities and values: `first_pass` runs it before the experience is
+    collected, and `evaluate` returns it for the first minibatch.
 
     Args:
         actor_critic: Policy and critic.
         temperature: The sampling temperature; divides the logits.
         precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward and backward pass; None takes a whole minibatch.
-        entropy_gradient: Keep the entropy differentiable: an entropy bonus is paid.
+        micro_batch_tokens: Tokens per forward and backward pass; None for a whole minibatch.
+        entropy_gradient: Keep the entropy differentiable, for an entropy bonus.
         value_after_last: Also evaluate the state after the last action.
+        one_minibatch: Epochs have a single minibatch, and the policy is trained: `first_pass` may be used.
     """
 
     actor_critic: ActorCritic
     temperature: float
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     micro_batch_tokens: int | None = None
     entropy_gradient: bool = False
     value_after_last: bool = False
-    _first_pass: PolicyOutputs | None = None
+    one_minibatch: bool = False
+    reused_first_pass: bool = field(default=False, init=False)
+    _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
 
     @property
     def needs_values(self) -> bool:
@@ -122,17 +125,17 @@ class LanguageLearner:
         return self.actor_critic.has_critic
 
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
-        """Run the first minibatch's forward pass now, if one pass holds all rows; None if it does not.
-
-        Only for an update whose epochs have one minibatch, and whose policy is trained.
-        """
-        if self.micro_batch_tokens is None or rollout.num_tokens <= self.micro_batch_tokens:
-            self._first_pass = self._forward(rollout)
-        return self._first_pass
+        """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None."""
+        fits = self.micro_batch_tokens is None or rollout.num_tokens <= self.micro_batch_tokens
+        if not self.one_minibatch or not fits:
+            return None
+        outputs = self._forward(rollout)
+        self._pending, self.reused_first_pass = (rollout, outputs), True
+        return outputs
 
     def micro_batches(self, batch: Experience) -> Iterator[tuple[Int[Tensor, " rows"], Experience]]:
-        """See `Learner`. Rows of similar length share a pass."""
-        if self._first_pass is not None:
+        """See `Learner`. Rows of similar length are grouped."""
+        if self._has_first_pass(batch):
             yield torch.arange(batch.num_rows), batch
             return
         for numbers in budget_batches(batch.rollout.row_lengths, self.micro_batch_tokens):
@@ -141,12 +144,14 @@ class LanguageLearner:
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
         """See `Learner`."""
-        outputs, self._first_pass = self._first_pass, None
-        return self._forward(batch.rollout) if outputs is None else outputs
+        if self._pending is not None and self._has_first_pass(batch):
+            (_, outputs), self._pending = self._pending, None
+            return outputs
+        return self._forward(batch.rollout)
 
     @contextmanager
     def frozen_policy(self) -> Iterator[None]:
-        """Inside, only the critic gets gradients: its warm-up."""
+        """Context in which only the critic gets gradients, for its warm-up."""
         frozen = [each for each in self.actor_critic.policy_parameters() if each.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(False)
@@ -155,6 +160,14 @@ class LanguageLearner:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
+
+    def _has_first_pass(self, batch: Experience) -> bool:
+        """Whether the pending first pass is of exactly these rows."""
+        if self._pending is None:
+            return False
+        names = ("prompt_ids", "response_ids", "action_mask")
+        pairs = ((getattr(self._pending[0], name), getattr(batch.rollout, name)) for name in names)
+        return all(torch.equal(one, other) for one, other in pairs)
 
     def _forward(self, rollout: Rollout) -> PolicyOutputs:
         return self.actor_critic(

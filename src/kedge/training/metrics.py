@@ -1,4 +1,4 @@
-"""Metrics of a training step that carry their own reduction over micro-batches and steps."""
+"""Metrics of a training step, with their reduction over micro-batches and steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ Reduction = Literal["mean", "max", "min"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number and how it is combined with others of its name.
+    """A value and its reduction.
 
     Attributes:
-        value: A scalar on the device. For `mean` it is a micro-batch's share of its minibatch's mean: shares add up.
-        reduce: `mean`: shares are summed over micro-batches, and sums averaged over steps. `max` and `min`: the extreme
-            of all.
+        value: A scalar on the device. For `mean` it is the micro-batch's share of the minibatch mean; shares add up.
+        reduce: `mean`: summed over micro-batches, then averaged over steps. `max`, `min`: the extreme over both.
     """
 
     value: Tensor
@@ -29,7 +28,7 @@ class Metric:
 
 
 class MetricTotals:
-    """The metrics of one minibatch, from those of its micro-batches."""
+    """The metrics of one minibatch, accumulated over its micro-batches."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Tensor] = {}
@@ -44,12 +43,12 @@ class MetricTotals:
             self._totals[name] = metric.value if total is None else combine(total, metric.value)
 
     def values(self) -> dict[str, float]:
-        """The totals as Python floats, with one wait for the device."""
+        """The totals as Python floats, with one device synchronization."""
         return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
 
 
 def reduce_steps(steps: Sequence[Mapping[str, float]], reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Each metric over all steps: the mean, or the extreme where its reduction says so."""
+    """Reduce each metric over all steps; `mean` unless `reductions` has another entry."""
     names: Iterable[str] = steps[0] if steps else ()
     extremes = {"max": max, "min": min}
     reduced: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The total loss of one PPO step, and the metrics that describe it."""
+"""The total loss of a PPO step and its metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Surrogate = Literal["clipped", "unclipped", "kl_penalty"]
 
 @dataclass(frozen=True)
 class Divisors:
-    """What the sums over a minibatch are divided by. They are the whole minibatch's: no split changes the gradient.
+    """Divisors of the sums over a minibatch. They are the same for all of its micro-batches, so splits are exact.
 
     Attributes:
-        policy: Divisor of the policy, entropy and KL terms, by the aggregation.
-        value: Divisor of the value term; it counts one slot more where the score stands after the last action.
-        actions: Number of actions: the divisor of the policy's metrics, whatever the aggregation.
+        policy: Divisor of the policy, entropy and KL terms; depends on the aggregation.
+        value: Divisor of the value term, over the reward mask.
+        actions: Number of actions: the divisor of the policy's metrics, for every aggregation.
         value_slots: Number of value slots: the divisor of the critic's metrics.
     """
 
@@ -45,11 +45,11 @@ class Divisors:
 
 @dataclass(frozen=True)
 class Terms:
-    """Some rows' share of the minibatch's loss and metrics; shares add up.
+    """A micro-batch's share of the minibatch's loss and metrics; shares add up.
 
     Attributes:
         loss: The share of the total loss.
-        metrics: By name; they stay on the device.
+        metrics: By name, on the device.
     """
 
     loss: Tensor
@@ -61,20 +61,20 @@ class Objective:
     """total = policy + c_v·value − c_e·entropy (+ β·KL to the reference)
 
     Args:
-        policy_loss: The surrogate: `clipped` (PPO), `unclipped`, or `kl_penalty` (the ablation's third).
-        clip_range: ε: how far the ratio may move below 1, and above.
-        clip_range_high: The upper ε where it differs (clip-higher).
+        policy_loss: The surrogate: `clipped` (PPO), `unclipped` or `kl_penalty`.
+        clip_range: ε: the ratio is clipped to [1 − ε, 1 + ε].
+        clip_range_high: The upper ε if it differs (clip-higher).
         dual_clip: Bound c > 1 on the loss of actions with negative advantage, or None.
         surrogate_kl_coef: β of the `kl_penalty` surrogate's KL to the old policy.
         value_clip_range: ε_v, absolute, in units of the return; None for plain squared error.
         value_coef: c_v, on top of the value loss's own ½.
-        value_unit: Unit of values and returns in the value loss and its clip, which see V/unit. 1 is the reward's own
-            unit, as published.
+        value_unit: Values and returns are divided by it in the value loss and its clip. 1 keeps the reward's unit, as
+            published.
         entropy_coef: c_e.
-        kl_coef: β of the KL to the reference as a loss; 0 where the KL is in the reward.
-        kl_estimator: Which estimator of that KL.
-        aggregation: How token losses become one number.
-        constant_length: The divisor per response, in tokens, of `constant`.
+        kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.
+        kl_estimator: Estimator of that KL.
+        aggregation: Reduction of token losses to a scalar.
+        constant_length: Divisor per response, in tokens, for `aggregation="constant"`.
         train_policy: False while the critic warms up: only the value term is in the loss.
 
     Source: PPO eq. 9; spec §6.27–32.
@@ -96,7 +96,7 @@ class Objective:
     train_policy: bool = True
 
     def divisors(self, minibatch: Batch) -> Divisors:
-        """What the terms of this minibatch are divided by, however it is split (spec §6.30)."""
+        """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
         return Divisors(
             policy=int(aggregation_normalizer(minibatch.action_mask, aggregation=self.aggregation)),
             value=int(aggregation_normalizer(minibatch.reward_mask, aggregation=self.aggregation)),
@@ -105,12 +105,12 @@ class Objective:
         )
 
     def __call__(self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors) -> Terms:
-        """The loss of some rows as a share of their minibatch's.
+        """The loss of a micro-batch, as its share of the minibatch's loss.
 
         Args:
             outputs: Log probabilities, entropy and values of the rows under the current weights.
-            batch: The same rows' frozen experience.
-            divisors: Their minibatch's.
+            batch: The experience of the same rows.
+            divisors: The minibatch's.
         """
         mask = batch.action_mask
         averaging = {"aggregation": self.aggregation, "constant_length": self.constant_length}
@@ -159,7 +159,7 @@ class Objective:
     def _value_term(
         self, values: Tensor, batch: Batch, divisors: Divisors, averaging: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Metric]]:
-        assert batch.values is not None, "a critic that is trained has old values"
+        assert batch.values is not None, "training a critic needs old values"
         value = clipped_value_loss(
             values / self.value_unit,
             batch.values / self.value_unit,

@@ -54,7 +54,7 @@ def build_optimizer(
     Raises:
         ConfigError: No parameter is trainable, or the mode is unknown.
 
-    Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form that TensorFlow took over.
+    Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow.
     """
     head_parameters = list(head_parameters)
     head = {id(parameter) for parameter in head_parameters}

@@ -1,4 +1,4 @@
-"""The PPO update, the only one: K epochs of M minibatches over frozen experience."""
+"""The PPO update: K epochs of M minibatches over frozen experience."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kedge.training.optimizer import clip_gradients
 __all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
-"""One more loss for a step (ptx mixing), in parts that add up to it, so that each is freed before the next."""
+"""An additional loss for a step (ptx mixing), in parts that add up, so that each is freed before the next."""
 
-# SB3 and Spinning Up stop at 1.5 times the target; spec §6.31 follows them.
+# As in SB3 and Spinning Up; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
 
 
 @dataclass(frozen=True)
 class EpochPass:
-    """Log probabilities and entropies of all actions as an epoch visited them; NaN where it did not.
+    """Log probabilities and entropies of all actions during one epoch; NaN for rows not yet visited.
 
     Attributes:
-        logprobs: Under the weights of the visit, nats.
-        entropies: Of the distribution that the action was drawn from, nats.
+        logprobs: Under the weights at the row's minibatch, nats.
+        entropies: Of the action's distribution, nats.
     """
 
     logprobs: Float[Tensor, "batch time"]
@@ -46,23 +46,23 @@ class EpochPass:
         return cls(*(torch.full_like(batch.old_logprobs, torch.nan) for _ in range(2)))
 
     def record(self, rows: Int[Tensor, " rows"], outputs: PolicyOutputs) -> None:
-        """Fill in the rows of a visit."""
+        """Fill in the rows of a micro-batch."""
         self.logprobs[rows] = outputs.logprobs.detach()
         self.entropies[rows] = outputs.entropy.detach()
 
 
 @dataclass
 class UpdateResult:
-    """What one update did, filled in as it runs.
+    """The result of an update, filled in while it runs.
 
     Attributes:
-        steps: The metrics of every optimizer step, in order; of the step that was not taken where the very first one
-            exceeded the KL limit, and empty where the very first one was refused.
-        reductions: How each metric is combined over steps.
-        passes: Each epoch's log probabilities and entropies; the last may be incomplete.
+        steps: The metrics of every optimizer step, in order. If the first step exceeds the KL limit, its metrics
+            although it was not taken; if the first step is refused, empty.
+        reductions: Reduction of each metric over steps.
+        passes: Each epoch's log probabilities and entropies; the last can be incomplete.
         num_steps: Optimizer steps taken.
-        stopped_early: The approximate KL exceeded its limit, and the remaining steps were skipped.
-        refused: A step was refused, and the remaining steps were skipped.
+        stopped_early: The approximate KL exceeded its limit; the remaining steps were skipped.
+        refused: `check_step` refused a step; the remaining steps were skipped.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
@@ -73,10 +73,10 @@ class UpdateResult:
     refused: bool = False
 
     def metrics(self) -> dict[str, float]:
-        """Each metric over the steps, and those of the update.
+        """Each metric reduced over the steps, and the metrics of the whole update.
 
-        `policy/first_ratio_max` is the largest ratio of the first step, either way: under the weights that sampled it
-        is 1.
+        `policy/first_ratio_max` is the largest ratio or inverse ratio of the first step. It should be 1, because the
+        weights are still those used for sampling.
         """
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
         return {**reduce_steps(self.steps, self.reductions), **first, "policy/optimizer_steps": self.num_steps}
@@ -96,12 +96,12 @@ def ppo_update(
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
 ) -> UpdateResult:
-    """Improve policy and critic on one batch of experience.
+    """Train policy and critic on one batch of experience.
 
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the total loss
 
-    Old log probabilities, values, advantages and returns stay as they are. The gradient of a minibatch does not depend
-    on how it is split into micro-batches. A single minibatch holds all rows and is not shuffled.
+    Old log probabilities, values, advantages and returns are fixed. The gradient of a minibatch does not depend on its
+    split into micro-batches. A single minibatch holds all rows and is not shuffled.
 
     Args:
         learner: Evaluates the policy and the critic.
@@ -110,14 +110,14 @@ def ppo_update(
         objective: The total loss.
         num_epochs: K.
         num_minibatches: M, optimizer steps per epoch.
-        generator: The random stream of the shuffles.
-        max_grad_norm: Bound on the gradient's norm; None or 0 only measures it.
+        generator: Random generator of the shuffles.
+        max_grad_norm: Maximum gradient norm; None or 0 disables clipping.
         early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the rest of the update is skipped.
-        extra_loss: One more loss that joins every step.
-        check_step: Called before each step; False refuses it, and the rest of the update is skipped.
+        extra_loss: An additional loss, added to every step.
+        check_step: Called before each step; False refuses the step and skips the rest of the update.
 
     Raises:
-        NumericsError: From `check_step`: by default, where a loss or gradient is not finite. The step was not taken.
+        NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
@@ -156,9 +156,9 @@ def ppo_update(
 
 @torch.no_grad()
 def distance_moved(learner: Learner[B], experience: B) -> float:
-    """KL of the sampling policy to the current one, mean of ρ − 1 − log ρ over the actions, nats.
+    """KL from the sampling policy to the current one: the mean of ρ − 1 − log ρ over the actions, nats.
 
-    After the epochs it is the d of the PPO paper's adaptive penalty.
+    After the epochs, it is d of the PPO paper's adaptive penalty.
 
     Source: PPO §4.
     """
@@ -171,7 +171,7 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
 
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
-    """A fresh shuffle of all rows, in M parts of equal size, give or take one row."""
+    """All rows in random order, in M parts whose sizes differ by at most one row."""
     if num_minibatches == 1:
         return [torch.arange(num_rows)]
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))

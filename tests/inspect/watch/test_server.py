@@ -1,4 +1,4 @@
-"""The live page: for this machine, for those who know its address, and for looking only."""
+"""The live page: reachable from this machine only, with its secret address only, and read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackio, in a process of its own: it settles on its folder when it is imported. Read back from its database."""
+"""Trackio, in its own process, because it fixes its folder when imported; read back from its database."""
 
 from __future__ import annotations
 

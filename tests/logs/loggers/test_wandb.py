@@ -1,4 +1,4 @@
-"""Weights & Biases without a network: what its file holds, record by record, and that nobody is called."""
+"""Weights & Biases without a network: the records of its file, and that it opens no connection."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def history(path: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[socket.socket]:
-    """Where W&B's server would be: whoever calls is waiting in this socket."""
+    """A listening socket in place of W&B's server; a connection attempt would wait in it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         monkeypatch.delenv("WANDB_MODE", raising=False)

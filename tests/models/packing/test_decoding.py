@@ -90,5 +90,5 @@ def test_a_model_without_a_known_cache_is_refused():
         def forward(self, input_ids, state=None):
             return super().forward(input_ids)
 
-    with pytest.raises(ModelError, match="Forgetful supports no cache"):
+    with pytest.raises(ModelError, match="Forgetful has no key–value cache"):
         PaddedDecoder(Forgetful(1, 1), [[1]], pad_id=0, takes_positions=False)

@@ -1,4 +1,4 @@
-"""Rows end to end, and their parts of so many tokens."""
+"""Concatenated rows, and batches within a token budget."""
 
 from __future__ import annotations
 

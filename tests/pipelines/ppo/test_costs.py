@@ -1,4 +1,4 @@
-"""What an update costs: multiplications counted by torch itself, and sizes counted by hand."""
+"""The cost of an update, against torch's own FLOP counter and sizes counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that are injected into real PPO runs: no broken step is taken, and the run says which response is to blame."""
+"""Faults injected into real PPO runs: no broken step is taken, and the responsible response is reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def equal(one, other):
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    """Change what the PPO update of some update is given, or do something before it."""
+    """Change the input of some updates' PPO step, or call a function before it."""
 
     def arrange(*updates, change=lambda experience: experience):
         update_once, calls = ppo_steps.ppo_update, []
@@ -115,7 +115,7 @@ def test_a_function_in_a_process_of_its_own_is_named_with_the_response_too(confi
     )
     with pytest.raises(NumericsError, match="update 1: judge gave response 1 inf"):
         run_ppo(configured(reward=f"{tmp_path}/rewards.py:judge"), prompts=PROMPTS)
-    # The run came to nothing: what tells why is left, and the folder is free.
+    # The run produced nothing: the diagnostic files remain, and the folder can be used again.
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["incidents.jsonl", "reward.log"]
     assert read_incidents(tmp_path / "run")[0]["row"] == 1
     run_ppo(configured(num_updates=1), prompts=PROMPTS, reward=vowels)
@@ -335,7 +335,7 @@ def test_a_healthy_run_passes_strict(configured, tmp_path, precision):
 def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, stop_at):  # noqa: F811
     def alarming(completions, seed, **_):
         scores = vowels(completions)
-        if seed % 3 == 0:  # in some updates, whoever asks
+        if seed % 3 == 0:  # in some updates, regardless of the caller
             scores[0] = math.nan
         return scores
 

@@ -1,4 +1,4 @@
-"""The PPO stage end to end on tiny models: what it writes, what it repeats to the bit, what it refuses."""
+"""The PPO stage end to end on tiny models: its files, bit-identical repetition, and rejected inputs."""
 
 import json
 import os
@@ -290,7 +290,7 @@ def test_learning_rate_zero_leaves_the_weights_and_the_kl_at_zero(tmp_path, poli
     assert all(row["policy/clip_fraction"] == 0 for row in result.metrics)
 
 
-def test_an_error_after_the_first_update_keeps_what_was_learnt(tmp_path, policy):
+def test_an_error_after_the_first_update_keeps_what_was_learned(tmp_path, policy):
     calls = []
 
     def fails_later(completions, **_):

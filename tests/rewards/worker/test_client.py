@@ -372,5 +372,5 @@ def test_a_file_that_is_edited_during_the_run_does_not_change_its_scores(tmp_pat
     assert function.score(batch("a")) == [1.0]
     with pytest.raises(RewardError, match="exited with status 1"):
         function.score(batch(""))
-    with pytest.raises(RewardError, match="f: its file was edited during the run"):
+    with pytest.raises(RewardError, match="f: its file was changed during the run"):
         function.score(batch("a"))

@@ -1,4 +1,4 @@
-"""What a run is saved as, whenever it ends: as it was after its last whole step, or not anew."""
+"""A run that ends at any time is saved as it was after its last complete step, or not saved again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Walk:
         nn.init.zeros_(self.model.weight)
         torch.manual_seed(0)
         self.loop = CheckpointedLoop(
-            folder, kind="ppo", fingerprint={}, keep=2, asked=self.asked, found=found,
+            folder, kind="ppo", fingerprint={}, keep=2, stop=self.asked, found=found,
             schedule=SaveSchedule(every=every, every_minutes=None),
         )  # fmt: skip
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""When a checkpoint is due."""
+"""The schedule of checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard lets through, and what becomes of the rest: stop, skip, rollback, and their limits."""
+"""The guard's decisions: which updates and steps pass; stop, skip, rollback and their limits."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ class Watched:
 
     def __init__(self, *, sigma=None, dead=(), **rules):
         self.incidents, self.warnings, self.rollbacks = [], [], 0
-        self.dead = list(dead)  # what is found each time somebody looks
+        self.dead = list(dead)  # the result of each search
         self.guard = Guard(
             GuardOptions(**{**OPTIONS, **rules}),
             spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=2),
@@ -113,21 +113,21 @@ def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     with watched.guard.watching(1):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert not watched.guard.allows(
-            1, {**FINE, "policy/grad_norm": torch.inf}, lambda: BadValue("the gradient's norm", torch.inf, 5)
+            1, {**FINE, "policy/grad_norm": torch.inf}, lambda: BadValue("the gradient norm", torch.inf, 5)
         )
     assert not watched.guard.dropped  # what was taken is to be measured
     assert watched.guard.metrics()["guard/skipped_steps"] == 7
     [incident] = watched.incidents
-    assert incident.what == "policy/grad_norm is inf in step 2: the gradient's norm of response 5 is inf"
+    assert incident.what == "policy/grad_norm is inf in step 2: the gradient norm of response 5 is inf"
     assert incident.row == 5
 
 
 def test_a_fault_that_does_not_come_again_is_told_as_such():
     watched = Watched(on_nonfinite="skip")
-    assert not watched.step(1, {"loss/total": torch.nan}, offender=BadValue("the gradient's norm", 1.5, 3))
+    assert not watched.step(1, {"loss/total": torch.nan}, offender=BadValue("the gradient norm", 1.5, 3))
     [incident] = watched.incidents
     assert incident.row is None
-    assert incident.what.endswith("each response alone is finite when recomputed")
+    assert incident.what.endswith("recomputed one by one, every response is finite")
 
 
 def test_so_many_in_a_row_and_no_more():
@@ -137,14 +137,16 @@ def test_so_many_in_a_row_and_no_more():
     restored = Watched(on_nonfinite="skip", max_skips=2)
     restored.guard.load_state_dict(watched.guard.state_dict())
     for guarded in (watched, restored):
-        with pytest.raises(NumericsError, match=r"each of the 2 updates before skipped steps as well: ppo\.max_skips"):
+        with pytest.raises(
+            NumericsError, match=r"the last 2 updates skipped steps as well, the limit of ppo\.max_skips"
+        ):
             guarded.step(6, {"loss/total": torch.nan})
 
 
 @pytest.mark.parametrize(
     ("policy", "dead", "rollbacks", "words"),
     [
-        ("skip", ["it holds nan"], 0, "it holds nan, which skipping cannot repair"),
+        ("skip", ["it holds nan"], 0, "it holds nan, which skipping steps cannot repair"),
         ("stop", ["it holds nan"], 0, "it holds nan, which skipping"),
         ("rollback", ["it holds nan"], 1, "it holds nan, in the newest checkpoint as well"),
     ],
@@ -162,7 +164,7 @@ def test_spikes_have_a_rule_of_their_own(policy):
     for update, norm in enumerate((1.0, 1.1), start=1):
         assert watched.step(update, {"policy/grad_norm": norm})
     spike = {"policy/grad_norm": 50.0}
-    offender = BadValue("the gradient's norm", 49.0, 3)
+    offender = BadValue("the gradient norm", 49.0, 3)
     if policy == "stop":
         with pytest.raises(NumericsError, match=r"update 3: policy/grad_norm is 50, .*ppo\.on_spike=skip"):
             watched.step(3, spike, offender=offender)
@@ -216,10 +218,10 @@ def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, s
     [incident] = watched.incidents
     assert (incident.kind, incident.row, incident.token, incident.consequence) == ("mismatch", 4, 3, "warn")
     if abs(shift) == 0.5:
-        assert "have the ratio 1.649; rounding explains 1.01" in incident.what  # e^0.5
+        assert "have the ratio 1.649, rounding explains at most 1.01" in incident.what  # e^0.5
 
 
 def test_without_a_guard_a_step_that_is_not_finite_raises():
     assert refuse_nonfinite(0, FINE, pytest.fail)
-    with pytest.raises(NumericsError, match=r"value/loss is inf: the step was not taken.*of response 1 is inf"):
+    with pytest.raises(NumericsError, match=r"value/loss is inf; .*of response 1 is inf; the step was not taken"):
         refuse_nonfinite(0, {**FINE, "value/loss": torch.inf}, lambda: BadValue("the critic's value", torch.inf, 1))

@@ -1,4 +1,4 @@
-"""The one to blame is found: the first figure in the order of causes, its row and token, or the weight."""
+"""Finds the cause of non-finite values: the first one in order of computation, its row and token, or the weight."""
 
 from dataclasses import replace
 
@@ -110,7 +110,7 @@ def test_the_response_with_a_gradient_that_is_not_finite_is_found_among_the_othe
     experience = make_experience(models)
     huge = broken(experience.advantages, 5, 0, 3e38)  # a finite loss, whose gradient's norm is too large for float32
     found = search(models, replace(experience, advantages=huge))
-    assert (found.what, found.row) == ("the gradient's norm", 5)
+    assert (found.what, found.row) == ("the gradient norm", 5)
     assert found.value == torch.inf
 
 
@@ -118,7 +118,7 @@ def test_else_it_is_the_one_whose_gradient_is_the_largest():
     models = make_models()
     experience = make_experience(models)
     found = search(models, replace(experience, advantages=broken(experience.advantages, 2, 1, 1e4)))
-    assert (found.what, found.row) == ("the gradient's norm", 2)
+    assert (found.what, found.row) == ("the gradient norm", 2)
     assert 10 < found.value < 1e5
 
 

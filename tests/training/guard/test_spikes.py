@@ -1,4 +1,4 @@
-"""What counts as a spike: far above the run's own recent past, once there is one."""
+"""Spikes are steps far above the run's recent history, once there is enough of it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The supervised loop on a loss small enough to follow by hand: one gradient per batch, any split, any interruption."""
+"""The supervised loop on a loss computed by hand: one gradient per batch, for any split and interruption."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_evaluations_are_spread_evenly_and_the_last_step_has_one():
     assert not any("eval/loss" in row for row in rows)
 
 
-def test_an_interruption_leaves_what_was_learnt():
+def test_an_interruption_leaves_what_was_learned():
     def stop_after_three(step: int, metrics: dict[str, float]) -> None:
         if step == 3:
             raise KeyboardInterrupt
@@ -133,7 +133,7 @@ def test_an_interruption_leaves_what_was_learnt():
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_spoils_the_weights():
     objective = WeightedPull(start=2.0)
-    with pytest.raises(NumericsError, match=r"gradient is inf.*learning_rate"):
+    with pytest.raises(NumericsError, match=r"gradient norm is inf.*learning_rate"):
         run(objective, [(math.inf, 1.0)])
     assert objective.point.item() == 2.0
 
@@ -144,7 +144,7 @@ def test_the_example_to_blame_is_named(row, target, loss):
     examples = [*PULLS]
     examples[row] = (target, 1.0)
     objective = WeightedPull()
-    with pytest.raises(NumericsError, match=rf"example {row} alone, .* has {loss}"):
+    with pytest.raises(NumericsError, match=rf"training example {row}, .* has the loss {loss}"):
         run(objective, examples, batch_size=8)
     assert objective.point.item() == 0.0
 

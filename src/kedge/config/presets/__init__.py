@@ -20,7 +20,7 @@ def find_preset(name: Any) -> Preset:
     """The preset with this name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It does not exist.
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"preset {name!r} does not exist; choose one of {', '.join(PRESETS)}")

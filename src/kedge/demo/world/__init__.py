@@ -1,6 +1,6 @@
 """The embedded world: TL;DR summarization in miniature, with a gold judge that has the facts of every post.
 
-posts       stories told with distractions
+posts       stories with distractions
 authors     reference summaries by authors of differing skill
 judge       coverage, accuracy, coherence and brevity of a text as a summary of a post
 world       demonstrations, comparisons by a noisy annotator, and prompts

@@ -32,7 +32,7 @@ RATIOS = {
 
 
 def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
-    """The comparison with the largest ratio, in words, and its ratios that rounding does not explain."""
+    """A description of the comparison with the largest ratio, and its ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
     beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}

@@ -15,7 +15,7 @@ SCORING_SHARE = 0.5
 """Share of an update's time spent on scoring."""
 
 SHORT_UPDATE = 0.5
-"""Seconds: shorter updates are fast enough whatever dominates them."""
+"""Seconds; shorter updates are fast enough, regardless of what dominates them."""
 
 WARMUP = 2
 """First updates, in which memory is allocated once and kept."""

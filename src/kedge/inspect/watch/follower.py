@@ -63,7 +63,7 @@ class Follower:
         self._is_first = self._is_undiagnosed = True
 
     def look(self) -> Snapshot:
-        """The run as it is now.
+        """The current state of the run.
 
         Raises:
             DataError: The folder is not a run's, or a file in it is damaged.

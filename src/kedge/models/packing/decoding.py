@@ -106,7 +106,7 @@ class PaddedDecoder:
         self._recurrent = "cache_params" in inputs
         if not self._recurrent and "past_key_values" not in inputs:
             raise ModelError(
-                f"{type(model).__name__} supports no cache that kedge knows, so kedge cannot sample from it"
+                f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
             )
         self._cache = DynamicCache(config=model.config)
         # A recurrent layer's state cannot be selected by rows.

@@ -1,4 +1,4 @@
-"""Token rows end to end, without any padding: what a trunk is given to read."""
+"""Token rows concatenated without padding: the input of a trunk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["TokenRows", "budget_batches"]
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of different lengths, one after the other.
+    """Concatenated rows of different lengths.
 
     Attributes:
-        ids: The rows' token ids, end to end.
+        ids: The rows' token ids, concatenated.
         lengths: Tokens of each row, at least 1.
     """
 
@@ -27,13 +27,13 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
-        """Rows given as lists of token ids."""
+        """Rows from lists of token ids."""
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
         return cls(ids, tuple(len(row) for row in rows))
 
     @classmethod
     def unpad(cls, ids: Int[Tensor, "rows width"], mask: Bool[Tensor, "rows width"]) -> TokenRows:
-        """The tokens that count of a padded rectangle, in its order."""
+        """The counted tokens of a padded tensor, in order."""
         return cls(ids[mask], tuple(mask.sum(dim=1).tolist()))
 
     @property
@@ -43,29 +43,29 @@ class TokenRows:
 
     @property
     def starts(self) -> list[int]:
-        """Where each row begins."""
+        """Index of each row's first token."""
         return [end - length for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
 
     @property
     def last(self) -> Int[Tensor, " rows"]:
-        """Where each row's last token stands."""
+        """Index of each row's last token."""
         return torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1
 
     @property
     def positions(self) -> Int[Tensor, " tokens"]:
-        """Each token's place in its own row, from 0."""
+        """Each token's position in its row, from 0."""
         lengths = torch.tensor(self.lengths)
         starts = torch.tensor(self.starts).repeat_interleave(lengths)
         return (torch.arange(len(starts)) - starts).to(self.ids.device)
 
     def pad(self) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
-        """The rows as a rectangle, padded on the right with 0, and where it counts."""
+        """The rows as a tensor, padded on the right with 0, and its mask."""
         columns = torch.arange(self.longest)
         mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
         return torch.zeros_like(mask, dtype=torch.long).masked_scatter(mask, self.ids), mask
 
     def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
-        """Where the tokens of these rows stand, row after row."""
+        """Indices of the tokens of these rows, row by row."""
         starts = self.starts
         indices = [index for row in rows for index in range(starts[row], starts[row] + self.lengths[row])]
         return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
@@ -76,13 +76,13 @@ class TokenRows:
 
 
 def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[int]]:
-    """Indices of rows in batches of at most `budget` tokens, the longest rows first, where memory runs out.
+    """Indices of rows in batches of at most `budget` tokens, longest rows first, so that memory errors show early.
 
-    A row that is longer than the budget is a batch of its own.
+    A row longer than the budget gets its own batch.
 
     Args:
         lengths: Tokens per row.
-        budget: Tokens per batch; None puts all rows into one.
+        budget: Tokens per batch; None puts all rows into one batch.
     """
     batch: list[int] = []
     room = budget

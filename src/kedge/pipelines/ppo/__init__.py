@@ -1,4 +1,4 @@
-"""PPO: `main` is the page to read; the other files are its parts."""
+"""PPO: start with `main`; the other files are its parts."""
 
 from kedge.pipelines.ppo.main import PpoResult, run_ppo
 

@@ -19,16 +19,16 @@ __all__ = ["Costs", "write_roles"]
 
 ADAM_MOMENTS = 2
 BACKWARD = 2
-"""FLOPs of a backward pass in forward passes: once for the inputs, once for the weights."""
+"""Cost of a backward pass in forward passes: one for the inputs' gradient, one for the weights'."""
 
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """The FLOPs of a model's forward pass, 2 per weight and token; attention's own products are left out.
+    """The FLOPs of a model's forward pass: 2 per weight and token, without the attention products.
 
     Attributes:
-        per_token: Weights multiplied for every token: all but the embeddings, which are looked up.
-        per_action: Weights of the output layer, which is computed at actions only.
+        per_token: Weights used for every token: all except the embeddings, which are looked up.
+        per_action: Weights of the output layer, which is only computed at actions.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """
@@ -38,7 +38,7 @@ class ForwardCost:
 
     @classmethod
     def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
-        """A model's cost; 0 without a model."""
+        """The cost of a model; 0 for None."""
         if model is None:
             return cls()
         pretrained = model.causal if isinstance(model, LanguageModel) else model.classifier
@@ -55,14 +55,14 @@ class ForwardCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """The forward passes of an update.
+    """The forward costs of a run's models.
 
     Attributes:
         policy: Policy and shared critic.
         critic: A separate critic.
         reference: The reference.
-        rewards: All reward models together.
-        recomputes: Activations are recomputed for the gradient.
+        rewards: The sum of all reward models.
+        recomputes: Activations are recomputed in the backward pass.
     """
 
     policy: ForwardCost
@@ -90,9 +90,9 @@ class Costs:
 
         Args:
             rollout: The update's responses.
-            reevaluated: Old log probabilities and values took a pass of their own.
-            num_passes: Epochs trained; may be a fraction.
-            train_policy: False where only the critic was trained.
+            reevaluated: Old log probabilities and values needed a separate forward pass.
+            num_passes: Epochs trained; can be a fraction.
+            train_policy: False if only the critic was trained.
         """
         tokens, actions = rollout.num_tokens, rollout.num_actions
         policy, critic, reference, rewards = (
@@ -111,7 +111,7 @@ class Costs:
 
 
 def write_roles(run: Run, roles: Roles) -> None:
-    """Write `roles.json`: parameters and bytes of each model."""
+    """Write `roles.json`: the parameters and bytes of each model."""
     policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
     models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
     sizes = {name: _role(model, trained=name != "reference") for name, model in models.items() if model is not None}

@@ -1,4 +1,4 @@
-"""A few fixed prompts, sampled several times in a run: how the responses change as the policy learns."""
+"""A few fixed prompts, sampled repeatedly during a run to show how the responses change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kedge.data import Prompt
-from kedge.errors import UnscoredError
+from kedge.errors import NonfiniteScoreError, UnscoredError
 from kedge.logs.experience_metrics import describe_samples
 from kedge.pipelines.ppo.log import PpoLog
 from kedge.pipelines.ppo.steps import PpoSteps
@@ -16,10 +16,10 @@ from kedge.training.controllers import Coefficients
 __all__ = ["FixedPrompts"]
 
 TIMES = 10
-"""How often they are sampled in a run, besides the start."""
+"""Number of times they are sampled in a run, not counting the start."""
 
-CLOSEST = 5
-"""Fewest updates between two times: a few rows take as long to sample as many."""
+MIN_INTERVAL = 5
+"""Minimum number of updates in between, because sampling a few rows takes as long as sampling many."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class FixedPrompts:
 
     Attributes:
         prompts: The prompts.
-        every: Updates between two times.
-        steps: The run's.
-        log: Receives the responses.
+        every: Interval in updates.
+        steps: The run's steps.
+        log: The run's log.
     """
 
     prompts: Sequence[Prompt]
@@ -40,31 +40,31 @@ class FixedPrompts:
 
     @classmethod
     def of(cls, steps: PpoSteps, log: PpoLog) -> FixedPrompts:
-        """The first prompts of the run's data, as many as configured."""
+        """The first prompts of the run's data; their number is `runtime.num_fixed_prompts`."""
         config, prompts = steps.config, steps.roles.prompts
         return cls(
             prompts[: config.runtime.num_fixed_prompts],
-            max(CLOSEST, math.ceil(config.ppo.loop.num_updates / TIMES)),
+            max(MIN_INTERVAL, math.ceil(config.ppo.loop.num_updates / TIMES)),
             steps,
             log,
         )
 
     def sample(self, update: int, coefficients: Coefficients) -> None:
-        """Sample if it is time, with the same random numbers each time: only the policy differs.
+        """Sample if this update is due, always with the same random numbers, so that only the policy differs.
 
         Args:
-            update: Updates that the policy has seen; 0 is the start.
-            coefficients: The current price of the KL.
+            update: Updates that the policy has completed; 0 is the start.
+            coefficients: The current coefficients.
         """
         last = self.steps.config.ppo.loop.num_updates
         if not self.prompts or (update % self.every and update != last):
             return
-        rollout = self.steps.roll_out(self.prompts, range(len(self.prompts)), update, "fixed prompts")
+        rollout = self.steps.roll_out(self.prompts, range(len(self.prompts)), "fixed prompts", policy_version=update)
         try:
             scored = self.steps.score(rollout, self.prompts, update)
-        except UnscoredError:  # the reward may skip these few; that says nothing about the run's own batches
+        except (UnscoredError, NonfiniteScoreError):  # unlike a training batch without scores, this is not an error
             return
         experience = self.steps.collect(scored, coefficients)
         samples = describe_samples(experience, scored.prompts, self.steps.roles.tokenizer, count=len(scored.prompts))
-        texts = [prompt.text for prompt in self.prompts]
-        self.log.samples.write(update, [sample.as_fixed(texts.index(sample.prompt)) for sample in samples])
+        numbers = scored.rollout.group.tolist()
+        self.log.samples.write(update, [sample.as_fixed(n) for n, sample in zip(numbers, samples, strict=True)])

@@ -1,4 +1,4 @@
-"""The guard of a PPO run: how incidents are recorded, where weights roll back to, what a dropped update logs."""
+"""Connects the guard to a PPO run: records incidents, rolls weights back, logs dropped updates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.logs.metrics import MetricsLog
@@ -22,7 +23,7 @@ __all__ = ["guarded_update", "new_guard"]
 
 
 def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
-    """The guard of a run, as configured.
+    """The configured guard of a run.
 
     Args:
         config: The configuration.
@@ -60,7 +61,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
 def guarded_update(
     config: Config, update: int, guard: Guard, loop: CheckpointedLoop, log: MetricsLog
 ) -> Iterator[None]:
-    """One update; if it is dropped before its end, its row of metrics records that alone.
+    """Context of one update; if the update is dropped, writes a row with only the guard's metrics.
 
     Raises:
         NumericsError: The run must stop.
@@ -84,6 +85,9 @@ def _row(incident: Incident, roles: Roles) -> dict[str, object]:
         "token": incident.token,
         "figures": incident.figures,
     }
-    if incident.row is not None and incident.evidence is not None:
-        row |= describe_row(incident.evidence, incident.row, roles.tokenizer)
+    if incident.row is not None and (evidence := incident.evidence) is not None:
+        row |= describe_row(evidence, incident.row, roles.tokenizer)
+        if incident.token is not None:  # its place among the tokens listed, which are the actions
+            rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
+            row["token"] = int(rollout.action_mask[incident.row, : incident.token].sum())
     return row

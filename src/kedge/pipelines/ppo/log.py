@@ -1,4 +1,4 @@
-"""The logs of a PPO run: metrics, details and samples on the disk, progress on the terminal."""
+"""The logs of a PPO run: metrics, details and samples in files, progress on the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOWN = {
     "clipped": "policy/clip_fraction",
     "explained": "value/explained_variance",
 }
-"""The metrics of the progress display, by the name that it shows."""
+"""The metrics of the progress display, by their displayed name."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class PpoLog:
         roles: Its models.
         metrics: A row per update.
         details: Distributions per update.
-        samples: Responses to read.
-        progress: The terminal.
-        doctor: Prints serious findings to it as they appear.
+        samples: Full responses.
+        progress: The progress display.
+        doctor: Prints serious findings as they appear.
     """
 
     config: Config
@@ -72,9 +72,9 @@ class PpoLog:
         Args:
             update: Its number, from 1.
             metrics: Its row of `metrics.jsonl`.
-            experience: What it was trained on.
+            experience: Its experience.
             prompts: One per response.
-            result: What the PPO epochs did.
+            result: The result of the PPO epochs.
         """
         passes, loss = result.passes, self.config.ppo.objective
         clipped = loss.policy_loss == "clipped"
@@ -96,7 +96,7 @@ class PpoLog:
 
 @contextmanager
 def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
-    """The logs of a run, opened; the schedule is printed first. No checkpoint refers to rows that the disk lacks."""
+    """Open the logs of a run, print the schedule, and flush the logs before each checkpoint."""
     with (
         Progress("ppo", total=config.ppo.loop.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,

@@ -54,7 +54,7 @@ def run_ppo(
         on_update: Called after each update with its number, from 1, and the models.
 
     Raises:
-        KedgeError: Something is missing, cannot be read or does not fit; one line, before any training.
+        KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
     """
     if resume and (out := finished_run(config)):
@@ -104,9 +104,8 @@ def train(
                     scored = steps.score(rollout, drawn, update)
 
                 with clock.phase("experience"):
-                    learner = steps.learner(coefficients)
-                    first_pass = steps.first_pass(learner, scored.rollout, update)
-                    experience = steps.collect(scored, coefficients, first_pass=first_pass)
+                    learner = steps.learner(update, coefficients)
+                    experience = steps.collect(scored, coefficients, learner=learner)
                     guard.check_experience(experience)
 
                 with clock.phase("train"):
@@ -119,7 +118,7 @@ def train(
                     **moved,
                     **coefficients.metrics(),
                     **guard.metrics(),
-                    **steps.costs(rollout, result, update, reused=first_pass is not None),
+                    **steps.costs(rollout, learner, result, update),
                     **steps.metrics(update, drawn, rollout),
                     **clock.metrics(num_tokens=rollout.num_tokens),
                     **memory_in_use(run.device),

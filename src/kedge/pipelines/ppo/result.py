@@ -1,4 +1,4 @@
-"""What a PPO run saves, however it ends."""
+"""The result of a PPO run, also of an interrupted one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PpoResult:
 
 
 def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
-    """Save the policy and write the report, also of an interrupted run; return its metrics.
+    """Save the policy and write the report, also for an interrupted run; return the metrics.
 
     Does nothing for an abandoned run.
     """

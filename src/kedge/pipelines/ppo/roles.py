@@ -1,4 +1,4 @@
-"""Loads the models of a PPO run, and checks that they fit each other, before the first rollout."""
+"""Loads the models of a PPO run and checks that they are compatible, before the first rollout."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["Roles", "load_roles"]
 
 @dataclass(frozen=True)
 class Roles:
-    """The models of PPO and what they need.
+    """The models of a PPO run, with tokenizer, prompts, engine and optimizer.
 
     Attributes:
         tokenizer: The policy's.
@@ -51,11 +51,11 @@ class Roles:
         prompts: All prompts of the run.
         engine: Samples from the policy.
         actor_critic: Policy and critic, trained.
-        reference: The initial policy, frozen; None where no KL to it is charged or measured.
+        reference: The initial policy, frozen; None if no KL is charged or logged.
         reward: Scores responses.
-        missing_eos_score: Score of a response without the stop token, or None for no penalty.
-        optimizer: Of policy and critic together.
-        pretraining: The pretraining loss that is mixed in, or None.
+        missing_eos_score: Score of a response without the stop token; None for no penalty.
+        optimizer: The optimizer of policy and critic.
+        pretraining: The pretraining loss of ptx mixing, or None.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -82,7 +82,7 @@ def load_roles(
         reward: Functions or models in place of `config.reward`.
 
     Raises:
-        KedgeError: Something cannot be read, or does not fit the rest.
+        KedgeError: An input is unreadable, or incompatible with the others.
     """
     trust = config.runtime.trust_remote_code
     source = str(config.model)
@@ -153,17 +153,16 @@ def load_roles(
 def _load_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
 ) -> ScalarModel:
-    """A separate critic: a copy of the reward model, or a fresh head on a copy of the policy's trunk (spec §7.34).
+    """A separate critic: a copy of the reward model, or a new head on a copy of the policy's trunk (spec §7.34).
 
-    `auto` copies the reward model if there is exactly one and it reads the policy's tokens.
+    `auto` copies the reward model if there is exactly one and it shares the policy's tokenizer.
     """
     wanted = config.ppo.value.critic_init
     fits = len(models) == 1 and models[0].reads_policy_ids
     if wanted == "reward" and not fits:
         raise ConfigError(
-            "ppo.critic_init=reward needs exactly one reward model, one that reads the policy's own tokens; "
-            f"there {'is' if len(models) == 1 else 'are'} {len(models)}"
-            f"{', and it reads other tokens' if len(models) == 1 else ''}: use ppo.critic_init=policy"
+            "ppo.critic_init=reward needs exactly one reward model, with the policy's tokenizer; the reward has "
+            f"{'one with another tokenizer' if len(models) == 1 else len(models)}; use ppo.critic_init=policy"
         )
     if wanted != "policy" and fits:
         return copy.deepcopy(models[0].model).requires_grad_(True)
@@ -182,7 +181,7 @@ def _load_critic(
 def _longest_prompt(
     config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ScoringModel]
 ) -> int | None:
-    """The longest prompt that, with its response, fits into every model that reads both; tokens."""
+    """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     limits = [policy.context_length, None if critic is None else critic.context_length]
     limits += [model.max_tokens for model in models if model.reads_policy_ids]
     return room_for_prompt(limits, config.rollout.max_new_tokens)

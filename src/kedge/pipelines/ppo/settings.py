@@ -1,4 +1,4 @@
-"""From the configuration to the algorithm's own settings: advantage estimate, coefficients, objective."""
+"""Builds the advantage estimator, the coefficients and the objective from the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["advantage_of", "coefficients_of", "objective_of", "reward_kl_coef"]
 
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
-"""Returns that spread less count as constant; scaling them up would only amplify noise."""
+"""Returns with a smaller standard deviation are treated as constant; scaling them up would only amplify noise."""
 
 SURROGATES: dict[str, Surrogate] = {
     "clipped": "clipped",
@@ -25,7 +25,7 @@ SURROGATES: dict[str, Surrogate] = {
 
 
 def advantage_of(config: Config) -> Advantage:
-    """The estimate that `ppo.advantage` names."""
+    """The estimator selected by `ppo.advantage`."""
     ppo = config.ppo
     estimates: dict[str, Advantage] = {
         "gae": GeneralizedAdvantage(ppo.advantages.gamma, ppo.advantages.gae_lambda),
@@ -39,7 +39,7 @@ def advantage_of(config: Config) -> Advantage:
 
 
 def coefficients_of(config: Config) -> Coefficients:
-    """The first update's coefficients, and what adapts them."""
+    """The first update's coefficients and their controllers."""
     ppo = config.ppo
     adaptive = ppo.objective.policy_loss == "kl_penalty_adaptive"
     controllers = Controllers(
@@ -54,7 +54,7 @@ def coefficients_of(config: Config) -> Coefficients:
 
 
 def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:
-    """β of the KL in the reward; 0 where the KL is in the loss."""
+    """β of the KL in the reward; 0 if the KL is in the loss."""
     return coefficients.kl_coef if config.ppo.kl.kl_in == "reward" else 0.0
 
 
@@ -65,8 +65,8 @@ def objective_of(
 
     Args:
         config: The configuration.
-        experience: Its returns may be the unit of the value loss.
-        coefficients: The update's.
+        experience: The update's experience; the spread of its returns can be the unit of the value loss.
+        coefficients: The update's coefficients.
         train_policy: False while the critic warms up.
     """
     ppo = config.ppo
@@ -91,12 +91,12 @@ def objective_of(
 def _automatic_horizon(config: Config) -> int:
     """Ziegler's horizon, but at most 1/30 of the run.
 
-    An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. At 10,000 a run of a few thousand
-    responses would end before β has moved; at 1/30 of the run β can change by e^6 in total, either way.
+    An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would hardly
+    change in a run of a few thousand responses; with 1/30 of the run it can change by a factor of e^6 up or down.
     """
     return max(1, min(ZIEGLER_HORIZON, config.ppo.loop.num_updates * config.responses_per_update // 30))
 
 
 def _spread(returns: Tensor) -> float:
-    """Their standard deviation, at least `MIN_SPREAD`."""
+    """The standard deviation, at least `MIN_SPREAD`."""
     return max(float(returns.std(correction=0)), MIN_SPREAD)

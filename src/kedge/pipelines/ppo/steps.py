@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.pipelines.ppo.costs import Costs
@@ -29,7 +29,7 @@ __all__ = ["PpoSteps"]
 
 @dataclass(frozen=True)
 class PpoSteps:
-    """A run's steps. Each depends only on its arguments and the weights.
+    """The steps of a run's updates. Each depends only on its arguments and the weights.
 
     Attributes:
         config: The run's configuration.
@@ -42,39 +42,39 @@ class PpoSteps:
     roles: Roles
 
     def sample(self, drawn: Sequence[Prompt], update: int) -> Rollout:
-        """The update's responses, `rollout.num_responses` to each prompt; see `roll_out`."""
+        """Sample the update's responses, `rollout.num_responses` per prompt."""
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
-        return self.roll_out(drawn, groups, update - 1, "rollout", update)
+        return self.roll_out(drawn, groups, "rollout", update, policy_version=update - 1)
 
     def roll_out(
-        self, prompts: Sequence[Prompt], groups: Sequence[int], num_updates: int, *stream: str | int
+        self, prompts: Sequence[Prompt], groups: Sequence[int], *stream: str | int, policy_version: int
     ) -> Rollout:
-        """A response per group number, each from its own random stream.
+        """Sample one response per group number, each from its own random stream.
 
         Args:
-            prompts: The prompts that the groups number.
-            groups: Which prompt each row answers.
-            num_updates: Updates that the policy has seen.
-            stream: Names the random streams.
+            prompts: The prompts.
+            groups: For each row, the index of its prompt.
+            stream: Names of the random streams.
+            policy_version: Updates that the policy has completed.
         """
         encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return self.roles.engine.generate(
             [encoded[group] for group in groups],
             seeds=[stream_seed(self.config.runtime.seed, *stream, row) for row in range(len(groups))],
             groups=groups,
-            policy_version=num_updates,
+            policy_version=policy_version,
         )
 
     def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int) -> ScoredRollout:
-        """One score per response, from all rewards; responses without a score are dropped.
+        """Score each response with the weighted sum of the rewards; drop responses without a score.
 
         Args:
             rollout: The responses.
-            prompts: The prompts that the rollout's groups number.
+            prompts: The prompts, indexed by the rollout's groups.
             update: The update's number.
 
         Raises:
-            RewardError: A reward broke its contract.
+            RewardError: A reward failed or returned invalid scores.
             UnscoredError: No response has a score.
         """
         return score_rollout(
@@ -88,25 +88,26 @@ class PpoSteps:
             seed=stream_seed(self.config.runtime.seed, "reward", update),
         )
 
-    def learner(self, coefficients: Coefficients) -> LanguageLearner:
+    def learner(self, update: int, coefficients: Coefficients) -> LanguageLearner:
         """The learner of one update."""
         return LanguageLearner(
             self.roles.actor_critic,
+            one_minibatch=self.config.ppo.loop.num_minibatches == 1 and self.trains_policy(update),
             entropy_gradient=coefficients.entropy_coef != 0,
             value_after_last=self.config.ppo.advantages.score_at == "after_last",
             **self._numerics,
         )
 
-    def first_pass(self, learner: LanguageLearner, rollout: Rollout, update: int) -> PolicyOutputs | None:
-        """The first epoch's forward pass, if one pass holds a whole epoch; see `LanguageLearner`."""
-        if self.config.ppo.loop.num_minibatches > 1 or not self.trains_policy(update):
-            return None
-        return learner.first_pass(rollout)
-
     def collect(
-        self, scored: ScoredRollout, coefficients: Coefficients, *, first_pass: PolicyOutputs | None = None
+        self, scored: ScoredRollout, coefficients: Coefficients, *, learner: LanguageLearner | None = None
     ) -> Experience:
-        """Rewards, values, advantages and returns of every action; frozen from here on."""
+        """Compute rewards, values, advantages and returns of every action; they are then frozen.
+
+        Args:
+            scored: The responses with their scores.
+            coefficients: The update's coefficients.
+            learner: The learner that will train on it; its first forward pass is used here, too, if possible.
+        """
         ppo = self.config.ppo
         return collect_experience(
             scored.rollout,
@@ -116,7 +117,7 @@ class PpoSteps:
             advantage=advantage_of(self.config),
             token_scores=scored.token_scores,
             importance_cap=self.config.ppo.objective.importance_cap,
-            first_pass=first_pass,
+            first_pass=learner and learner.first_pass(scored.rollout),
             kl_coef=reward_kl_coef(self.config, coefficients),
             kl_estimator=ppo.kl.resolved_kl_estimator,
             kl_scope=ppo.kl.kl_scope,
@@ -136,7 +137,7 @@ class PpoSteps:
         *,
         check_step: StepCheck,
     ) -> UpdateResult:
-        """K epochs over the experience: the PPO update itself."""
+        """The PPO update: K epochs over the experience."""
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         set_learning_rate(self.roles.optimizer, self.learning_rate(update))
         with nullcontext() if trains_policy else learner.frozen_policy():
@@ -155,7 +156,7 @@ class PpoSteps:
             )
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
-        """How far the update moved the policy, if a controller needs it: one more forward pass."""
+        """How far the update moved the policy, if a controller needs it; takes one more forward pass."""
         if self.config.ppo.objective.policy_loss != "kl_penalty_adaptive":
             return {}
         return {"policy/distance_moved": distance_moved(learner, experience)}
@@ -175,11 +176,11 @@ class PpoSteps:
         """False while the critic warms up."""
         return update > self.config.ppo.value.value_warmup_updates
 
-    def costs(self, rollout: Rollout, result: UpdateResult, update: int, *, reused: bool) -> dict[str, float]:
-        """FLOPs of the update's phases; `reused`: the first pass gave the old log probabilities and values as well."""
+    def costs(self, rollout: Rollout, learner: LanguageLearner, result: UpdateResult, update: int) -> dict[str, float]:
+        """The FLOPs of the update's phases."""
         return self._costs.metrics(
             rollout,
-            reevaluated=not reused and not self.roles.engine.is_exact,
+            reevaluated=not learner.reused_first_pass and not self.roles.engine.is_exact,
             num_passes=result.num_steps / self.config.ppo.loop.num_minibatches,
             train_policy=self.trains_policy(update),
         )

@@ -105,7 +105,7 @@ class RemoteFunction:
     def _new_worker(self) -> WorkerProcess:
         """A worker that has loaded the function."""
         if _source_of(self._loading["spec"]) != self._source:
-            raise RewardError(f"{self.name}: its file was edited during the run, and its process had to be replaced")
+            raise RewardError(f"{self.name}: its file was changed during the run, and its process had to be restarted")
         self._first_memory = None
         worker = WorkerProcess(self._log.add)
         number, line = self._message("load", self._loading)

@@ -94,7 +94,7 @@ class WorkerProcess:
                 if remaining <= 0:
                     raise WorkerTimeout
                 self._exchange(min(remaining, _POLL_INTERVAL))
-        except BaseException:  # Ctrl-C, too: a late reply must not be read as the next one
+        except BaseException:  # includes Ctrl-C: a late reply must not be read as the next one
             self.kill()
             raise
         self._read_output()

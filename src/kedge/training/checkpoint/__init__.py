@@ -1,1 +1,1 @@
-"""Checkpoints: saved atomically, verified when read, resumed bit for bit."""
+"""Checkpoints: saved atomically, verified when read, resumed with bit-identical results."""

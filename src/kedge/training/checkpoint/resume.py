@@ -1,4 +1,4 @@
-"""The loop over a run's steps: resumes from the newest checkpoint, saves when one is due, stops when asked to."""
+"""The loop over a run's steps: resumes from the newest checkpoint, saves checkpoints, stops on request."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from kedge.training.stopping import Stopping
 __all__ = ["CHECKPOINTS", "CheckpointedLoop", "Log", "PlainLoop", "Stateful", "TrainingState"]
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run's checkpoints, inside the run's own."""
+"""Name of the checkpoint folder in a run's folder."""
 
 
 class Stateful(Protocol):
-    """Anything besides weights and optimizer that changes in the course of a run and is resumed."""
+    """State of a run that is saved and restored, besides weights and optimizer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, in JSON's types."""
+        """The state, as JSON types."""
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
-        """Continue from a `state_dict`."""
+        """Restore a `state_dict`."""
         ...
 
 
 class Log(Protocol):
-    """A file of rows that grows with the run."""
+    """An append-only log file."""
 
     def sync(self) -> None:
-        """Force every row so far to the disk."""
+        """Flush all rows to the disk."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that changes in the course of a run.
+    """Everything that changes during a run.
 
     Attributes:
         modules: The trained modules, by name.
-        optimizer: Of all their parameters.
-        parts: Everything else, by name: data streams, coefficients, the guard's memory.
+        optimizer: The optimizer of all their parameters.
+        parts: Everything else, by name: data streams, coefficients, the guard's history.
     """
 
     modules: Mapping[str, nn.Module]
@@ -66,7 +66,7 @@ class TrainingState:
 
 
 class CheckpointedLoop:
-    """Counts a run's steps, saves them, and ends the run.
+    """Counts a run's steps, saves checkpoints, and stops on request.
 
         with CheckpointedLoop(…) as loop:
             loop.restore(TrainingState(…))
@@ -76,12 +76,12 @@ class CheckpointedLoop:
                 …
 
     Args:
-        folder: Where the checkpoints are.
+        folder: The folder of the checkpoints.
         kind: The stage.
         fingerprint: Hashes of the run's inputs; see `Manifest`.
-        schedule: When a checkpoint is due.
-        keep: How many checkpoints are kept.
-        asked: Whether the run is asked to stop.
+        schedule: When to save.
+        keep: Number of checkpoints to keep.
+        stop: Set by Ctrl-C or SIGTERM.
         found: The checkpoint to resume from; None starts a new run.
     """
 
@@ -93,11 +93,11 @@ class CheckpointedLoop:
         fingerprint: Mapping[str, str],
         schedule: SaveSchedule,
         keep: int,
-        asked: Stopping,
+        stop: Stopping,
         found: Checkpoint | None = None,
     ) -> None:
         self._folder, self._kind, self._fingerprint = folder, kind, fingerprint
-        self._schedule, self._keep, self._asked, self._found = schedule, keep, asked, found
+        self._schedule, self._keep, self._stop, self._found = schedule, keep, stop, found
         self._saved_at = found.update if found else None
         self._logs: Sequence[Log] = ()
         self._state: TrainingState | None = None
@@ -106,11 +106,11 @@ class CheckpointedLoop:
         self.done = found.update if found else 0
 
     def sync_before_saving(self, *logs: Log) -> None:
-        """Force these logs to the disk before each save: a checkpoint never refers to rows that the disk lacks."""
+        """Flush these logs before each save, so that a checkpoint never refers to rows that are not on the disk."""
         self._logs = logs
 
     def restore(self, state: TrainingState) -> None:
-        """Checkpoint this state from now on; if the run is resumed, load all of it from the checkpoint.
+        """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
 
         Raises:
             DataError: The checkpoint does not fit the run.
@@ -125,10 +125,10 @@ class CheckpointedLoop:
         restore_random_state(self._found.tensors("random"), self._found.state["random"])
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
-        """Load weights and optimizer from the newest valid checkpoint; data streams and coefficients stay.
+        """Restore weights and optimizer from the newest valid checkpoint; keep data streams and coefficients.
 
         Args:
-            on_rejected: Receives a line for each newer checkpoint that is not valid.
+            on_rejected: Called with a line for each newer checkpoint that is invalid.
 
         Raises:
             NumericsError: There is no valid checkpoint.
@@ -141,28 +141,28 @@ class CheckpointedLoop:
         self._load_weights(self._state, found)
 
     def steps(self, num_steps: int) -> Iterator[int]:
-        """The numbers of the remaining steps, from 1; between two steps the run is saved or stopped.
+        """Yield the numbers of the remaining steps, counted from 1; save or stop between steps.
 
         Raises:
-            KeyboardInterrupt, Terminated: The run was asked to stop; it is saved as it is after the last step.
+            KeyboardInterrupt, Terminated: The run was interrupted; the state after the last step is saved.
             OutputError: A checkpoint cannot be written.
         """
         self._remember()
         for step in range(self.done + 1, num_steps + 1):
-            self._asked.raise_if_requested()
+            self._stop.raise_if_requested()
             yield step
             self.done, self._is_changing = step, False
             self._remember()
             if self._schedule.is_due(step) and step < num_steps:
                 self.save()
-        self._asked.raise_if_requested()
+        self._stop.raise_if_requested()
 
     def begin_changes(self) -> None:
-        """Weights change from here to the end of the step: if the run stops before that, the step is discarded."""
+        """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded."""
         self._is_changing = True
 
     def save(self) -> None:
-        """Save the state after the last complete step, unless it is saved already."""
+        """Save the state after the last complete step, unless it is already saved."""
         if self._state is None or self._boundary is None or self._is_changing or self._saved_at == self.done:
             return
         for log in self._logs:
@@ -188,10 +188,10 @@ class CheckpointedLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save an interrupted run, whatever the reason, as it was after its last complete step."""
+        """After any exception, save the state after the last complete step."""
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
             self.save()
-        self._state = None  # frees the models now: what they belong to may hold this loop
+        self._state = None  # frees the models now: their owner may keep a reference to this loop
 
     def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
         for name, module in state.modules.items():
@@ -199,29 +199,29 @@ class CheckpointedLoop:
         restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
 
     def _remember(self) -> None:
-        """Keep what changes before the weights do: a discarded step is repeated from here."""
+        """Copy the state that changes before the weights do: a discarded step is repeated from here."""
         assert self._state is not None, "restore first"
         progress = {name: part.state_dict() for name, part in self._state.parts.items()}
         self._boundary = (progress, *random_state())
 
 
 class PlainLoop:
-    """The same loop without checkpoints."""
+    """The loop without checkpoints."""
 
     def __init__(self) -> None:
         self.done = 0
 
     def restore(self, state: TrainingState) -> None:
-        """Nothing is restored."""
+        """Do nothing."""
 
     def steps(self, num_steps: int) -> Iterator[int]:
-        """The numbers of the steps, from 1."""
+        """Yield the numbers of the steps, from 1."""
         for step in range(1, num_steps + 1):
             yield step
             self.done = step
 
     def begin_changes(self) -> None:
-        """Nothing is saved."""
+        """Do nothing."""
 
     def save(self) -> None:
-        """Nothing is saved."""
+        """Do nothing."""

@@ -78,7 +78,7 @@ def save_checkpoint(
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
 
-    An existing valid checkpoint of the same update is kept as it is. Checkpoints of later updates are deleted: they
+    An existing valid checkpoint of the same update is kept. Checkpoints of later updates are deleted: they
     belong to a continuation that the run has abandoned.
 
     Args:

@@ -20,14 +20,14 @@ __all__ = ["MAX_RATIO", "Action", "Guard", "GuardOptions", "Incident", "StepChec
 Action = Literal["stop", "skip", "rollback"]
 
 StepCheck = Callable[[int, Mapping[str, float], Callable[[], BadValue]], bool]
-"""Whether an optimizer step may be taken, from its number in the update (from 0), its metrics, and a search for the
-response behind a bad value."""
+"""Decides whether to take an optimizer step. Arguments: its number in the update (from 0), its metrics, and a function
+that searches for the response behind a bad value."""
 
 MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 1.5}
-"""Largest ratio of two probabilities of one token that rounding alone explains, by number format.
+"""Largest ratio of two probabilities of the same token that rounding can explain, by number format.
 
-In fp32 they differ by 1e-4 and less. In bf16, with 8 significant bits, ratios of 0.89 to 1.09 are published, and the
-largest of ten thousand tokens came to 1.3. A wrong temperature or a position off by one gives ratios of 2 and more.
+In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, published ratios are 0.89 to 1.09; the largest
+measured over ten thousand tokens was 1.3. A wrong temperature or an off-by-one position gives ratios of 2 or more.
 """
 
 CONSEQUENCES: Mapping[Action, str] = {
@@ -38,15 +38,15 @@ CONSEQUENCES: Mapping[Action, str] = {
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """What to do about values that must not be trained on.
+    """Actions and limits of the guard.
 
     Attributes:
-        on_nonfinite: On NaN or infinity.
-        on_spike: On a step far outside of the run's history.
-        max_skips: Consecutive updates with skipped steps; one more ends the run.
-        max_ratio: Largest ratio, either way, between sampler and trainer.
-        strict: Stop where the guard would only warn.
-        num_steps: Optimizer steps of a whole update.
+        on_nonfinite: Action on NaN or infinity.
+        on_spike: Action on a step far outside the run's history.
+        max_skips: Allowed number of consecutive updates with skipped steps; the next one stops the run.
+        max_ratio: Largest allowed probability ratio or inverse ratio between sampler and trainer.
+        strict: Stop the run instead of warning.
+        num_steps: Optimizer steps of a complete update.
     """
 
     on_nonfinite: Action
@@ -59,16 +59,16 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong, and the consequence.
+    """A problem and its consequence.
 
     Attributes:
-        update: In which update.
-        kind: A non-finite value, a spike, or a sampler that disagrees with the trainer.
-        what: The value, and where it is.
-        consequence: What the run does about it.
-        row: The response concerned, counted from 0; None where there is no single one.
-        token: Which of its tokens.
-        evidence: All responses of the update, as far as they exist.
+        update: The number of the update.
+        kind: A non-finite value, a spike, or a mismatch between sampler and trainer.
+        what: The value and its location.
+        consequence: The action taken.
+        row: The response concerned, counted from 0; None if it is not a single one.
+        token: The token within the response.
+        evidence: All responses of the update, if sampled.
         figures: The metrics of the step that was not taken.
     """
 
@@ -83,7 +83,7 @@ class Incident:
 
 
 class UpdateDropped(Exception):
-    """Ends the current update: its experience must not be trained on. Never leaves the guard."""
+    """Ends the current update, because its experience must not be trained on. Always caught by the guard."""
 
 
 class Guard:
@@ -95,12 +95,12 @@ class Guard:
             ppo_update(…, check_step=guard.allows)
 
     Args:
-        options: What to do when.
-        spikes: What counts as a spike; None disables the check.
+        options: Actions and limits.
+        spikes: Detects spikes; None disables the check.
         record: Stores an incident.
         warn: Prints a line to the user.
         roll_back: Restores weights and optimizer from the newest checkpoint.
-        find_bad_weight: Names a non-finite weight, if there is one.
+        find_bad_weight: Returns a description of a non-finite weight, or None.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Guard:
 
     @contextmanager
     def watching(self, update: int) -> Iterator[None]:
-        """One update. Where its experience must not be trained on, the block ends there, and `dropped` is True.
+        """Context of one update. If its experience must not be trained on, leaves the block and sets `dropped`.
 
         Raises:
-            NumericsError: The options stop the run, or nothing else is left to do.
+            NumericsError: The run must stop.
         """
         self._begin(update)
         try:
@@ -144,7 +144,7 @@ class Guard:
         self._in_a_row = self._in_a_row + 1 if self._consequence else 0
 
     def check_rollout(self, rollout: Rollout) -> None:
-        """Check that the sampler's values are finite, before the responses are scored."""
+        """Check that the sampler's outputs are finite, before the responses are scored."""
         self._evidence = rollout
         self._refuse(find_in_rollout(rollout))
 
@@ -159,17 +159,17 @@ class Guard:
         self._compare(ratio, "in training and in sampling", row, token)
 
     def allows(self, step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
-        """Whether an optimizer step may be taken; see `StepCheck`. After a refusal the rest of the update is skipped.
+        """Whether to take an optimizer step; see `StepCheck`. After a refusal the rest of the update is skipped.
 
         Raises:
-            NumericsError: The options stop the run, or nothing else is left to do.
+            NumericsError: The run must stop.
         """
         if step == 0:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):
             bad = search()
             located = not math.isfinite(bad.value)
-            reason = str(bad) if located else "each response alone is finite when recomputed"
+            reason = str(bad) if located else "recomputed one by one, every response is finite"
             place = {"row": bad.row, "token": bad.token} if located else {}
             self._settle("nonfinite", f"{wrong} in step {step + 1}: {reason}", figures=figures, **place)
         elif self._spikes and (spike := self._spikes.find(figures)):
@@ -183,16 +183,16 @@ class Guard:
         return False
 
     def metrics(self) -> dict[str, float]:
-        """What was skipped of the update."""
+        """Skipped steps, and whether the weights were rolled back."""
         skipped = self._options.num_steps - self._taken if self._consequence else 0
         return {"guard/skipped_steps": skipped, "guard/rolled_back": float(self._consequence == "rollback")}
 
     def state_dict(self) -> dict[str, Any]:
-        """The guard's memory of past updates, in JSON's types."""
+        """Consecutive skips and the spike history, as JSON types."""
         return {"in_a_row": self._in_a_row, "spikes": self._spikes.state_dict() if self._spikes else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore a `state_dict`."""
         self._in_a_row = state["in_a_row"]
         if self._spikes and state["spikes"]:
             self._spikes.load_state_dict(state["spikes"])
@@ -203,7 +203,7 @@ class Guard:
             raise UpdateDropped
 
     def _settle(self, kind: Literal["nonfinite", "spike"], what: str, **details: Any) -> None:
-        """Record an incident, and do what the options say."""
+        """Record an incident and take the configured action."""
         action = self._options.on_spike if kind == "spike" else self._options.on_nonfinite
         end = self._reason_to_end(kind, action)
         self._note(kind, what, "stop" if end else action, **details)
@@ -219,22 +219,22 @@ class Guard:
     def _reason_to_end(self, kind: Literal["nonfinite", "spike"], action: Action) -> str | None:
         bad = self._find_bad_weight() if kind == "nonfinite" and action != "rollback" else None
         if bad:
-            return f"{bad}, which skipping cannot repair: restart from finite weights"
+            return f"{bad}, which skipping steps cannot repair; restart from finite weights"
         if action == "stop":
             return f"the step was not taken (ppo.on_{kind}=skip would continue without it)"
         if self._in_a_row >= self._options.max_skips:
-            return f"each of the {self._in_a_row} updates before skipped steps as well: ppo.max_skips ends the run"
+            return f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
         return None
 
     def _compare(self, ratio: float, when: str, row: int | None = None, token: int | None = None) -> None:
-        """Warn once, or stop, where sampler and trainer disagree about a token."""
+        """Warn once, or stop, if sampler and trainer disagree about a token."""
         disagree = ratio > self._options.max_ratio
         if not disagree or (self._warned_of_mismatch and not self._options.strict):
             return
         what = (
-            f"a token's probabilities {when} have the ratio {ratio:.4g}; rounding explains "
-            f"{self._options.max_ratio:g}: sampler and trainer disagree. Check that they use the same weights, "
-            "temperature and positions"
+            f"sampler and trainer disagree: a token's probabilities {when} have the ratio {ratio:.4g}, rounding "
+            f"explains at most {self._options.max_ratio:g}; check that both use the same weights, temperature and "
+            "positions"
         )
         self._note("mismatch", what, "stop" if self._options.strict else "warn", row=row, token=token)
         if self._options.strict:
@@ -247,18 +247,18 @@ class Guard:
 
 
 def refuse_nonfinite(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
-    """The check of an unguarded update: a step that would turn the weights into NaN ends it.
+    """The default step check: raises on a step that would make the weights NaN.
 
     Raises:
         NumericsError: A metric is not finite.
     """
     if wrong := _nonfinite(figures):
-        raise NumericsError(f"{wrong}: the step was not taken, and the weights are those before it; {search()}")
+        raise NumericsError(f"{wrong}; {search()}; the step was not taken")
     return True
 
 
 def largest_ratio(figures: Mapping[str, float]) -> float:
-    """How far the ratios of a step are from 1, either way."""
+    """The largest ratio or inverse ratio of a step."""
     return max(figures["policy/ratio_max"], 1 / figures["policy/ratio_min"])
 
 

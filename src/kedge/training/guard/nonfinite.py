@@ -19,13 +19,13 @@ __all__ = ["BadValue", "find_bad_weight", "find_in_experience", "find_in_rollout
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that must not be trained on, and where it is.
+    """A value that must not be trained on, and its location.
 
     Attributes:
-        what: What it is a value of.
+        what: The name of the quantity.
         value: The value.
-        row: The response, counted from 0; None where it belongs to no single one.
-        token: The token of the response, counted from 0; None where it belongs to the whole response.
+        row: The response, counted from 0; None if it does not belong to a single one.
+        token: The token of the response, counted from 0; None if it belongs to the whole response.
     """
 
     what: str
@@ -41,7 +41,7 @@ class BadValue:
 
 
 def find_in_rollout(rollout: Rollout) -> BadValue | None:
-    """The first non-finite value from the sampler."""
+    """The first non-finite output of the sampler."""
     values = [("the sampler's log probability", rollout.logprobs, rollout.action_mask)]
     if rollout.values is not None:
         values.append(("the sampler's value", rollout.values, rollout.action_mask))
@@ -49,7 +49,7 @@ def find_in_rollout(rollout: Rollout) -> BadValue | None:
 
 
 def find_in_experience(experience: Experience) -> BadValue | None:
-    """The first non-finite value of experience, in the order in which one is computed from another."""
+    """The first non-finite value of experience, in the order of computation."""
     mask, slots = experience.action_mask, experience.reward_mask
     values = [
         ("the score", experience.scores, None),
@@ -65,10 +65,10 @@ def find_in_experience(experience: Experience) -> BadValue | None:
 
 
 def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
-    """The first non-finite weight, in words; skipping steps cannot repair it.
+    """Describe the first non-finite weight; skipping steps cannot repair it.
 
     Args:
-        modules: All models of the run, by the name that a user knows them by.
+        modules: All models of the run, by their name in messages.
     """
     for owner, module in modules.items():
         for name, weight in module.named_parameters():
@@ -84,19 +84,19 @@ def search_minibatch(
     numbers: Sequence[int],
     parameters: Sequence[nn.Parameter],
 ) -> BadValue:
-    """Recompute a minibatch row by row, to find the one behind a bad loss or gradient.
+    """Recompute a minibatch row by row to find the row behind a bad loss or gradient.
 
-    Slow, and only for the rare step that went wrong. Overwrites the parameters' gradients.
+    Slow; only for steps that failed. Overwrites the parameters' gradients.
 
     Args:
         learner: Evaluates policy and critic.
         objective: The total loss.
         minibatch: The rows of the step.
         numbers: Their row numbers in the whole batch.
-        parameters: What the gradient is of.
+        parameters: The trained parameters.
 
     Returns:
-        The first value that is not finite; else the gradient norm of the row where it is largest.
+        The first non-finite value; if all are finite, the largest gradient norm of a row.
     """
     divisors = objective.divisors(minibatch)
     found: list[BadValue] = []
@@ -107,7 +107,7 @@ def search_minibatch(
         if bad := _find_in_outputs(outputs, part):
             return replace(bad, row=row)
         if loss.isfinite():
-            found.append(BadValue("the gradient's norm", _gradient_norm(loss, parameters), row))
+            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters), row))
         else:
             found.append(BadValue("the loss", float(loss.detach()), row))
     if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
@@ -133,9 +133,9 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> float:
 
 
 def _first_nonfinite(values: Iterable[tuple[str, Tensor, Tensor | None]]) -> BadValue | None:
-    """The first of several tensors, each with its mask, that contains a non-finite value."""
+    """The first non-finite value in several named tensors, each with its mask."""
     counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in values]
-    # One wait for the device, as long as all values are finite.
+    # One device synchronization if all values are finite.
     finite = torch.stack([value.isfinite().all() for _, value in counted]).tolist()
     for (what, value), is_finite in zip(counted, finite, strict=True):
         if not is_finite:

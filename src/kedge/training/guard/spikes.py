@@ -1,4 +1,4 @@
-"""Detects steps far outside of the run's history."""
+"""Detects steps far outside the run's history."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 __all__ = ["SpikeDetector"]
 
 NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation of a normal distribution."""
 
 SMALLEST_SPREAD = 0.01
-"""Lower bound of the spread, so that a nearly constant history makes no spike of a rounding error: 1 % of a norm, 0.01
-of a loss."""
+"""Lower bound of the spread, so that rounding errors are no spikes in a nearly constant history: 1 % of a norm, 0.01 of
+a loss."""
 
 
 def _log(norm: float) -> float:
-    """Norms differ by factors; 0 counts as very small."""
+    """Norms are compared by their logarithm; 0 is treated as 1e-30."""
     return math.log(max(norm, 1e-30))
 
 
 WATCHED: Mapping[str, Callable[[float], float]] = {"policy/grad_norm": _log, "loss/total": float}
-"""The metrics that are watched, with the scale of the comparison."""
+"""The metrics checked for spikes, with the scale of the comparison."""
 
 
 class SpikeDetector:
-    """Compares each step with those before it.
+    """Compares each step with the steps before it.
 
-    spike:  x > median + k·σ,   σ = 1.4826 · median |x − median|   over the last n steps that were taken
+    spike:  x > median + k·σ,   σ = 1.4826 · median |x − median|   over the last n steps taken
 
-    x is the log of the gradient's norm, and the loss. Medians, because a mean and its deviation grow with the very
-    spikes that they should detect. During the first n steps nothing is a spike.
+    x is the log of the gradient norm, or the loss. Medians are used because the spikes themselves would inflate a mean
+    and a standard deviation. The first n steps are never spikes.
 
     Args:
         sigma: k > 0.
@@ -47,7 +47,7 @@ class SpikeDetector:
         self._past: dict[str, deque[float]] = {name: deque(maxlen=history) for name in WATCHED}
 
     def find(self, figures: Mapping[str, float]) -> str | None:
-        """The first metric of a step that is a spike, in words."""
+        """Describe the first metric of a step that is a spike; None if there is none."""
         for name, scale in WATCHED.items():
             past = self._past[name]
             if len(past) < self._length:
@@ -62,16 +62,16 @@ class SpikeDetector:
         return None
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Add a step that was taken to the history."""
+        """Add a step to the history."""
         for name, scale in WATCHED.items():
             self._past[name].append(scale(figures[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, in JSON's types."""
+        """The history, as JSON types."""
         return {name: list(past) for name, past in self._past.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore a `state_dict`."""
         for name, past in self._past.items():
             past.clear()
             past.extend(state[name])

@@ -1,1 +1,1 @@
-"""The supervised loop, its losses, and the training of reward models."""
+"""The supervised training loop, its losses, and reward model training."""

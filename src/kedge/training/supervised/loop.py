@@ -1,4 +1,4 @@
-"""The supervised loop that fine-tuning and the reward model share: one gradient per batch, however it is split."""
+"""The supervised training loop of SFT and reward models: one gradient per batch, for every split."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ StepCallback = Callable[[int, dict[str, float]], None]
 class SupervisedLoss(Protocol[Example_contra]):
     """A loss that is a weighted mean over examples: Σ sums / Σ weights.
 
-    Numerator and denominator are told apart so that a batch can be computed in parts.
+    Numerator and denominator are separate so that a batch can be computed in parts.
     """
 
     def weight(self, example: Example_contra) -> float:
-        """What the example adds to the denominator: its counted tokens, or 1."""
+        """The example's share of the denominator: its counted tokens, or 1."""
         ...
 
     def length(self, example: Example_contra) -> int:
-        """Tokens that the model reads for it; examples of like length share a forward pass."""
+        """Tokens that the model reads for the example; used to group examples of similar length."""
         ...
 
     def sums(self, examples: Sequence[Example_contra]) -> Mapping[str, Tensor]:
-        """The numerators: `loss`, which is differentiated, and any other figures to log."""
+        """The numerators: `loss`, differentiable, and other metrics to log."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training run ended.
+    """The result of a training run.
 
     Attributes:
-        num_steps: Optimiser steps taken.
-        interruption: Ctrl-C or SIGTERM, where one of them ended it early; None else. The weights are those of the last
-            whole step.
-        evaluation: The last figures on the held-out examples, by name; empty without held-out examples.
+        num_steps: Optimizer steps taken.
+        interruption: The exception of Ctrl-C or SIGTERM if it ended training early, else None. The weights are those
+            after the last complete step.
+        evaluation: The last metrics on the held-out examples, by name; empty without held-out examples.
     """
 
     num_steps: int
@@ -94,12 +94,12 @@ class LastEvaluation:
         return dict(self.metrics)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from `state`."""
+        """Restore a `state_dict`."""
         self.metrics = dict(state)
 
 
 class TrainingSettings(TypedDict, total=False):
-    """The keyword arguments of `train_supervised` that the stages hand on as they are; it says what they mean."""
+    """Keyword arguments that the stages pass through to `train_supervised`; documented there."""
 
     learning_rate: Required[float]
     num_epochs: float
@@ -138,34 +138,33 @@ def train_supervised(
     on_step: StepCallback = lambda step, metrics: None,
     loop: CheckpointedLoop | PlainLoop | None = None,
 ) -> Outcome:
-    """Minimise an objective over shuffled batches with Adam.
+    """Minimize an objective over shuffled batches with Adam.
 
-    Ctrl-C or SIGTERM ends the run as if it had been shorter: the outcome says so, and the caller saves what has been
-    learnt.
-    (Long for its arguments alone: the whole loop is to be seen at once.)
+    On Ctrl-C or SIGTERM it returns early: the outcome has the interruption, and the caller saves the model so far.
+    (Over 60 lines only because of its arguments; the loop is kept in one piece.)
 
     Args:
-        objective: What is minimised.
-        parameters: What is trained.
-        examples: What is learnt from, at least one.
-        held_out: What is only evaluated on.
-        learning_rate: Peak step size.
-        num_epochs: Passes over the examples, > 0; a fraction is a part of a pass.
-        batch_size: Examples per optimiser step.
-        micro_batch_tokens: Tokens per forward pass, None for the whole batch. It bounds memory and changes no result.
-        schedule: Course of the learning rate.
-        warmup_fraction: Share of the steps, in [0, 1), in which the learning rate rises.
+        objective: The loss to minimize.
+        parameters: The parameters to train.
+        examples: The training examples, at least one.
+        held_out: Examples for evaluation only.
+        learning_rate: Peak learning rate.
+        num_epochs: Passes over the examples, > 0; can be a fraction.
+        batch_size: Examples per optimizer step.
+        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory; does not change results.
+        schedule: Learning rate schedule.
+        warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
-        weight_decay: See `build_optimizer`, also for the next two.
+        weight_decay: See `build_optimizer`, as for the next two.
         adam_eps: Adam's ε.
-        adam_eps_mode: Whose meaning of ε.
-        num_evaluations: Evaluations on the held-out examples, evenly over the run, the last after the last step.
-        seed: Decides the order of the examples.
-        on_step: Receives the number of each step, from 1, and its metrics.
+        adam_eps_mode: Where ε is added.
+        num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
+        seed: Of the order of the examples.
+        on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run; None saves nothing.
 
     Raises:
-        NumericsError: A loss or gradient was not finite; the weights are those before it. The example is named.
+        NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
     """
     weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
@@ -197,39 +196,39 @@ def train_supervised(
                 metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
             on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
-        loop.save()  # before the caller changes the weights for the model that it saves
+        loop.save()  # now, because the caller modifies the weights when it saves the model
         return Outcome(taken, interruption, evaluation.metrics)
     return Outcome(taken, evaluation=evaluation.metrics)
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
-    """Optimiser steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
+    """Optimizer steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
 
     Raises:
-        ConfigError: There is nothing to learn from.
+        ConfigError: There are no examples.
     """
     if num_examples < 1:
-        raise ConfigError("no training examples are left; give more data or hold out fewer")
+        raise ConfigError("no training examples are left; add data, or hold out fewer rows")
     return math.ceil(_num_draws(num_examples, num_epochs) / batch_size)
 
 
 def check_lengths(lengths: Iterable[int], limit: int | None) -> None:
-    """Refuse rows that the model has no positions for, before any training.
+    """Reject rows that exceed the model's context, before training.
 
     Raises:
-        DataError: The longest row is longer than `limit` tokens.
+        DataError: The longest row has more than `limit` tokens.
     """
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
-        raise DataError(f"a row is {longest} tokens long, but the model reads at most {limit}; leave such rows out")
+        raise DataError(f"a row has {longest} tokens, but the model reads at most {limit}; remove such rows")
 
 
 def accumulate_gradients(
     objective: SupervisedLoss[Example], batch: Sequence[Example], *, micro_batch_tokens: int | None
 ) -> dict[str, float]:
-    """Add the gradient of the batch's mean loss to the parameters; return the batch's means by name.
+    """Add the gradient of the batch's mean loss to the parameters; return the batch means by name.
 
-    The divisor is the whole batch's weight, so that 1×8 and 8×1 examples give one gradient.
+    The divisor is the weight of the whole batch, so that 1×8 and 8×1 examples give the same gradient.
 
     Source: spec §6.30.
     """
@@ -240,7 +239,7 @@ def accumulate_gradients(
 def evaluate(
     objective: SupervisedLoss[Example], examples: Sequence[Example], *, micro_batch_tokens: int | None
 ) -> dict[str, float]:
-    """The objective's means over the examples, without any gradient."""
+    """The objective's means over the examples, without gradient."""
     return _means(objective, examples, micro_batch_tokens, lambda loss: None)
 
 
@@ -272,9 +271,9 @@ def _take_step(
     metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens)
     norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
     if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
-        culprit = _find_culprit(objective, examples, rows)
+        cause = _find_nonfinite(objective, examples, rows)
         raise NumericsError(
-            f"the gradient is {norm} (loss {metrics['loss']:.4g}; {culprit}): a lower learning_rate may help"
+            f"the gradient norm is {norm} (loss {metrics['loss']:.4g}; {cause}); a lower learning_rate may help"
         )
     optimizer.step()
     seconds = time.perf_counter() - started
@@ -282,12 +281,12 @@ def _take_step(
     return metrics | {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
 
 
-def _find_culprit(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:
-    """The first of some examples whose loss is not finite when it is alone, in words."""
+def _find_nonfinite(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:
+    """Describe the first example whose own loss is not finite."""
     for row in rows:
         loss = evaluate(objective, [examples[row]], micro_batch_tokens=None)["loss"]
         if not math.isfinite(loss):
-            return f"example {row} alone, counted from 0 among those that are trained on, has {loss}"
+            return f"training example {row}, counted from 0, has the loss {loss}"
     return "the loss of each example alone is finite"
 
 
@@ -296,7 +295,7 @@ def _num_draws(num_examples: int, num_epochs: float) -> int:
 
 
 def _batches(num_examples: int, *, num_epochs: float, batch_size: int, seed: int) -> Iterator[Sequence[int]]:
-    """Shuffle anew each pass and cut the passes, end to end, into batches; only the very last can be smaller."""
+    """Shuffle each pass, concatenate the passes and split them into batches; only the last batch can be smaller."""
     draws = _num_draws(num_examples, num_epochs)
     order: list[int] = []
     for epoch in range(math.ceil(draws / num_examples)):

@@ -117,7 +117,7 @@ class RankingLoss:
     precision: Precision = "fp32"
 
     def weight(self, example: RankedResponses) -> float:
-        """1: every prompt counts the same, whatever its number of responses."""
+        """1: every prompt has the same weight, regardless of its number of responses."""
         return 1.0
 
     def length(self, example: RankedResponses) -> int:

@@ -86,7 +86,7 @@ def train_reward_model(
     )
     mean, std = 0.0, 1.0
     if reference:
-        # fp32 whatever the run's precision, because the shift is saved with the model.
+        # fp32 regardless of the run's precision, because the shift is saved with the model.
         scores = score_rows(model, reference, micro_batch_tokens=budget)
         mean = float(scores.mean())
         # A single text, or equal scores, have a standard deviation of 0.
@@ -101,7 +101,7 @@ def _reference_rows(
     """The texts on which the mean score is set to 0."""
     if normalize == "demonstrations" and not demonstrations:
         raise ConfigError(
-            "normalize is 'demonstrations', but there are none; give some, or choose 'comparisons' or 'none'"
+            "normalize='demonstrations' needs demonstrations; add some, or choose 'comparisons' or 'none'"
         )
     if normalize == "none":
         return []

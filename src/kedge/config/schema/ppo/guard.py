@@ -46,6 +46,6 @@ class GuardConfig(Group):
         ge=0,
         meaning="Updates in a row that may be skipped or rolled back; one more ends the run.",
         source="kedge: four in a row are not an accident",
-        too_high="a broken run goes on for hours without learning",
+        too_high="a broken run continues for hours without learning",
         too_low="two bad batches in a row end the run",
     )

@@ -62,7 +62,7 @@ class KlConfig(Group):
         lt=1,
         meaning="Fraction of the updates before the controller starts.",
         source="kedge: early on the KL is small because the policy has just started, not because β is large. The "
-        "papers' controllers start at once, which makes no difference in runs as long as theirs",
+        "papers' controllers start immediately, which makes no difference in runs as long as theirs",
         too_high="the KL is far above its target when the controller starts",
         too_low="β falls at first, and the KL overshoots its target",
     )
