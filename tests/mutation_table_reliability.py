@@ -171,8 +171,8 @@ RELIABILITY = (
     Mutation(
         "ctrl-c-leaves-the-worker-running",
         "rewards/worker/process.py",
-        "except BaseException:  # Ctrl-C",
-        "except Exception:  # Ctrl-C",
+        "except BaseException:  # includes Ctrl-C",
+        "except Exception:  # includes Ctrl-C",
         f"{REMOTE}::test_ctrl_c_ends_the_call_and_its_reply_is_not_read_by_the_next",
     ),
     Mutation(

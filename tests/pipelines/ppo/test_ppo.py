@@ -211,7 +211,7 @@ def test_a_reward_model_with_another_tokenizer_scores_but_cannot_become_the_crit
     foreign = save_tiny_reward_model(tmp_path / "foreign", "gpt2", tokenizer=tiny_tokenizer(vocab_size=280))
     result = run_ppo(configure(policy, tmp_path / "run", reward=str(foreign)), prompts=PROMPTS)
     assert len(result.metrics) == 2
-    with pytest.raises(ConfigError, match=r"ppo\.critic_init=reward.*other tokens"):
+    with pytest.raises(ConfigError, match=r"ppo\.critic_init=reward.*another tokenizer"):
         run_ppo(
             configure(policy, tmp_path / "other", reward=str(foreign), critic="separate", critic_init="reward"),
             prompts=PROMPTS,
@@ -241,7 +241,7 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
 
     result = run_ppo(configure(policy, tmp_path / "run", num_updates=1), prompts=PROMPTS, reward=half)
     assert result.metrics[0]["reward/unscored"] == 2
-    with pytest.raises(RewardError, match="none of 4 responses a score"):
+    with pytest.raises(RewardError, match="scored none of 4 responses"):
         run_ppo(
             configure(policy, tmp_path / "none", num_updates=1),
             prompts=PROMPTS,
