@@ -79,7 +79,7 @@ def test_without_demonstrations_the_preferred_answers_are_the_zero():
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
     train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize="none", **TRAINING)
     assert model.shift.item() == 0.0
-    with pytest.raises(ConfigError, match="there are none"):
+    with pytest.raises(ConfigError, match="needs demonstrations"):
         train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize="demonstrations", **TRAINING)
 
 

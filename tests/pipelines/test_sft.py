@@ -152,7 +152,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
 def test_a_text_beyond_the_models_context_is_refused():
     tokenizer = tiny_tokenizer()
     model = LanguageModel(tiny_causal_lm(), tokenizer)
-    with pytest.raises(DataError, match="tokens long, but the model reads at most 256"):
+    with pytest.raises(DataError, match="tokens, but the model reads at most 256"):
         train_sft(model, tokenizer, [Demonstration("", "x " * 300)], learning_rate=0.1, batch_size=1)
 
 
