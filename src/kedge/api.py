@@ -46,9 +46,9 @@ def sft(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, model=model, out=out)
-    rows = given.rows("data.demonstrations", demonstrations)
-    return run_sft(given.config("sft"), demonstrations=rows, resume=_resume(resume))
+    arguments = Arguments(settings, model=model, out=out)
+    rows = arguments.rows("data.demonstrations", demonstrations)
+    return run_sft(arguments.config("sft"), demonstrations=rows, resume=_resume(resume))
 
 
 def reward(
@@ -73,10 +73,10 @@ def reward(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, model=model, out=out)
-    rows = given.rows("data.comparisons", comparisons)
-    texts = given.rows("data.demonstrations", demonstrations)
-    return run_reward(given.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume))
+    arguments = Arguments(settings, model=model, out=out)
+    rows = arguments.rows("data.comparisons", comparisons)
+    texts = arguments.rows("data.demonstrations", demonstrations)
+    return run_reward(arguments.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume))
 
 
 def ppo(
@@ -101,10 +101,10 @@ def ppo(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, policy=policy, out=out)
-    rows = given.rows("data.prompts", prompts)
-    rewards = given.rewards(reward)
-    return run_ppo(given.config("ppo"), prompts=rows, reward=rewards, resume=_resume(resume))
+    arguments = Arguments(settings, policy=policy, out=out)
+    rows = arguments.rows("data.prompts", prompts)
+    rewards = arguments.rewards(reward)
+    return run_ppo(arguments.config("ppo"), prompts=rows, reward=rewards, resume=_resume(resume))
 
 
 def rlhf(
@@ -133,14 +133,14 @@ def rlhf(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, model=model, out=out)
+    arguments = Arguments(settings, model=model, out=out)
     rows = {
-        "demonstrations": given.rows("data.demonstrations", demonstrations),
-        "comparisons": given.rows("data.comparisons", comparisons),
-        "prompts": given.rows("data.prompts", prompts),
+        "demonstrations": arguments.rows("data.demonstrations", demonstrations),
+        "comparisons": arguments.rows("data.comparisons", comparisons),
+        "prompts": arguments.rows("data.prompts", prompts),
     }
-    function = given.function("rlhf.labeller", labeller)
-    return run_rlhf(given.config("rlhf"), **rows, labeller=function, resume=_resume(resume))
+    function = arguments.function("rlhf.labeller", labeller)
+    return run_rlhf(arguments.config("rlhf"), **rows, labeller=function, resume=_resume(resume))
 
 
 def generate(
@@ -158,10 +158,10 @@ def generate(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, model=model, out=out)
-    rows = given.rows("data.prompts", prompts)
-    rewards = None if reward is None else given.rewards(reward)
-    return run_generate(given.config("generate"), prompts=rows, reward=rewards)
+    arguments = Arguments(settings, model=model, out=out)
+    rows = arguments.rows("data.prompts", prompts)
+    rewards = None if reward is None else arguments.rewards(reward)
+    return run_generate(arguments.config("generate"), prompts=rows, reward=rewards)
 
 
 def evaluate(
@@ -187,11 +187,11 @@ def evaluate(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    given = Arguments(settings, model=model, out=out)
-    given.name("evaluate.against", against)
-    rows = given.rows("data.prompts", prompts)
-    function = given.function("evaluate.judge", judge)
-    return run_evaluate(given.config("evaluate"), prompts=rows, judge=function)
+    arguments = Arguments(settings, model=model, out=out)
+    arguments.name("evaluate.against", against)
+    rows = arguments.rows("data.prompts", prompts)
+    function = arguments.function("evaluate.judge", judge)
+    return run_evaluate(arguments.config("evaluate"), prompts=rows, judge=function)
 
 
 def doctor(run: StrPath) -> list[Finding]:

@@ -10,7 +10,7 @@ from kedge.config import load_config
 from kedge.inspect.record import read_run
 from kedge.pipelines.ppo import run_ppo
 from kedge.rewards import RewardTerm
-from kedge.runs.fingerprint import fingerprint
+from kedge.runs.fingerprint import input_hashes
 from kedge.runs.in_memory import describe_in_memory
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy
@@ -49,6 +49,8 @@ def test_a_judge_is_logged_without_effect_on_training(tmp_path):
 
 
 def test_the_fingerprint_does_not_depend_on_a_functions_address():
-    first, second = (fingerprint(load_config(), {"reward": [RewardTerm(Judge())], "data.prompts": ["a"]}) for _ in "ab")
+    first, second = (
+        input_hashes(load_config(), {"reward": [RewardTerm(Judge())], "data.prompts": ["a"]}) for _ in "ab"
+    )
     assert first == second
     assert list(first) == ["data.prompts"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
 from kedge.rollout import collect_experience
@@ -152,6 +153,10 @@ def test_a_policy_without_a_critic_is_updated_by_reinforce() -> None:
     assert experience.values is None
     learner = make_learner(models)
     assert not learner.needs_values
+    with pytest.raises(ConfigError, match="GeneralizedAdvantage needs a critic's values"):
+        collect(models, rollout)
+    with pytest.raises(ConfigError, match="there is no critic to warm up"):
+        run_update(models, experience, make_objective(train_policy=False))
     result = run_update(copy.deepcopy(models), experience, num_epochs=2, num_minibatches=3)
     assert result.num_steps == 6
     assert not [name for name in result.metrics() if name.startswith("value/")]

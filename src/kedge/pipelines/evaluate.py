@@ -62,7 +62,7 @@ def run_evaluate(
     settings, trust = config.evaluate, config.runtime.trust_remote_code
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
-    run = open_run(config, "evaluate", given={"data.prompts": prompts, "evaluate.judge": judge})
+    run = open_run(config, "evaluate", in_memory={"data.prompts": prompts, "evaluate.judge": judge})
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
     for source in settings.frontier:

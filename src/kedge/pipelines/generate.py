@@ -68,7 +68,7 @@ def run_generate(
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
     """
-    run = open_run(config, "generate", given={"data.prompts": prompts, "reward": reward})
+    run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
     sampling = sampling_of(config)
     policy = load_policy(str(config.model), config, run)
     room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)

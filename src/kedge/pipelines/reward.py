@@ -68,8 +68,8 @@ def run_reward(
     """
     if resume and (folder := finished_run(config)):
         return RewardResult(folder, *read_ending(folder, "summary"))
-    given = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
-    run = open_run(config, "reward", given=given, resume=resume)
+    in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
+    run = open_run(config, "reward", in_memory=in_memory, resume=resume)
     settings, trusted = config.reward_model, config.runtime.trust_remote_code
     source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)

@@ -70,7 +70,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     """
     if resume and (folder := finished_run(config)):
         return SftResult.read(folder)
-    run = open_run(config, "sft", given={"data.demonstrations": demonstrations}, resume=resume)
+    run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
     source, trusted = str(config.model), config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)

@@ -15,6 +15,7 @@ from kedge.algorithm.kl import KLEstimator
 from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
+from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, budget_batches, response_logprobs
 
 __all__ = ["collect_experience"]
@@ -67,11 +68,14 @@ def collect_experience(
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
 
     Raises:
+        ConfigError: The advantage needs values, and there is no critic.
         ShapeError: The rollout's masks are invalid; see `check_masks`.
 
     Source: spec §4.17, §5, §6.25–26.
     """
     check_masks(rollout)
+    if advantage.needs_values and not actor_critic.has_critic:
+        raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
     after_last = score_at == "after_last"
 
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:

@@ -13,12 +13,12 @@ from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.training.checkpoint.hashed_files import record_file
 
-__all__ = ["changed_inputs", "fingerprint"]
+__all__ = ["changed_inputs", "input_hashes"]
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 
-def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> dict[str, str]:
+def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
@@ -26,7 +26,7 @@ def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> di
 
     Args:
         config: The resolved configuration.
-        given: Objects passed from Python in place of configured fields, by dotted name.
+        in_memory: Objects passed from Python in place of configured fields, by dotted name.
     """
     named: dict[str, list[str]] = {
         "model": [str(config.model)] if config.model else [],
@@ -36,7 +36,7 @@ def fingerprint(config: Config, given: Mapping[str, object] | None = None) -> di
         "reward": [str(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}
-    rows = {name: value for name, value in (given or {}).items() if name.startswith("data.")}
+    rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
     return {name: value for name, value in hashes.items() if value}

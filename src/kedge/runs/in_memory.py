@@ -13,15 +13,15 @@ __all__ = ["describe_in_memory"]
 IN_MEMORY = "python:in_memory"
 
 
-def describe_in_memory(given: Mapping[str, object]) -> dict[str, Any]:
+def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
     """Values for the fields whose content was passed from Python, by dotted name.
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
 
     Args:
-        given: Objects passed from Python, by dotted name.
+        in_memory: Objects passed from Python, by dotted name.
     """
-    return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in given.items()}
+    return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in in_memory.items()}
 
 
 def _terms(reward: Any) -> list[dict[str, Any]]:

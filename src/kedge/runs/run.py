@@ -27,7 +27,7 @@ from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, FINISHED_FILE, REJECTED_FILE, is_run, replace_file, writing
-from kedge.runs.fingerprint import changed_inputs, fingerprint
+from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
 from kedge.training.checkpoint.resume import CHECKPOINTS
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
@@ -64,7 +64,7 @@ class Run:
         precision: Number format of the matrix products.
         config_text: The content of `config.yaml`.
         facts: The header of `config.yaml`: stage, device and precision; the versions are added when it is written.
-        inputs: Hashes of the run's inputs; see `fingerprint`.
+        fingerprint: Hashes of the run's inputs; see `input_hashes`.
         resumed: The folder contains an earlier start of this run.
         checkpoint: The checkpoint to resume from; None starts from the beginning.
     """
@@ -75,7 +75,7 @@ class Run:
     precision: Precision
     config_text: str
     facts: Mapping[str, object]
-    inputs: Mapping[str, str]
+    fingerprint: Mapping[str, str]
     resumed: bool = False
     checkpoint: Checkpoint | None = None
 
@@ -118,14 +118,14 @@ class Run:
 
 
 def open_run(
-    config: Config, stage: str, *, given: Mapping[str, object] | None = None, resume: Resume | None = None
+    config: Config, stage: str, *, in_memory: Mapping[str, object] | None = None, resume: Resume | None = None
 ) -> Run:
     """Check the stage's settings and output folder, set up device and threads, and seed all random generators.
 
     Args:
         config: The resolved configuration.
         stage: The stage; also the default name of the output folder.
-        given: Python objects in place of configured fields, by dotted name; None entries are ignored.
+        in_memory: Python objects in place of configured fields, by dotted name; None entries are ignored.
         resume: Resume the run in the output folder; start it if there is none.
 
     Raises:
@@ -133,16 +133,16 @@ def open_run(
             resume has another configuration, model or data.
         OutputError: The folder is not empty or cannot be created.
     """
-    given = {name: value for name, value in (given or {}).items() if value is not None}
-    config = with_values(config, describe_in_memory(given)) if given else config
+    in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
+    config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
     check_loggers(config.runtime.loggers)
     resumed = resume is not None and config.out is not None and is_run(Path(config.out))
     folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
-    inputs, checkpoint = fingerprint(config, given), None
+    fingerprint, checkpoint = input_hashes(config, in_memory), None
     if resume is not None and resumed:
         checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
-        _check_unchanged(config, folder, inputs, checkpoint, resume)
+        _check_unchanged(config, folder, fingerprint, checkpoint, resume)
     device = resolve_device(config.runtime.device)
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
@@ -157,7 +157,7 @@ def open_run(
     for path in () if resumed else (folder / name for name in sorted(DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
-    return Run(folder, stage, device, precision, resolved_yaml(config), facts, inputs, resumed, checkpoint)
+    return Run(folder, stage, device, precision, resolved_yaml(config), facts, fingerprint, resumed, checkpoint)
 
 
 def finished_run(config: Config) -> Path | None:
@@ -185,13 +185,13 @@ def read_ending(folder: Path, *names: str) -> list[Any]:
 
 
 def _check_unchanged(
-    config: Config, folder: Path, inputs: Mapping[str, str], checkpoint: Checkpoint | None, resume: Resume
+    config: Config, folder: Path, fingerprint: Mapping[str, str], checkpoint: Checkpoint | None, resume: Resume
 ) -> None:
     """Reject resuming with changed settings or inputs, except those in `allow_changes`."""
     saved = load_config(folder / CONFIG_FILE).model_dump(mode="json")
     changes = changed_settings(saved, config.model_dump(mode="json"), allowed=resume.allow_changes)
     if checkpoint is not None:
-        changes += changed_inputs(checkpoint.manifest.fingerprint, inputs, allowed=resume.allow_changes)
+        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=resume.allow_changes)
     if changes:
         names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
         raise ConfigError(f"{folder} cannot be resumed, because {'; '.join(changes)}. If this is intended: {names}")

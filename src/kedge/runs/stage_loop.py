@@ -39,7 +39,7 @@ def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
         loop = CheckpointedLoop(
             run.folder / CHECKPOINTS,
             kind=run.stage,
-            fingerprint=run.inputs,
+            fingerprint=run.fingerprint,
             schedule=SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes),
             keep=config.checkpoint.keep,
             stop=stop,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.algorithm.experience import PolicyOutputs
+from kedge.errors import ConfigError
 from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
 from kedge.training.guard.nonfinite import search_minibatch
 from kedge.training.learner import B, Batch, Learner
@@ -117,10 +118,13 @@ def ppo_update(
         check_step: Called before each step; False refuses the step and skips the rest of the update.
 
     Raises:
+        ConfigError: Only the critic is to be trained, and there is none.
         NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
 
     Source: PPO algorithm 1; spec §6.31–33.
     """
+    if not (objective.train_policy or learner.needs_values):
+        raise ConfigError("there is no critic to warm up: the policy has none")
     result = UpdateResult()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for _ in range(num_epochs):

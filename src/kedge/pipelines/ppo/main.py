@@ -59,7 +59,7 @@ def run_ppo(
     """
     if resume and (out := finished_run(config)):
         return PpoResult(out, read_metrics(out))
-    run = open_run(config, "ppo", given={"data.prompts": prompts, "reward": reward}, resume=resume)
+    run = open_run(config, "ppo", in_memory={"data.prompts": prompts, "reward": reward}, resume=resume)
     roles = load_roles(config, run, prompts=prompts, reward=reward)
     run.start()
     write_roles(run, roles)

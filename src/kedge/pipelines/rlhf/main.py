@@ -58,7 +58,7 @@ def run_rlhf(
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    run = open_run(config, "rlhf", given={**data, "rlhf.labeller": labeller}, resume=resume)
+    run = open_run(config, "rlhf", in_memory={**data, "rlhf.labeller": labeller}, resume=resume)
     inputs = check_inputs(
         config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeler=labeller
     )
