@@ -194,7 +194,7 @@ RELIABILITY = (
         "rewards/worker/main.py",
         "    time.sleep(GRACE)\n    _end_group(process)\n",
         "",
-        f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs]",
+        f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs_with_a_child]",
     ),
     Mutation(
         "one-retry-too-few",

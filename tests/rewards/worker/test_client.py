@@ -313,21 +313,26 @@ def test_the_worker_outlives_the_thread_that_started_it(remote):
     assert found[0].score(batch("a")) == [float(found[0]._worker._process.pid)]
 
 
-@pytest.mark.parametrize("name", ["lengths", "hangs", "leaves_a_child"])
+@pytest.mark.parametrize("name", ["lengths", "hangs_with_a_child", "leaves_a_child"])
 def test_the_worker_ends_when_kedge_is_killed(name, tmp_path):
+    note = tmp_path / "note"
     program = (
         "import sys; from kedge.rewards.worker.client import RemoteFunction; from kedge.rewards import Responses\n"
         "f = RemoteFunction(sys.argv[1]); print(f._worker._process.pid, flush=True)\n"
-        "f.score(Responses(['p'], ['c'], [[1]], [[1]], [True])); print('scored', flush=True); input()"
+        "f.score(Responses(['p'], ['c'], [[1]], [[1]], [True], {'note': [sys.argv[2]]}))\n"
+        "print('scored', flush=True); input()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, f"{FUNCTIONS}:{name}"],
+        [sys.executable, "-c", program, f"{FUNCTIONS}:{name}", str(note)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as kedge:
         worker = int(kedge.stdout.readline())
-        if name != "hangs":
+        if name == "hangs_with_a_child":
+            # An idle worker would end by itself: the call must be running when kedge is killed.
+            assert eventually(note.exists, seconds=60.0)
+        else:
             kedge.stdout.readline()
         assert members(worker) != []
         kedge.kill()
