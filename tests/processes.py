@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "members", "processes"]
+__all__ = ["Process", "children_with_a_group", "members", "processes"]
 
 
 class Process(NamedTuple):
@@ -25,6 +25,11 @@ def processes() -> list[Process]:
 def members(group: int) -> list[int]:
     """The processes of a group."""
     return [process.pid for process in processes() if process.group == group]
+
+
+def children_with_a_group() -> set[int]:
+    """Our children that lead a process group, as every worker does."""
+    return {seen.pid for seen in processes() if seen.parent == os.getpid() and seen.pid == seen.group}
 
 
 def _from_proc() -> list[tuple[str, Process]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from kedge.errors import RewardError, UnscoredError
 from kedge.logs.metrics import read_metrics
 from kedge.pipelines.generate import run_generate
 from kedge.pipelines.ppo import run_ppo
-from tests.processes import processes
+from tests.processes import children_with_a_group
 from tests.tiny import save_tiny_policy
 
 FUNCTIONS = """
@@ -99,9 +98,10 @@ def test_where_nothing_has_a_score_the_run_says_so(configure):
 
 
 def test_a_run_leaves_no_process(configure):
+    # Another test's error may still hold a worker until it is garbage-collected.
+    before = children_with_a_group()
     run_ppo(configure("ppo", "constant"), prompts=PROMPTS)
-    ours = [process for process in processes() if process.parent == os.getpid()]
-    assert [process for process in ours if process.pid == process.group] == []
+    assert children_with_a_group() <= before
 
 
 def test_a_function_draws_the_same_numbers_in_every_run_of_a_seed(configure, tmp_path):

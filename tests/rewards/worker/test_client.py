@@ -21,7 +21,7 @@ from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, Responses
 from kedge.rewards.retries import CallTimeout
 from kedge.rewards.worker.client import RemoteFunction
-from tests.processes import members, processes
+from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")
 LONG = CallLimits(timeout=20.0, startup_timeout=20.0)
@@ -353,8 +353,10 @@ def test_the_worker_ends_when_kedge_is_killed(name, tmp_path):
 def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, text, words):
     (tmp_path / "r.py").write_text(text + "\n")
     limits = CallLimits(startup_timeout=0.6 if "sleep" in text else 20.0)
+    before = children_with_a_group()
     with pytest.raises(RewardError, match=words) as caught:
         RemoteFunction(f"{tmp_path}/r.py:f", limits=limits)
+    assert children_with_a_group() <= before
     assert "\n" not in str(caught.value)
 
 

@@ -109,8 +109,12 @@ class RemoteFunction:
         self._first_memory = None
         worker = WorkerProcess(self._log.add)
         number, line = self._message("load", self._loading)
-        worker.send(line)
-        loaded = self._reply(worker, number, "load", self._limits.startup_timeout)
+        try:
+            worker.send(line)
+            loaded = self._reply(worker, number, "load", self._limits.startup_timeout)
+        except BaseException:
+            worker.kill()  # the error's traceback refers to it: it would run until that is garbage-collected
+            raise
         self.name = self._log.name = loaded["name"]
         self._argument_names = loaded["argument_names"]
         return worker
