@@ -26,6 +26,7 @@ CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 TRUNK = "tests/models/packing/test_trunk.py"
+UNUSUAL = "tests/models/test_unusual.py"
 ROWS = "tests/models/packing/test_rows.py"
 OBJECTIVE = "tests/training/test_objective.py"
 OPTIMIZER = "tests/training/test_optimizer.py"
@@ -354,8 +355,8 @@ MUTATIONS = (
         "weight_decay: float = 0.01",
         f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
     ),
-    # Rows without padding, and the fast paths: each must be what the plain one is. A trunk that packs wrongly is run on
-    # padded rows instead, which no test of its states can see: such mistakes show in what can be packed.
+    # Rows without padding, and the fast paths: each must be what the plain one is. A trunk that packs or decodes
+    # wrongly is found out when it is made, and run in a slower way: such mistakes show in the way that is chosen.
     Mutation(
         "positions-not-reset-between-rows",
         "models/packing/rows.py",
@@ -375,7 +376,7 @@ MUTATIONS = (
         "models/packing/attention.py",
         "return gradient.index_select(0, slots), None, None",
         "return gradient.index_select(0, slots).roll(1, 0), None, None",
-        f"{ALONE}[as it can-gpt2]",
+        f"{PACKABLE}[gpt2]",
     ),
     Mutation(
         "states-left-sorted",
@@ -415,9 +416,44 @@ MUTATIONS = (
     Mutation(
         "recurrent-state-forgotten",
         "models/packing/decoding.py",
-        '"cache_params" if self._recurrent else "past_key_values"',
-        '"past_key_values"',
+        "{self._cache_name: self._cache}",
+        "{self._cache_name: None}",
         f"{TOKEN_BY_TOKEN}[as it can-mamba]",
+    ),
+    Mutation(
+        "dropped-rows-of-a-cache-kept",
+        "models/packing/decoding.py",
+        "self._cache.reorder_cache(rows)",
+        "pass",
+        f"{DROPPING}[as it can-mamba]",
+    ),
+    Mutation(
+        "rows-mixed-at-a-rotary-switch",
+        "models/packing/trunk.py",
+        "rows.split([num_beyond, len(rows.lengths) - num_beyond])",
+        "[rows]",
+        f"{UNUSUAL}::test_rows_on_both_sides_of_a_rotary_switch_do_not_change_each_other",
+    ),
+    Mutation(
+        "jitter-while-recomputing",
+        "models/packing/trunk.py",
+        "            layer.training = torch.is_grad_enabled()",
+        "            layer.train(torch.is_grad_enabled())",
+        f"{UNUSUAL}::test_routers_have_no_jitter_under_activation_checkpointing[mixtral]",
+    ),
+    Mutation(
+        "texts-padded-with-zero",
+        "models/classifier.py",
+        "part.pad(classifier.config.get_text_config().pad_token_id or 0,",
+        "part.pad(0,",
+        f"{UNUSUAL}::test_padding_is_the_tokenizers",
+    ),
+    Mutation(
+        "probe-that-finds-nothing",
+        "models/packing/probe.py",
+        "return float((error / scale",
+        "return 0.0 * float((error / scale",
+        f"{UNUSUAL}::test_a_model_that_cannot_be_right_is_refused_in_one_line[encoder]",
     ),
     Mutation(
         "mask-of-dropped-rows-kept",

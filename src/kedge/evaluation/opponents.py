@@ -62,7 +62,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
     rendered = list(prompts)
     if policy.tokenizer.chat_template != reader.tokenizer.chat_template:
         rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
-    room = room_for_prompt([policy.model.context_length], max_new_tokens)
+    room = room_for_prompt([policy.model.sampling_length], max_new_tokens)
     for number, prompt in enumerate(rendered if room is not None else [], start=1):
         length = len(encode_prompt(policy.tokenizer, prompt.text))
         if room is not None and length > room:

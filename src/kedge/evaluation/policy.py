@@ -124,6 +124,7 @@ def load_frozen_policy(
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     stop = stop_token_id(tokenizer, stop_token)
     model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+    model.check_sampling()
     return Policy(source, tokenizer, model.requires_grad_(False), stop, precision)
 
 

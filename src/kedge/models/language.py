@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialize_head
+from kedge.models.packing.probe import ROUNDED, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.pretrained import (
@@ -21,11 +22,13 @@ from kedge.models.pretrained import (
     disable_dropout,
     fit_embedding,
     load_pretrained,
-    quiet_transformers,
+    rope_switch,
 )
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 
+PROBED_LOGIT = 30.0
+"""Size of the largest logit when the output layer is compared with the model's own: that of a trained model."""
 FORBIDDEN_LOGIT = -1e9
 """Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
@@ -45,7 +48,8 @@ class LanguageModel(nn.Module):
         value_head: Add a zero-initialized scalar head on the trunk (`critic: shared`).
 
     Raises:
-        ModelError: The tokenizer has more tokens than the model has embeddings, or the output layer is unsupported.
+        ModelError: The tokenizer has more tokens than the model has embeddings, or kedge would not compute what
+            transformers computes.
 
     Source: spec §2.2, §7.34 (S0, S1, S4).
     """
@@ -69,8 +73,8 @@ class LanguageModel(nn.Module):
         if value_head:
             head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
             self.value_head = initialize_head(head, "zero")
-        self.trunk = Trunk(cast(PreTrainedModel, causal.base_model))
-        self._check_output_layer()
+        self.trunk = Trunk(_base_model(causal))
+        self._check()
 
     @property
     def device(self) -> torch.device:
@@ -81,6 +85,20 @@ class LanguageModel(nn.Module):
     def context_length(self) -> int | None:
         """Maximum tokens per row; None if the architecture has no limit."""
         return context_length(self.causal)
+
+    @property
+    def sampling_length(self) -> int | None:
+        """Maximum tokens of a prompt and its sampled response; None if the architecture has no limit."""
+        limits = (self.context_length, rope_switch(self.causal))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def check_sampling(self) -> bool:
+        """Whether sampling token by token gives the log probabilities of a whole pass, up to float32 rounding.
+
+        Raises:
+            ModelError: The model cannot be sampled from. Call this before a run starts.
+        """
+        return self.trunk.check_decoding()
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The trunk's last hidden state at every token."""
@@ -130,24 +148,48 @@ class LanguageModel(nn.Module):
         logits = _output_layer(self.causal)(hidden).float()
         if scale := getattr(config, "logit_scale", None):  # Cohere
             logits = logits * scale
+        if scale := getattr(config, "lm_head_multiplier", None):  # Falcon-H1
+            logits = logits * scale
         if scaling := getattr(config, "logits_scaling", None):  # Granite
             logits = logits / scaling
-        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+        # Gemma, RecurrentGemma
+        if cap := getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    @torch.no_grad()
-    def _check_output_layer(self) -> None:
-        """Compare once with the model's own forward pass, so that an unsupported output layer is refused."""
-        ids = torch.arange(4, device=self.device)[None]
-        with quiet_transformers():
-            expected = self.causal(input_ids=ids).logits.float()
-        actual = self._raw_logits(self.hidden(TokenRows(ids[0], (4,))))[None]
-        if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
-            kind = type(self.causal).__name__
+    def _check(self) -> None:
+        """Refuse a model whose states depend on later tokens, or whose logits are computed in an unsupported way."""
+        kind = type(self.causal).__name__
+        if not self.trunk.is_causal:
+            raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
+        if Findings(self.causal).error("logits", self._logit_error) > ROUNDED:
             raise ModelError(
                 f"{kind} computes its logits in a way that kedge does not support; use another architecture"
             )
+
+    @torch.no_grad()
+    def _logit_error(self) -> float:
+        """The error of the log probabilities, compared with the model's own forward pass for one row alone.
+
+        The hidden states are scaled up on the way, so that a cap on the logits shows in a model with small logits.
+        """
+        rows = trial_rows(self.causal)
+        ids = rows.ids[: rows.longest]
+        hidden = self.hidden(TokenRows(ids, (len(ids),)))
+        factor = max(1.0, PROBED_LOGIT / float(self._raw_logits(hidden).abs().max()))
+
+        def amplify(module: nn.Module, inputs: object, output: Any) -> Any:
+            nonlocal hidden
+            output.last_hidden_state = output.last_hidden_state * factor
+            hidden = hidden * factor  # stays as it is where the model calls only a part of its trunk (OPT)
+            return output
+
+        handle = self.trunk.model.register_forward_hook(amplify)
+        try:
+            expected = self.causal(input_ids=ids[None]).logits[0].float()
+        finally:
+            handle.remove()
+        return relative_error(self._raw_logits(hidden).log_softmax(-1), expected.log_softmax(-1))
 
 
 def load_language_model(
@@ -167,6 +209,13 @@ def load_language_model(
     if missing:
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
     return LanguageModel(causal, tokenizer, value_head=value_head).to(device)
+
+
+def _base_model(causal: PreTrainedModel) -> PreTrainedModel:
+    """The model without its output layer; `base_model` is the whole model in some architectures (Llama 4)."""
+    base = cast(PreTrainedModel, causal.base_model)
+    parts = [part for part in causal.children() if isinstance(part, PreTrainedModel)]
+    return max(parts, key=lambda part: part.num_parameters()) if base is causal and parts else base
 
 
 def _output_layer(causal: PreTrainedModel) -> nn.Linear:

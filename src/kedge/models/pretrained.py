@@ -25,10 +25,14 @@ __all__ = [
     "load_pretrained",
     "loading_reason",
     "model_width",
+    "rope_switch",
 ]
 
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
+
+SPARSE_LIMITS = ("index_topk",)
+"""Settings that limit how many tokens a token attends to; longer rows would select them, which no short trial shows."""
 
 MIN_TOKENS = 4
 """Tokens in the trial pass over a loaded model."""
@@ -168,8 +172,23 @@ def _check_weight_files(source: str) -> None:
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
+    config = model.config.get_text_config()
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", *SPARSE_LIMITS))
+    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
+
+
+def rope_switch(model: PreTrainedModel) -> int | None:
+    """The longest row with the short factors of a longrope embedding (Phi-3, Phi-4); None for other embeddings.
+
+    Beyond it, transformers gives every token of the batch other factors, so neither a batch nor a row that is being
+    sampled may cross it.
+
+    Source: transformers, `modeling_rope_utils.py`, `dynamic_rope_update`.
+    """
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
+    switches = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    return min(map(int, switches), default=None)
 
 
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

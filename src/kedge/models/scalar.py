@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
+from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.heads import initialize_head
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.packing.trunk import Trunk
@@ -35,7 +37,7 @@ class ScalarModel(nn.Module):
 
     Raises:
         ModelError: The model has more than one label, fewer embeddings than the tokenizer has tokens, or a
-            non-finite score shift.
+            non-finite score shift; or its scores depend on the other texts of a batch (see `find_batching`).
 
     Source: spec §1 (read-out), §3.8, §3.11, §7.34.
     """
@@ -51,8 +53,8 @@ class ScalarModel(nn.Module):
         self.classifier = classifier
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
-        # An encoder has a pooled head over the whole text, so its token states are never used.
-        self.trunk = None if self.head is None else Trunk(cast(PreTrainedModel, classifier.base_model))
+        self._batching: Batching
+        self.trunk, self._batching = self._find_trunk()
 
     @property
     def device(self) -> torch.device:
@@ -74,19 +76,32 @@ class ScalarModel(nn.Module):
         """The scalar output at every token, float32.
 
         Raises:
-            ModelError: The model pools its input (an encoder), so it can score responses but not serve as a critic.
+            ModelError: The model reads the whole text for its score (an encoder, for example), so it can score
+                responses but not serve as a critic.
         """
-        if self.trunk is None:
+        if self.trunk is None or not self.trunk.is_causal:
             raise ModelError(f"{type(self.classifier).__name__} only scores whole texts; a critic needs a decoder")
         return self._read(self.trunk.hidden(rows))
 
     def scores(self, rows: TokenRows) -> Float[Tensor, " rows"]:
         """One score per row, taken at its last token (spec §2.4)."""
-        if self.trunk is None:
-            ids, mask = rows.pad()
-            outputs = self.classifier(input_ids=ids, attention_mask=mask.long())
-            return outputs.logits.float().squeeze(-1) - self.shift
-        return self._read(self.trunk.hidden(rows)[rows.last])
+        if self.trunk is not None:
+            return self._read(self.trunk.hidden(rows)[rows.last])
+        return classify(self.classifier, rows, batching=self._batching) - self.shift
+
+    def _find_trunk(self) -> tuple[Trunk | None, Batching]:
+        """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
+        trunk = None
+        if self.head is not None:
+            with suppress(ModelError):
+                trunk = Trunk(cast(PreTrainedModel, self.classifier.base_model))
+
+        def by_trunk(rows: TokenRows) -> Tensor:
+            assert trunk is not None
+            return self._read(trunk.hidden(rows)[rows.last]) + self.shift
+
+        batching = find_batching(self.classifier, None if trunk is None else by_trunk)
+        return (trunk, "right") if batching == "trunk" else (None, batching)
 
     def _read(self, hidden: Tensor) -> Tensor:
         assert self.head is not None

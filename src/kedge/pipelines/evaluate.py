@@ -68,7 +68,7 @@ def run_evaluate(
     for source in settings.frontier:
         load_tokenizer(source, trust_remote_code=trust)  # a misspelled name fails now, not after the first sampling
     sampling = sampling_of(config)
-    room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
+    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     evaluator = Evaluator(
         all_prompts[: settings.num_prompts],

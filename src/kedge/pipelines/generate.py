@@ -71,7 +71,7 @@ def run_generate(
     run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
     sampling = sampling_of(config)
     policy = load_policy(str(config.model), config, run)
-    room = room_for_prompt([policy.model.context_length], sampling.max_new_tokens)
+    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
     distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None

@@ -51,8 +51,8 @@ class Sampler:
 
     @property
     def is_exact(self) -> bool:
-        """True in fp32. In bf16, a token's log probability depends on the shape of the batch."""
-        return self.precision == "fp32"
+        """In fp32, if the model is; in bf16, a token's log probability depends on the shape of the batch."""
+        return self.precision == "fp32" and self.model.check_sampling()
 
     @torch.no_grad()
     def generate(

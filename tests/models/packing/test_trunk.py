@@ -67,7 +67,7 @@ def test_what_can_be_packed_is_found_out(name):
     assert trunk.packs(WINDOW) == (name in PACKED or name == "mistral")
     decoder = trunk.decoder([[5], [6, 7, 8]], max_new_tokens=WINDOW, pad_id=0)
     assert isinstance(decoder, PackedDecoder if name in PACKED else PaddedDecoder)
-    assert decoder.can_drop_rows == (name != "mamba")
+    assert decoder.can_drop_rows
 
 
 def test_scores_that_are_hardly_capped_are_capped_all_the_same():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
 from kedge.data.tokens import pad_left
 from kedge.errors import ModelError
@@ -18,7 +17,7 @@ from kedge.models.packing.attention import Packed, layout_attention
 from kedge.models.packing.key_values import KeyValues
 from kedge.models.packing.rows import TokenRows
 
-__all__ = ["Decoder", "PackedDecoder", "PaddedDecoder"]
+__all__ = ["Decoder", "GroupedDecoder", "PackedDecoder", "PaddedDecoder"]
 
 
 class Decoder(Protocol):
@@ -85,32 +84,37 @@ class PackedDecoder:
 
 
 class PaddedDecoder:
-    """Decodes left-padded rows with the cache of transformers, for models that cannot be packed.
+    """Decodes left-padded rows with the model's own cache, for models that cannot be packed.
 
     Args:
         model: A trunk.
         prompts: One per row.
         pad_id: Token id of the padding.
         takes_positions: Whether the model accepts position ids.
+        can_drop_rows: Whether rows of its cache can be selected.
 
     Raises:
-        ModelError: The model uses a cache of an unsupported kind.
+        ModelError: The model has no cache.
     """
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, pad_id: int, takes_positions: bool
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        takes_positions: bool,
+        can_drop_rows: bool = True,
     ) -> None:
-        self._model, self._takes_positions = model, takes_positions
+        self._model, self._takes_positions, self.can_drop_rows = model, takes_positions, can_drop_rows
         inputs = inspect.signature(model.forward).parameters
-        # Only purely recurrent models use this name.
-        self._recurrent = "cache_params" in inputs
-        if not self._recurrent and "past_key_values" not in inputs:
+        # Only purely recurrent models use the first name.
+        self._cache_name = next((name for name in ("cache_params", "past_key_values") if name in inputs), "")
+        if not self._cache_name:
             raise ModelError(
                 f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
             )
-        self._cache = DynamicCache(config=model.config)
-        # A recurrent layer's state cannot be selected by rows.
-        self.can_drop_rows = all(isinstance(layer, DynamicLayer) for layer in self._cache.layers)
+        self._cache: Any = None
         device = next(model.parameters()).device
         ids, mask = pad_left(prompts, pad_id)
         self._mask = mask.to(device)
@@ -124,18 +128,64 @@ class PaddedDecoder:
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""
-        self._cache.batch_select_indices(rows)
+        self._cache.reorder_cache(rows)
         self._mask, self.hidden = self._mask[rows], self.hidden[rows]
 
     def _run(self, ids: Tensor) -> Tensor:
-        inputs: dict[str, Any] = {"cache_params" if self._recurrent else "past_key_values": self._cache}
+        inputs: dict[str, Any] = {self._cache_name: self._cache}
         if self._takes_positions:
             # Positions count real tokens only, so padding shifts nothing (spec §2.3).
             inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        if not self._recurrent or ids.shape == self._mask.shape:
+        if self._cache_name != "cache_params" or self._cache is None:
             # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
             inputs["attention_mask"] = self._mask.long()
-        return self._model(input_ids=ids, use_cache=True, **inputs).last_hidden_state[:, -1]
+        outputs = self._model(input_ids=ids, use_cache=True, **inputs)
+        self._cache = outputs[self._cache_name]
+        return outputs.last_hidden_state[:, -1]
+
+
+class GroupedDecoder:
+    """Decodes rows with prompts of equal length together, for models whose states padding would change.
+
+    Args:
+        start: Creates the decoder of some prompts of equal length.
+        prompts: One per row.
+    """
+
+    def __init__(self, start: Callable[[Sequence[Sequence[int]]], Decoder], prompts: Sequence[Sequence[int]]) -> None:
+        lengths = [len(prompt) for prompt in prompts]
+        groups = [[row for row, length in enumerate(lengths) if length == each] for each in dict.fromkeys(lengths)]
+        self._groups = [start([prompts[row] for row in rows]) for rows in groups]
+        self._places = torch.tensor([row for rows in groups for row in rows], device=self._groups[0].hidden.device)
+        self.can_drop_rows = all(group.can_drop_rows for group in self._groups)
+        self._collect()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        for group, part in zip(self._groups, self._parts(tokens[self._places]), strict=True):
+            group.step(part)
+        return self._collect()
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        kept = torch.isin(self._places, rows)
+        remaining = []
+        for group, keeps in zip(self._groups, self._parts(kept), strict=True):
+            if keeps.any():
+                group.keep(keeps.nonzero().squeeze(1))
+                remaining.append(group)
+        # The place of each kept row among those that are kept.
+        self._groups, self._places = remaining, (self._places[kept][:, None] == rows).long().argmax(dim=1)
+        self._collect()
+
+    def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:
+        """Entries in the groups' order, split into the groups."""
+        return entries.split([len(group.hidden) for group in self._groups])
+
+    def _collect(self) -> Tensor:
+        hidden = torch.cat([group.hidden for group in self._groups])
+        self.hidden = torch.empty_like(hidden).index_copy_(0, self._places, hidden)
+        return self.hidden
 
 
 def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -58,11 +58,24 @@ class TokenRows:
         starts = torch.tensor(self.starts).repeat_interleave(lengths)
         return (torch.arange(len(starts)) - starts).to(self.ids.device)
 
-    def pad(self) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
-        """The rows as a tensor, padded on the right with 0, and its mask."""
+    def pad(
+        self, pad_id: int = 0, *, left: bool = False
+    ) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
+        """The rows as a tensor, padded with `pad_id` on the right or left, and its mask."""
         columns = torch.arange(self.longest)
         mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
-        return torch.zeros_like(mask, dtype=torch.long).masked_scatter(mask, self.ids), mask
+        mask = mask.flip(1) if left else mask
+        return torch.full_like(mask, pad_id, dtype=torch.long).masked_scatter(mask, self.ids), mask
+
+    def split(self, counts: Iterable[int]) -> list[TokenRows]:
+        """Parts of this many rows each, in order, without the empty ones."""
+        parts, first_row, first_token = [], 0, 0
+        for count in counts:
+            lengths = self.lengths[first_row : first_row + count]
+            if lengths:
+                parts.append(TokenRows(self.ids[first_token : first_token + sum(lengths)], lengths))
+            first_row, first_token = first_row + count, first_token + sum(lengths)
+        return parts
 
     def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
         """Indices of the tokens of these rows, row by row."""

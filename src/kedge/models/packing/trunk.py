@@ -3,62 +3,94 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import groupby, product
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kedge.models.packing.attention import (
-    Gather,
-    Packed,
-    UnsupportedAttention,
-    group_by_length,
-    layout_attention,
-    recompute_contexts,
-)
-from kedge.models.packing.decoding import Decoder, PackedDecoder, PaddedDecoder
+from kedge.errors import ModelError
+from kedge.models.packing.attention import Gather, Packed, group_by_length, layout_attention, recompute_contexts
+from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder, PaddedDecoder
+from kedge.models.packing.probe import EXACT, LONGEST, ROUNDED, Findings, Trial
 from kedge.models.packing.rows import TokenRows
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.pretrained import rope_switch
 
 __all__ = ["Trunk"]
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""
 
+DecoderKind = Literal["padded", "grouped"]
+DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
+"""How a model that is not packed can be sampled, the faster way first."""
+
 
 class Trunk:
     """The trunk of a policy, reference, critic or reward model.
 
-    The constructor checks once, on a few tokens, that packing gives the same states as padding. A model whose layers
-    carry state along the sequence, or that has its own attention, runs on padded rows of similar length instead.
+    The constructor finds out on a few tokens how the model can be run: packed, padded on the right with rows of similar
+    length, or with rows of equal length only. It takes the first way that gives the states and gradients of
+    transformers' own pass over each row alone. A model for which none does is refused.
 
     Args:
         model: A transformers model without its head (`base_model`).
+
+    Raises:
+        ModelError: No way to run the model is right.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.checkpointing = False
+        self._checkpointed: list[GradientCheckpointingLayer] = []
+        self._findings = Findings(model)
         config = model.config.get_text_config()
         self._reach = min(
             (int(limit) for name in WINDOW_LIMITS if (limit := getattr(config, name, None))), default=None
         )
+        self._rope_switch = rope_switch(model)
+        self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._packs = self._takes_positions and self._packing_works()
+        self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= EXACT
+        if not self._packs or self._reach is not None:
+            self._check_batches()
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether the backward pass recomputes activations."""
+        return bool(self._checkpointed)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the state of a token depends on no later token."""
+        return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= ROUNDED
 
     def packs(self, longest: int) -> bool:
         """Whether rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
 
     def checkpoint_activations(self) -> None:
-        """Enable activation checkpointing: the backward pass recomputes the activations inside the layers."""
+        """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
+
+        Raises:
+            ModelError: The model has no such layers, or computes something else when it recomputes.
+        """
+        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         contexts = partial(recompute_contexts, self.model.config)
-        self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
-        self.checkpointing = True
+        try:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+        except ValueError:
+            layers = []
+        if not layers:
+            raise self._refusal("it has no activation checkpointing; set runtime.activation_checkpointing=false")
+        self._checkpointed = layers
+        if self._error("checkpointed", self._hidden_sorted) > ROUNDED:
+            raise self._refusal("with activation checkpointing its gradients change; switch it off")
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The last hidden state of every token, in the order of `rows`; rows do not see each other."""
@@ -69,51 +101,126 @@ class Trunk:
         hidden = self._hidden_sorted(TokenRows(rows.ids[taken], tuple(rows.lengths[row] for row in order)))
         return Gather.apply(hidden, taken.argsort())
 
+    def check_decoding(self) -> bool:
+        """Whether reading token by token gives the states of a whole pass, up to float32 rounding.
+
+        Raises:
+            ModelError: It gives other states, so that the model cannot be sampled from.
+        """
+        packs = self._packs and self._packed_decoding
+        return packs if packs and self._reach is None else self._padded_decoding()[2]
+
     def decoder(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int) -> Decoder:
-        """A decoder that has read the prompts (at least one token each)."""
+        """A decoder that has read the prompts (at least one token each).
+
+        Raises:
+            ModelError: The model cannot be sampled from, or not beyond the switch of its rotary embedding.
+        """
         longest = max(map(len, prompts)) + max_new_tokens
-        if self.packs(longest):
+        if self._rope_switch is not None and longest > self._rope_switch:
+            raise self._refusal(
+                f"its rotary embedding changes at {self._rope_switch} tokens; sample rows of at most that length"
+            )
+        if self.packs(longest) and self._packed_decoding:
             return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens)
-        return PaddedDecoder(self.model, prompts, pad_id=pad_id, takes_positions=self._takes_positions)
+        kind, can_drop_rows, _ = self._padded_decoding()
+        return self._start(kind, prompts, pad_id=pad_id, can_drop_rows=can_drop_rows)
 
     def _hidden_sorted(self, rows: TokenRows) -> Tensor:
-        if self.packs(rows.longest):
-            with layout_attention(self.model.config):
-                return self._run(rows.ids[None], position_ids=rows.positions[None], layout=Packed.of(rows))[0]
-        parts, start = [], 0
-        for lengths in group_by_length(rows.lengths):
-            end = start + sum(lengths)
-            parts.append(self._hidden_padded(TokenRows(rows.ids[start:end], tuple(lengths))))
-            start = end
-        return torch.cat(parts)
+        """The states of rows sorted by length, longest first."""
+        parts = [rows]
+        if self._rope_switch is not None:
+            num_beyond = sum(length > self._rope_switch for length in rows.lengths)
+            parts = rows.split([num_beyond, len(rows.lengths) - num_beyond])
+        return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
 
-    def _hidden_padded(self, rows: TokenRows) -> Tensor:
-        ids, mask = rows.pad()
+    def _packed(self, rows: TokenRows) -> Tensor:
+        with layout_attention(self.model.config):
+            return self._run(rows.ids[None], position_ids=rows.positions[None], layout=Packed.of(rows))[0]
+
+    def _unpacked(self, rows: TokenRows) -> Tensor:
+        return self._padded(rows) if self._pads else self._by_length(rows)
+
+    def _padded(self, rows: TokenRows) -> Tensor:
+        return _join([self._pad_and_run(part) for part in rows.split(map(len, group_by_length(rows.lengths)))])
+
+    def _by_length(self, rows: TokenRows) -> Tensor:
+        equal = (len(list(lengths)) for _, lengths in groupby(rows.lengths))
+        return _join([self._pad_and_run(part) for part in rows.split(equal)])
+
+    def _pad_and_run(self, rows: TokenRows) -> Tensor:
+        ids, mask = rows.pad(self._pad_id)
         positions = {"position_ids": torch.arange(rows.longest, device=ids.device)[None]}
         return self._run(ids, attention_mask=mask.long(), **(positions if self._takes_positions else {}))[mask]
 
     def _run(self, ids: Tensor, **inputs: Any) -> Tensor:
-        checkpointing = self.checkpointing and torch.is_grad_enabled()
-        # transformers checkpoints in training mode only; dropout is 0 in either mode.
-        self.model.train(checkpointing)
+        if self.model.training:
+            self.model.eval()
+        # transformers checkpoints a layer only if it is in training mode. What is inside the layer stays in evaluation
+        # mode: training mode would switch on noise, such as a router's jitter.
+        for layer in self._checkpointed:
+            layer.training = torch.is_grad_enabled()
         try:
             return self.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
         finally:
-            self.model.eval()
+            for layer in self._checkpointed:
+                layer.training = False
 
-    @torch.no_grad()
-    def _packing_works(self) -> bool:
-        """Whether packed and padded passes over three short rows agree, and a decoding step with them."""
-        device = next(self.model.parameters()).device
-        rows = TokenRows.of([[0, 1, 2, 3], [3, 2, 1], [2, 0]], device)
-        self._packs = True
-        with quiet_transformers():
-            expected = self._hidden_padded(rows)
-            try:
-                packed = self._hidden_sorted(rows)
-                decoder = PackedDecoder(self.model, [[0, 1, 2], [3, 2]], max_new_tokens=1)
-                decoded = decoder.step(torch.tensor([3, 1], device=device))
-            except (UnsupportedAttention, TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError):
-                return False
-        ours, theirs = torch.cat([packed, decoded]), torch.cat([expected, expected[[3, 6]]])
-        return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+    @property
+    def _pads(self) -> bool:
+        """Whether padding on the right changes nothing; if not, rows of equal length run together."""
+        return self._error("padded", self._padded) <= EXACT
+
+    def _check_batches(self) -> None:
+        if not self._pads and self._error("by length", self._by_length) > ROUNDED:
+            raise self._refusal("a row's states depend on the other rows of its batch")
+
+    @property
+    def _packed_decoding(self) -> bool:
+        start = partial(PackedDecoder, self.model, max_new_tokens=LONGEST)
+        return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= EXACT
+
+    def _padded_decoding(self) -> tuple[DecoderKind, bool, bool]:
+        """How to sample without packing, whether finished rows can be dropped, and whether it is exact."""
+        for tolerance, kind, drop_rows in product((EXACT, ROUNDED), DECODERS, (True, False)):
+            start = partial(self._start, kind, pad_id=self._pad_id, can_drop_rows=drop_rows)
+            error = self._error_decoding(f"{kind} decoding, drop_rows={drop_rows}", start, drop_rows=drop_rows)
+            if error <= tolerance:
+                return kind, drop_rows, error <= EXACT
+        raise self._refusal("read token by token, it gives other states than in one pass, so it cannot be sampled from")
+
+    def _start(
+        self, kind: DecoderKind, prompts: Sequence[Sequence[int]], *, pad_id: int, can_drop_rows: bool
+    ) -> Decoder:
+        padded = partial(
+            PaddedDecoder,
+            self.model,
+            pad_id=pad_id,
+            takes_positions=self._takes_positions,
+            can_drop_rows=can_drop_rows,
+        )
+        return padded(prompts) if kind == "padded" else GroupedDecoder(padded, prompts)
+
+    def _error(self, way: str, run: Callable[[TokenRows], Tensor], *, longest: int | None = None) -> float:
+        return self._findings.error(way, lambda: self._trial(longest).error(self.model, run))
+
+    def _error_decoding(
+        self,
+        way: str,
+        start: Callable[[Sequence[Sequence[int]]], Decoder],
+        *,
+        drop_rows: bool,
+        longest: int | None = None,
+    ) -> float:
+        return self._findings.error(way, lambda: self._trial(longest).error_of_decoder(start, drop_rows=drop_rows))
+
+    def _trial(self, longest: int | None = None) -> Trial:
+        limits = (longest, self._rope_switch)
+        return Trial.of(self.model, longest=min([LONGEST, *(limit for limit in limits if limit)]))
+
+    def _refusal(self, reason: str) -> ModelError:
+        return ModelError(f"kedge cannot run {type(self.model).__name__}: {reason}")
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

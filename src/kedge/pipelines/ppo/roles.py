@@ -102,6 +102,7 @@ def load_roles(
         policy = load_language_model(
             source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
         )
+        policy.check_sampling()
         critic = None if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
             initialize_head(policy.value_head, config.ppo.value.value_head_init)
@@ -182,7 +183,7 @@ def _longest_prompt(
     config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ScoringModel]
 ) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
-    limits = [policy.context_length, None if critic is None else critic.context_length]
+    limits = [policy.sampling_length, None if critic is None else critic.context_length]
     limits += [model.max_tokens for model in models if model.reads_policy_ids]
     return room_for_prompt(limits, config.rollout.max_new_tokens)
 

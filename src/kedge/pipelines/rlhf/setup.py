@@ -59,7 +59,7 @@ def check_inputs(
     tokenizer, context = policy.tokenizer, policy.model.context_length
     load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
     load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
-    room = room_for_prompt([context], config.rollout.max_new_tokens)
+    room = room_for_prompt([policy.model.sampling_length], config.rollout.max_new_tokens)
     all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     columns = list(all_prompts[0].columns)
     if config.reward:
