@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kedge.logs.experience_metrics import describe_experience
 from kedge.models import response_logprobs
 from tests.training.test_update import make_experience, make_models
 
@@ -23,6 +24,17 @@ def test_whitened_rewards_keep_their_mean_and_their_padding(score_at):
     expected = (counted - counted.mean()) / counted.var(correction=0).sqrt() + counted.mean()
     torch.testing.assert_close(whitened.rewards[mask].double(), expected, atol=1e-5, rtol=1e-5)
     assert not whitened.rewards[~mask].any()
+
+
+@pytest.mark.parametrize("score_at", ["last", "after_last"])
+def test_whitening_changes_neither_the_mean_reward_nor_the_cost_of_the_kl(score_at):
+    experience = make_experience(make_models(), score_at=score_at, kl_coef=0.5, whiten_rewards=True)
+    kl = sum(experience.kl[experience.action_mask].tolist()) / experience.num_rows
+    score = sum(experience.scores.tolist()) / experience.num_rows
+    metrics = describe_experience(experience)
+    assert metrics["reward/kl"] == pytest.approx(0.5 * kl, abs=1e-5)
+    assert metrics["reward/total"] == pytest.approx(score - 0.5 * kl, abs=1e-5)
+    assert abs(kl) > 0.1
 
 
 @pytest.mark.parametrize("score_at", ["last", "after_last"])

@@ -9,7 +9,7 @@ from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import nearly_all_truncated
 from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
-from kedge.inspect.doctor.trends import MIN_TREND, fmt, read
+from kedge.inspect.doctor.trends import MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
@@ -154,7 +154,7 @@ def _constant_batch(run: RunRecord) -> Symptom | None:
     same_advantages = (
         advantages is not None
         and returns is not None
-        and advantages.late <= NEARLY_CONSTANT * max(abs(returns.late), scores_std.early)
+        and advantages.late <= NEARLY_CONSTANT * max(abs(returns.late), _reward_spread(run, scores_std))
     )
     if not (same_scores or same_advantages):
         return None
@@ -166,6 +166,11 @@ def _constant_batch(run: RunRecord) -> Symptom | None:
         (set_to(run, "ppo.whiten_advantages", "false"),),
         "find out why the reward does not tell the responses apart",
     )
+
+
+def _reward_spread(run: RunRecord, scores_std: Series) -> float:
+    """Typical spread of the rewards, in the units of values and advantages: whitened rewards have a variance of 1."""
+    return 1.0 if run.setting("ppo.whiten_rewards") else scores_std.early
 
 
 WHITENING_CONSTANT_BATCH = Rule(

@@ -40,7 +40,7 @@ deviation over β, since the mean score under π_ref·exp(score/β) is higher by
 
 def _sign_flipped(run: RunRecord) -> Symptom | None:
     reward, kl, score_std = (read(run, name) for name in ("reward/kl", "objective/kl", "reward/score_std"))
-    if reward is None or kl is None or score_std is None or run.setting("ppo.whiten_rewards"):
+    if reward is None or kl is None or score_std is None:
         return None
     if run.setting("ppo.kl_in") == "loss" or kl.late <= 0 or reward.late >= -WRONG_SIGN * score_std.early:
         return None
@@ -86,7 +86,7 @@ def _exploding(run: RunRecord) -> Symptom | None:
 def _net_loss(run: RunRecord) -> str:
     """States that the policy pays more for its KL than its score has gained; empty if it does not."""
     total, score_std = read(run, "reward/total", at_least=MIN_TREND), read(run, "reward/score_std")
-    if total is None or score_std is None or run.setting("ppo.whiten_rewards"):
+    if total is None or score_std is None:
         return ""
     if total.late >= total.first - max(score_std.first, SIGNIFICANT * total.rise_error):
         return ""

@@ -148,14 +148,14 @@ PPO = (
     Panel(
         "Critic",
         "Values and returns",
-        "score",
+        "reward",
         {"value/mean": "values", "value/returns_mean": "returns"},
         "Values follow returns.",
     ),
     Panel(
         "Critic",
         "Spread",
-        "score",
+        "reward",
         {"advantage/std": "advantages", "value/std": "values", "value/returns_std": "returns"},
         "The spread of advantages shrinks as the critic learns.",
     ),
