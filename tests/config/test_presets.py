@@ -30,6 +30,157 @@ TABLE = {
     "s2-defaults": (1e-5, DASH, DASH, 4, DASH, DASH, DASH, 0.2, DASH, 0.5, 0.01),
 }
 
+# github.com/vwxyzjn/summarize_from_feedback_details at ee77a9abc31f5338365ee087945c5bcafac7f1ca. The published runs
+# (hello_world.sh, sbatches/) pass lr=3e-6, and batch sizes with the products below, on 8 GPUs.
+N_PLUS = {
+    "data.max_prompt_tokens": 512,  # tldr_dataset.py:70 length=512
+    "data.max_length": 638,  # tldr_dataset.py:79 max_rm_query_response_length=638
+    "sft.learning_rate": 3e-6,  # sft.py:63 lr
+    "sft.schedule": "cosine",  # sft.py:67 scheduler
+    "sft.warmup_fraction": 0,  # sft.py:69 warm_up_steps
+    "sft.num_epochs": 1,  # sft.py:75 num_train_epochs
+    "sft.batch_size": 1 * 16 * 8,  # sft.py:79, 81 gradient_accumulation_steps, local_micro_batch_size
+    "sft.adam_eps": 1e-5,  # sft.py:61 eps
+    "sft.adam_eps_mode": "torch",  # sft.py:350 optim.AdamW
+    "sft.weight_decay": 0.01,  # sft.py:350 optim.AdamW without weight_decay: PyTorch's default
+    "sft.max_grad_norm": None,  # sft.py:400-401 backward, then step
+    "reward_model.learning_rate": 3e-6,  # reward.py:62
+    "reward_model.schedule": "cosine",  # reward.py:66
+    "reward_model.warmup_fraction": 0,  # reward.py:68
+    "reward_model.num_epochs": 1,  # reward.py:74
+    "reward_model.batch_size": 1 * 8 * 8,  # reward.py:78, 80
+    "reward_model.adam_eps": 1e-5,  # reward.py:60
+    "reward_model.adam_eps_mode": "torch",  # reward.py:376
+    "reward_model.weight_decay": 0.01,  # reward.py:376
+    "reward_model.max_grad_norm": None,  # reward.py:412-413
+    "reward_model.normalize": "demonstrations",  # reward.py:456, 520 bias = mean score of the reference responses
+    "reward_model.normalize_scale": False,  # reward.py:208 score - bias, no gain
+    "rollout.num_prompts": 1 * 64 * 8,  # ppo.py:93, 95
+    "rollout.num_responses": 1,  # ppo.py:597
+    "rollout.max_new_tokens": 53,  # ppo.py:121 response_length
+    "rollout.temperature": 0.7,  # ppo.py:127
+    "rollout.stop_token": None,  # ppo.py:123 truncate_token = "eos"
+    "rollout.missing_eos_score": -1,  # ppo.py:129, 131 penalty_reward_value, non_eos_penalty
+    "rollout.missing_eos_mode": "replace",  # ppo.py:667 torch.where
+    "ppo.num_updates": 1_000_000 // 512,  # ppo.py:97, 177 total_episodes
+    "ppo.learning_rate": 3e-6,  # ppo.py:77
+    "ppo.schedule": "linear",  # ppo.py:575-577 frac * lr; the scheduler of line 81 is not used
+    "ppo.warmup_fraction": 0,  # the same
+    "ppo.num_epochs": 4,  # ppo.py:44 noptepochs
+    "ppo.num_minibatches": 1,  # ppo.py:43, 105 nminibatches
+    "ppo.early_stop_kl": None,  # ppo.py:713-758
+    "ppo.adam_eps": 1e-5,  # ppo.py:75
+    "ppo.adam_eps_mode": "torch",  # ppo.py:500
+    "ppo.weight_decay": 0.01,  # ppo.py:500
+    "ppo.max_grad_norm": None,  # ppo.py:757-758; deepspeed.yaml has no gradient_clipping
+    "ppo.policy_loss": "clipped",  # ppo.py:751-754
+    "ppo.clip_range": 0.2,  # ppo.py:46
+    "ppo.aggregation": "token",  # ppo.py:754 masked_mean
+    "ppo.entropy_coef": 0,  # ppo.py:756 pg_loss + vf_coef * vf_loss
+    "ppo.kl_coef": 0.05,  # ppo.py:51
+    "ppo.kl_in": "reward",  # ppo.py:681-682
+    "ppo.kl_scope": "token",  # ppo.py:681-682
+    "ppo.kl_estimator": "k1",  # ppo.py:680 logprobs - ref_logprobs
+    "ppo.kl_controller": "fixed",  # ppo.py:681
+    "ppo.critic": "separate",  # ppo.py:482, 496
+    "ppo.critic_init": "reward",  # ppo.py:482-485
+    "ppo.value_coef": 0.1,  # ppo.py:45 vf_coef
+    "ppo.value_loss": "half_mse",  # ppo.py:747 0.5 * masked_mean
+    "ppo.value_unit": "score",  # ppo.py:739-747
+    "ppo.value_clip_range": 0.2,  # ppo.py:47 cliprange_value
+    "ppo.value_warmup_updates": 0,  # ppo.py:756
+    "ppo.advantage": "gae",  # ppo.py:693-702
+    "ppo.gamma": 1,  # ppo.py:48
+    "ppo.gae_lambda": 0.95,  # ppo.py:49
+    "ppo.whiten_advantages": True,  # ppo.py:703
+    "ppo.whiten_rewards": False,  # ppo.py:50
+    "ppo.score_at": "after_last",  # ppo.py:671, 684-685 sequence_lengths_p1
+}
+
+# github.com/openai/lm-human-preferences at cbfd210bb8b08f6bc5c26878c10984b90f516c66: the experiments `sentiment` and
+# `descriptiveness` of launch.py.
+ZIEGLER = {
+    "data.max_prompt_tokens": 64,  # launch.py:9 query_length
+    "data.max_length": 64 + 24,  # launch.py:9, 11
+    "reward_model.learning_rate": 5e-5,  # launch.py:62
+    "reward_model.schedule": "linear",  # train_reward.py:249 (1 - start_index / num_train) * lr
+    "reward_model.warmup_fraction": 0,  # the same
+    "reward_model.num_epochs": 1,  # train_reward.py:245
+    "reward_model.batch_size": 32,  # launch.py:61
+    "reward_model.adam_eps": 1e-5,  # utils/core.py:627
+    "reward_model.adam_eps_mode": "tf1",  # utils/core.py:627 tf.train.AdamOptimizer
+    "reward_model.weight_decay": 0,  # the same
+    "reward_model.max_grad_norm": None,  # utils/core.py:624-628 gradients, mean over ranks, apply
+    "reward_model.normalize_scale": True,  # launch.py:52, train_reward.py:252-254 mean 0, std 1
+    "rollout.num_prompts": 512,  # launch.py:124 ppo.batch_size
+    "rollout.num_responses": 1,  # train_policy.py:284-285
+    "rollout.max_new_tokens": 24,  # launch.py:11 response_length
+    "rollout.temperature": 0.7,  # launch.py:17
+    "rollout.stop_token": ".",  # launch.py:14 truncate_token = 13, encoding of '.'
+    "rollout.missing_eos_score": -1,  # lm_tasks.py:32 penalty_reward_value
+    "rollout.missing_eos_mode": "replace",  # train_policy.py:390 tf.where
+    "ppo.num_updates": 1954,  # launch.py:123, train_policy.py:79: ⌈1,000,000 / 512⌉
+    "ppo.learning_rate": 1e-5,  # launch.py:122
+    "ppo.schedule": "linear",  # train_policy.py:172-173
+    "ppo.warmup_fraction": 0,  # the same
+    "ppo.num_epochs": 4,  # train_policy.py:51
+    "ppo.num_minibatches": 1,  # train_policy.py:50
+    "ppo.early_stop_kl": None,  # train_policy.py:184-193
+    "ppo.adam_eps": 1e-5,  # utils/core.py:627
+    "ppo.adam_eps_mode": "tf1",  # utils/core.py:627
+    "ppo.weight_decay": 0,  # utils/core.py:627
+    "ppo.max_grad_norm": None,  # utils/core.py:624-628
+    "ppo.policy_loss": "clipped",  # train_policy.py:352-354
+    "ppo.clip_range": 0.2,  # train_policy.py:54
+    "ppo.aggregation": "token",  # train_policy.py:354 reduce_mean
+    "ppo.entropy_coef": 0,  # train_policy.py:357
+    "ppo.kl_coef": 0.15,  # launch.py:129, 142
+    "ppo.kl_in": "reward",  # train_policy.py:151-153
+    "ppo.kl_scope": "token",  # train_policy.py:151-153
+    "ppo.kl_estimator": "k1",  # train_policy.py:150
+    "ppo.kl_controller": "ziegler",  # launch.py:130
+    "ppo.kl_target": 6,  # launch.py:131
+    "ppo.kl_wait_fraction": 0,  # train_policy.py:305: after every step
+    "ppo.kl_horizon": 10_000,  # train_policy.py:28
+    "ppo.critic": "shared",  # policy.py:28 scalar_heads=['value']
+    "ppo.value_head_init": "zero",  # language/model.py:368 scale=0
+    "ppo.value_head_rate": 1,  # train_policy.py:176-177 one optimizer
+    "ppo.value_coef": 0.1,  # train_policy.py:53
+    "ppo.value_loss": "half_mse",  # train_policy.py:347
+    "ppo.value_unit": "score",  # train_policy.py:344-347
+    "ppo.value_clip_range": 0.2,  # train_policy.py:55
+    "ppo.value_warmup_updates": 0,  # train_policy.py:357
+    "ppo.advantage": "gae",  # train_policy.py:327-336
+    "ppo.gamma": 1,  # train_policy.py:56
+    "ppo.gae_lambda": 0.95,  # train_policy.py:57
+    "ppo.whiten_advantages": True,  # train_policy.py:338
+    "ppo.whiten_rewards": True,  # train_policy.py:58, 325 shift_mean=False
+    "ppo.score_at": "last",  # train_policy.py:153 rewards[:, -1] += scores
+}
+
+
+@pytest.mark.parametrize(("preset", "published"), [("tldr-n+", N_PLUS), ("ziegler", ZIEGLER)], ids=["n+", "ziegler"])
+def test_every_field_that_published_code_determines(preset: str, published: dict[str, object]) -> None:
+    config = load_config(preset=preset).model_dump()
+    seen = {name: config[name.partition(".")[0]][name.partition(".")[2]] for name in published}
+    assert seen == published
+    assert set(PRESETS[preset].values) == set(published)
+
+
+@pytest.mark.parametrize(
+    ("preset", "stage", "rate", "batch", "epochs"),
+    [
+        ("stiennon", "sft", 6.35e-5, 128, 1),
+        ("stiennon", "reward_model", 1.5e-5, 64, 1),
+        ("instructgpt", "sft", 9.65e-6, 32, 16),
+        ("instructgpt", "reward_model", 9e-6, 64, 1),
+    ],
+)
+def test_the_supervised_stages_of_the_papers(preset: str, stage: str, rate: float, batch: int, epochs: int) -> None:
+    section = load_config(preset=preset).model_dump()[stage]
+    names = ("learning_rate", "batch_size", "num_epochs", "schedule")
+    assert tuple(section[name] for name in names) == (rate, batch, epochs, "cosine")
+
 
 @pytest.mark.parametrize(
     ("preset", "field", "value"),

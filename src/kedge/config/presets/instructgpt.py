@@ -7,15 +7,19 @@ __all__ = ["INSTRUCTGPT"]
 _SFT = "InstructGPT (arXiv 2203.02155), appendix C.1"
 _REWARD = "InstructGPT, appendix C.2"
 _PPO = "InstructGPT, appendix C.4"
+_LINEAGE = "not given; as in Ziegler, whose code it builds on"
 
 INSTRUCTGPT = Preset(
     name="instructgpt",
     about="Instruction following (Ouyang et al. 2022), the models without ptx. For PPO-ptx add ppo.ptx_coef=27.8 "
     "and data.pretraining.",
     values={
-        "sft.num_epochs": Cited(16, _SFT),
+        "sft.learning_rate": Cited(9.65e-6, f"{_SFT}, 1.3B and 6B"),
+        "sft.num_epochs": Cited(16, f"{_SFT}; there with residual dropout of 0.2"),
         "sft.batch_size": Cited(32, _SFT),
-        "sft.schedule": Cited("cosine", _SFT),
+        "sft.schedule": Cited("cosine", f"{_SFT}; there to a tenth of the peak, here to 0"),
+        "reward_model.learning_rate": Cited(9e-6, f"{_REWARD}, 6B"),
+        "reward_model.schedule": Cited("cosine", f"{_REWARD}; there to a tenth of the peak, here to 0"),
         "reward_model.num_epochs": Cited(1, _REWARD),
         "reward_model.batch_size": Cited(64, f"{_REWARD}: prompts, each with its 4 to 9 ranked responses"),
         "rlhf.num_responses": Cited(4, "InstructGPT §3.5: 4 to 9"),
@@ -33,6 +37,7 @@ INSTRUCTGPT = Preset(
         "ppo.gamma": Cited(1.0, f"{_PPO}: no discount"),
         "ppo.critic": Cited("separate", "InstructGPT §3.5: a separate value function"),
         "ppo.critic_init": Cited("reward", "InstructGPT §3.5: the critic starts as the reward model"),
-        "ppo.value_unit": Cited("score", _PPO),
+        "ppo.value_unit": Cited("score", _LINEAGE),
+        "ppo.value_clip_range": Cited(0.2, _LINEAGE),
     },
 )
