@@ -24,6 +24,7 @@ DECODING = "tests/models/packing/test_decoding.py"
 LOGPROBS = "tests/algorithm/test_logprobs.py"
 CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
+WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
@@ -225,6 +226,20 @@ MUTATIONS = (
         "masked_whiten(rewards, reward_mask, shift_mean=False)",
         "masked_whiten(rewards, reward_mask)",
         f"{COLLECT}::test_whitened_rewards_keep_their_mean_and_their_padding",
+    ),
+    Mutation(
+        "controllers-adapt-to-a-frozen-policy",
+        "pipelines/ppo/main.py",
+        "if steps.trains_policy(update) and not result.refused:",
+        "if not result.refused:",
+        f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
+    ),
+    Mutation(
+        "schedule-counts-the-critics-warm-up",
+        "pipelines/ppo/steps.py",
+        "update - 1 - (ppo.value.value_warmup_updates if trains_policy else 0),",
+        "update - 1,",
+        f"{WARMUP}::test_the_schedule_covers_the_updates_of_the_policy",
     ),
     # Advantages: spec §6.25 and §6.26.
     Mutation(

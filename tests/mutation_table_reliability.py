@@ -14,6 +14,7 @@ STOPPING = "tests/training/test_stopping.py"
 GUARD = "tests/training/guard/test_guard.py"
 SPIKES = "tests/training/guard/test_spikes.py"
 OFFENDER = "tests/training/guard/test_nonfinite.py"
+WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
 GUARDING = "tests/pipelines/ppo/test_guarding.py"
 CALLS = "tests/rewards/test_retries.py"
 REMOTE = "tests/rewards/worker/test_client.py"
@@ -21,6 +22,13 @@ REMOTE = "tests/rewards/worker/test_client.py"
 ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_goes"
 
 RELIABILITY = (
+    Mutation(
+        "first-step-of-the-policy-compared-with-the-critics",
+        "pipelines/ppo/guarding.py",
+        "        guard.forget_steps()",
+        "        pass",
+        f"{WARMUP}::test_the_first_step_of_the_policy_is_no_spike",
+    ),
     # Checkpoints: complete or absent.
     Mutation(
         "files-not-synced",

@@ -100,4 +100,5 @@ def test_what_the_schedule_mentions_only_when_it_matters() -> None:
     assert "critic" not in plain
     special = schedule_in_words(load_config(overrides=["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01"]))
     assert "Only the critic is trained in the first 1 update." in special
+    assert "schedule and the controllers cover the 199 updates after them." in special
     assert "fewer if ppo.early_stop_kl is exceeded" in special

@@ -21,7 +21,7 @@ class Controllers:
         kl: The controller of β: `fixed`, Ziegler's, or Schulman's (the PPO paper's).
         kl_target: Target KL to the reference, nats per response.
         kl_horizon: Responses over which Ziegler's controller may change β by 20 %.
-        kl_wait_updates: Updates before β first changes; can be a fraction.
+        kl_wait_updates: Updates of the policy before β first changes; can be a fraction.
         entropy_target: Target entropy, nats per token; None keeps the entropy coefficient fixed.
         surrogate_kl_target: Target KL of one update, nats per token; None keeps the surrogate's β fixed.
     """
@@ -38,12 +38,14 @@ class Controllers:
 class Coefficients:
     """The coefficients of the current update; `adapt` changes them for the next one.
 
+    They adapt after an update of the policy only: what a frozen policy does says nothing about its coefficients.
+
     Attributes:
         controllers: How they adapt.
         kl_coef: β of the KL to the reference.
         entropy_coef: c_e of the entropy bonus.
         surrogate_kl_coef: β of the KL to the sampling policy, in the KL-penalty surrogate.
-        update: The update that they are for, from 1.
+        update: The update of the policy that they are for, from 1.
     """
 
     controllers: Controllers
@@ -57,7 +59,7 @@ class Coefficients:
         return {"objective/kl_coef": self.kl_coef, "objective/entropy_coef": self.entropy_coef}
 
     def adapt(self, metrics: Mapping[str, float], *, num_responses: int) -> None:
-        """Adapt the coefficients for the next update, from the metrics of this one.
+        """Adapt the coefficients for the next update, from the metrics of this one, which trained the policy.
 
         Args:
             metrics: The update's metrics.

@@ -15,6 +15,14 @@ SCORES = {"reward/score_std": [1.0] * 16}
 BONUS = {"ppo.entropy_coef": 0.01}
 CONTROLLED = {"ppo.kl_controller": "ziegler", "ppo.kl_target": 5.0}
 IN_SCORES = {"ppo.value_unit": "score"}
+WHITENED = {"ppo.whiten_rewards": True}
+IN_HUNDREDS = {
+    "reward/score_mean": [0.0, 300.0] * 8,
+    "reward/score_std": [500.0] * 16,
+    "value/returns_mean": [0.5] * 16,
+}
+FLAT = {"reward/score_mean": [1.0] * 16, **SCORES}
+FROZEN = {**FLAT, "policy/clip_fraction": [0.0] * 16, "policy/approx_kl": [0.0] * 16, "objective/kl": [0.0] * 16}
 
 
 class Edge(NamedTuple):
@@ -108,11 +116,24 @@ EDGES: list[Edge] = [
         (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}),
         (SILENT, {**SCORES, "reward/kl": [-0.0098] * 16}),
     ),
+    *metrics("kl_sign_flipped", (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}), **WHITENED),
     *metrics(
         "whitening_constant_batch",
         (SERIOUS, {"advantage/std": [2.1e-3] * 16, "value/returns_mean": [2.2] * 16}),
         (SILENT, {"advantage/std": [2.3e-3] * 16, "value/returns_mean": [2.2] * 16}),
     ),
+    # Whitened rewards have a standard deviation of 1, whatever the unit of the score.
+    *metrics(
+        "whitening_constant_batch",
+        (SILENT, {**IN_HUNDREDS, "advantage/std": [1.1e-3] * 16}),
+        (SERIOUS, {**IN_HUNDREDS, "advantage/std": [0.9e-3] * 16}),
+        **WHITENED,
+    ),
+    # Until the policy is trained, it can neither move nor score better.
+    *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.value_warmup_updates": 9}),
+    *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.value_warmup_updates": 8}),
+    *metrics("reward_flat", (SILENT, FLAT), **{"ppo.value_warmup_updates": 5}),
+    *metrics("reward_flat", (WARNING, FLAT), **{"ppo.value_warmup_updates": 4}),
     *metrics(
         "reward_flat",
         (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.145)}),

@@ -61,6 +61,13 @@ def test_the_controller_sleeps_through_the_first_part_of_the_run():
     assert seen == [0.05, 0.05, 0.025, 0.0125]
 
 
+def test_wait_and_horizon_are_shares_of_the_updates_that_train_the_policy():
+    settings = {"kl_controller": "ziegler", "kl_wait_fraction": 0.1, "num_updates": 100}
+    after_warmup = start(value_warmup_updates=40, **settings).controllers
+    assert (after_warmup.kl_wait_updates, after_warmup.kl_horizon) == (pytest.approx(6.0), 60 * 64 // 30)
+    assert start(**settings).controllers.kl_wait_updates == pytest.approx(10.0)
+
+
 def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
     coefficients = start(policy_loss="kl_penalty_adaptive", surrogate_kl_target=0.01)
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.02}).surrogate_kl_coef == 2.0

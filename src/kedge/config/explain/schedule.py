@@ -39,7 +39,10 @@ def _run(config: Config, num_prompts_available: int | None) -> list[str]:
         f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}.",
     ]
     if warmup := config.ppo.value.value_warmup_updates:
-        lines.append(f"Only the critic is trained in the first {_count(warmup, 'update')}.")
+        lines.append(
+            f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
+            f"controllers cover the {_count(config.ppo.num_policy_updates, 'update')} after them."
+        )
     if num_prompts_available:
         lines.append(
             f"It uses {_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "

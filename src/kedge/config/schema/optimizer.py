@@ -15,7 +15,8 @@ class OptimizerConfig(Group):
         0.0,
         ge=0,
         lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
+        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0. In PPO, of the "
+        "policy's; a critic that is trained first (ppo.value_warmup_updates) starts with a rise of the same length.",
         source="N+ trains without warmup; InstructGPT uses one",
         too_high="much of the run trains at a fraction of the learning rate",
         too_low="the first steps may be too large, because Adam's moment estimates are still poor",
@@ -24,7 +25,7 @@ class OptimizerConfig(Group):
         1.0,
         gt=0,
         meaning="L2 norm to which the gradient is clipped before each step; null disables clipping.",
-        source="S0",
+        source="S0; Ziegler and N+ do not clip",
         too_high="a single bad batch can ruin the weights",
         too_low="every step is clipped, which in effect lowers the learning rate",
     )
@@ -32,7 +33,7 @@ class OptimizerConfig(Group):
         0.0,
         ge=0,
         meaning="Decoupled weight decay (AdamW), multiplied by the learning rate at each step.",
-        source="no decay in the papers; PyTorch's AdamW would default to 0.01",
+        source="Ziegler; N+ has PyTorch's default for AdamW, 0.01",
         too_high="the weights shrink toward 0, away from the pretrained model",
         too_low="no harm: 0 is the usual choice for fine-tuning",
     )

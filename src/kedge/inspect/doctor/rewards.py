@@ -81,13 +81,16 @@ def _flat(run: RunRecord) -> Symptom | None:
             f"({score_std.late_span})",
             advice="check the reward: it gives every response the same score",
         )
+    score = read(run, "reward/score_mean", at_least=PATIENCE, of_policy=True)
+    if score is None:
+        return None
     gain = score.late - score.first
-    if len(score) < PATIENCE or abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.early:
+    if abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.early:
         return None
     return Symptom(
         "warning",
-        f"the mean score is {fmt(score.first)} in the first update and {fmt(score.late)} in {score.late_span}, with a "
-        f"standard deviation of {fmt(score_std.late)} between responses",
+        f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in "
+        f"{score.late_span}, with a standard deviation of {fmt(score_std.late)} between responses",
         (scale(run, "ppo.learning_rate", 3.0), scale(run, "rollout.num_prompts", 2.0)),
     )
 

@@ -63,8 +63,8 @@ def _by_epoch(run: RunRecord) -> str:
 
 
 def _too_small(run: RunRecord) -> Symptom | None:
-    clipped = read(run, "policy/clip_fraction", at_least=MIN_TREND)
-    moved = read(run, "policy/approx_kl", at_least=MIN_TREND)
+    clipped = read(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
+    moved = read(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
     if clipped is None or moved is None or clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
         return None
     kl, score = read(run, "objective/kl"), read(run, "reward/score_mean")

@@ -61,6 +61,11 @@ class Series:
         kept = [(update, value) for update, value in zip(self.updates, self.values, strict=True) if keep(value)]
         return Series([update for update, _ in kept], [value for _, value in kept])
 
+    def after(self, update: int) -> Series:
+        """The updates after the given one."""
+        kept = sum(each <= update for each in self.updates)
+        return Series(self.updates[kept:], self.values[kept:])
+
     @property
     def window(self) -> int:
         """Number of late updates: a quarter of the run."""
@@ -139,15 +144,18 @@ class Series:
         return [median(self.values[first : first + WINDOW]) for first in range(last)]
 
 
-def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL) -> Series | None:
+def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: bool = False) -> Series | None:
     """A metric's finite values; None if fewer than `at_least` updates have one.
 
     Args:
         run: The run.
         name: The metric.
         at_least: Updates required.
+        of_policy: Leave out the critic's warm-up, in which the policy is frozen.
     """
     found = Series(*run.series(name)).where(math.isfinite)
+    if of_policy:
+        found = found.after(run.setting("ppo.value_warmup_updates") or 0)
     return found if len(found) >= max(at_least, 1) else None
 
 

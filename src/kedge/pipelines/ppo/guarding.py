@@ -68,6 +68,8 @@ def guarded_update(
     """
     if update == 1 and "rollback" in (config.ppo.guard.on_nonfinite, config.ppo.guard.on_spike):
         loop.save()  # the initial state, so that there is a checkpoint to roll back to
+    if update == config.ppo.value.value_warmup_updates + 1:
+        guard.forget_steps()  # the critic's alone; the policy's are larger
     with guard.watching(update):
         yield
     if guard.dropped:

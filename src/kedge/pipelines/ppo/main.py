@@ -124,7 +124,7 @@ def train(
                     **memory_in_use(run.device),
                 }
                 log.write(update, metrics, experience, scored.prompts, result)
-                if not result.refused:
+                if steps.trains_policy(update) and not result.refused:
                     coefficients.adapt(metrics, num_responses=experience.num_rows)
                 fixed.sample(update, coefficients)
                 on_update(update, roles)

@@ -46,7 +46,7 @@ def coefficients_of(config: Config) -> Coefficients:
         kl=ppo.kl.kl_controller,
         kl_target=ppo.kl.kl_target,
         kl_horizon=ppo.kl.kl_horizon or _automatic_horizon(config),
-        kl_wait_updates=ppo.kl.kl_wait_fraction * ppo.loop.num_updates,
+        kl_wait_updates=ppo.kl.kl_wait_fraction * ppo.num_policy_updates,
         entropy_target=ppo.objective.entropy_target,
         surrogate_kl_target=ppo.objective.surrogate_kl_target if adaptive else None,
     )
@@ -89,12 +89,12 @@ def objective_of(
 
 
 def _automatic_horizon(config: Config) -> int:
-    """Ziegler's horizon, but at most 1/30 of the run.
+    """Ziegler's horizon, but at most 1/30 of the updates that train the policy.
 
     An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would hardly
-    change in a run of a few thousand responses; with 1/30 of the run it can change by a factor of e^6 up or down.
+    change in a run of a few thousand responses; with 1/30 of the responses it can change by a factor of e^6 up or down.
     """
-    return max(1, min(ZIEGLER_HORIZON, config.ppo.loop.num_updates * config.responses_per_update // 30))
+    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_policy_updates * config.responses_per_update // 30))
 
 
 def _spread(returns: Tensor) -> float:

@@ -162,14 +162,17 @@ class PpoSteps:
         return {"policy/distance_moved": distance_moved(learner, experience)}
 
     def learning_rate(self, update: int) -> float:
-        """The learning rate of an update's steps."""
-        ppo = self.config.ppo
+        """The learning rate of an update's steps.
+
+        The schedule covers the updates of the policy. The critic warms up at the peak rate, after a rise of its own.
+        """
+        ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         return learning_rate_at(
-            update - 1,
-            ppo.loop.num_updates,
+            update - 1 - (ppo.value.value_warmup_updates if trains_policy else 0),
+            ppo.num_policy_updates,
             learning_rate=ppo.loop.learning_rate,
-            schedule=ppo.loop.schedule,
-            warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.loop.num_updates),
+            schedule=ppo.loop.schedule if trains_policy else "constant",
+            warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.num_policy_updates),
         )
 
     def trains_policy(self, update: int) -> bool:

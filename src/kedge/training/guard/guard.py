@@ -182,6 +182,11 @@ class Guard:
             return True
         return False
 
+    def forget_steps(self) -> None:
+        """Forget the spike history, because the next steps train other parameters on another loss."""
+        if self._spikes:
+            self._spikes.clear()
+
     def metrics(self) -> dict[str, float]:
         """Skipped steps, and whether the weights were rolled back."""
         skipped = self._options.num_steps - self._taken if self._consequence else 0

@@ -66,12 +66,17 @@ class SpikeDetector:
         for name, scale in WATCHED.items():
             self._past[name].append(scale(figures[name]))
 
+    def clear(self) -> None:
+        """Forget the history."""
+        for past in self._past.values():
+            past.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """The history, as JSON types."""
         return {name: list(past) for name, past in self._past.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
+        self.clear()
         for name, past in self._past.items():
-            past.clear()
             past.extend(state[name])

@@ -36,7 +36,8 @@ class GuardConfig(Group):
     spike_history: int = field(
         40,
         ge=2,
-        meaning="Optimizer steps that the recent median covers; until there are as many, nothing counts as a spike.",
+        meaning="Optimizer steps that the recent median covers; until there are as many, nothing counts as a spike. "
+        "Counted anew from the end of ppo.value_warmup_updates.",
         source="kedge: ten updates of four steps",
         too_high="the run is compared with its distant past, and spikes early in the run go unnoticed",
         too_low="the median and its spread are mostly noise",

@@ -60,7 +60,7 @@ class KlConfig(Group):
         0.1,
         ge=0,
         lt=1,
-        meaning="Fraction of the updates before the controller starts.",
+        meaning="Fraction of the policy's updates before the controller starts; ppo.value_warmup_updates come first.",
         source="kedge: early on the KL is small because the policy has just started, not because β is large. The "
         "papers' controllers start immediately, which makes no difference in runs as long as theirs",
         too_high="the KL is far above its target when the controller starts",
@@ -69,8 +69,8 @@ class KlConfig(Group):
     kl_horizon: int | None = field(
         None,
         gt=0,
-        meaning="Ziegler's controller: responses over which β may change by a factor of about 1.2; null adapts it to "
-        "the length of the run.",
+        meaning="Ziegler's controller: responses over which β may change by a factor of about 1.2; null is 1/30 of the "
+        "policy's updates, at most 10,000.",
         source="kedge; Ziegler uses 10,000, for a run of two million responses",
         too_high="β changes too slowly for the KL to reach its target within the run",
         too_low="β oscillates and the KL overshoots",

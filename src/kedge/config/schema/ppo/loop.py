@@ -29,7 +29,8 @@ class LoopConfig(Group):
     )
     schedule: Literal["linear", "cosine", "constant"] = field(
         "linear",
-        meaning="How the learning rate decays to 0 over the updates; constant: not at all.",
+        meaning="How the learning rate decays to 0 over the policy's updates, which follow ppo.value_warmup_updates; "
+        "constant: not at all.",
         source="Ziegler and N+",
     )
     num_epochs: int = field(

@@ -25,6 +25,11 @@ class PpoConfig(Section):
     advantages: AdvantagesConfig = AdvantagesConfig()
     guard: GuardConfig = GuardConfig()
 
+    @property
+    def num_policy_updates(self) -> int:
+        """Updates that train the policy: those after the critic's warm-up."""
+        return self.loop.num_updates - self.value.value_warmup_updates
+
     @model_validator(mode="after")
     def _check_warmup(self) -> "PpoConfig":
         if 0 < self.loop.num_updates <= self.value.value_warmup_updates:

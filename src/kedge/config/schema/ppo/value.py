@@ -69,7 +69,8 @@ class ValueConfig(Group):
     value_warmup_updates: int = field(
         0,
         ge=0,
-        meaning="First updates that train only the critic, with the policy frozen.",
+        meaning="First updates that train only the critic, at the peak learning rate, with the policy frozen. The "
+        "learning-rate schedule and the controllers of the coefficients start after them.",
         source="off in the papers on short responses; VC-PPO warms up for long ones",
         too_high="updates are spent without training the policy",
         too_low="the first policy steps follow an untrained critic",
