@@ -24,8 +24,8 @@ def describe_experience(experience: Experience) -> dict[str, float]:
     """Metrics of one update's responses, over counted tokens only (spec §10).
 
     `objective/kl`: KL to the reference, summed over each response, batch mean, nats; absent without a reference.
-    `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response. Whitening keeps
-    the sum of the batch's rewards, hence both; `value/…` and `advantage/…` are then in units of the whitened rewards.
+    `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response. Whitening the
+    rewards keeps their sum, hence both; `value/…` and `advantage/…` are then in units of the whitened rewards.
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
     the trainer and as sampled. `advantage/…`: before any whitening.
     """
