@@ -206,6 +206,18 @@ def test_values_that_the_papers_give_outside_the_table() -> None:
     assert s2.value.value_weight == 1.0  # 0.5 × the squared error, which is not halved
 
 
+def test_recipes_in_units_of_the_score_do_not_take_the_default_value_clip_in_standard_deviations() -> None:
+    clips = {name: load_config(preset=name).ppo.value for name in PRESETS}
+    assert {name: each.value_clip_range for name, each in clips.items() if each.value_unit == "score"} == {
+        "tldr-n+": 0.2,
+        "instructgpt": 0.2,
+        "stiennon": 0.2,
+        "ziegler": 0.2,
+        "s2-defaults": None,
+    }
+    assert (clips["small-cpu"].value_unit, clips["small-cpu"].value_clip_range) == ("returns_std", 1.0)
+
+
 def test_the_critics_of_the_papers() -> None:
     critics = {name: load_config(preset=name).ppo.value.critic for name in TABLE}
     assert critics == {

@@ -58,12 +58,13 @@ class ValueConfig(Group):
         too_low="explained variance stays at 0 for most of the run",
     )
     value_clip_range: float | None = field(
-        0.2,
+        1.0,
         gt=0,
-        meaning="How far a value may move from its old one before its gradient is cut, in ppo.value_unit; null "
-        "disables it.",
-        source="N+, optional in S2",
-        too_high="no effect, since values never move that far",
+        meaning="How far a value may move in an update before its gradient is cut, in ppo.value_unit; null disables "
+        "it.",
+        source="kedge: with 0.2 standard deviations per update the critic never reaches scores far from 0, without a "
+        "limit a shared head overshoots them. Ziegler and N+ have 0.2, in units of the score; S2 has no limit",
+        too_high="no effect, or values that overshoot the returns",
         too_low="the values cannot follow large returns",
     )
     value_warmup_updates: int = field(
