@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.data import encode_completion, encode_example, encode_prompt, pad_left, pad_right
+from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left, pad_right
+from kedge.data.rejections import RowError
 from kedge.errors import ModelError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
-BOS, EOS = 1, 2
+PAD, BOS, EOS = 0, 1, 2
 PLAIN, WITH_BOS, SENTENCEPIECE = tiny_tokenizer(), tiny_tokenizer(add_bos=True), tiny_sentencepiece_tokenizer()
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=30)
 
@@ -58,6 +59,36 @@ def test_a_tokenizer_without_eos_is_named():
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         encode_completion(tokenizer, "a")
     assert encode_completion(tokenizer, "a", eos=False) == encode_prompt(PLAIN, "a")
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, WITH_BOS, SENTENCEPIECE])
+@given(parts=st.lists(st.sampled_from(["<pad>", "<pad", "pad>", "<", " ", "a", "é"]), max_size=8))
+def test_the_text_of_the_padding_token_is_encoded_as_text(tokenizer, parts):
+    text = "".join(parts)
+    ids = encode_text(tokenizer, text)
+    assert PAD not in ids
+    assert tokenizer.decode(ids) == text
+    halves = encode_example(tokenizer, text, text)
+    assert PAD not in [*halves.prompt, *halves.completion]
+    assert tokenizer.decode([*halves.prompt, *halves.completion], skip_special_tokens=True) == text + text
+    if "<pad>" not in text:
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_the_padding_token_as_text_by_hand():
+    # transformers' own way to read all special tokens as text; the others keep their meaning here.
+    assert encode_text(PLAIN, "a<pad>b") == PLAIN.encode("a<pad>b", split_special_tokens=True)
+    assert encode_text(PLAIN, "a<eos><pad>b") == [
+        *PLAIN.encode("a"), EOS, *PLAIN.encode("<"), *PLAIN.encode("pad>b", split_special_tokens=True)
+    ]  # fmt: skip
+
+
+def test_a_padding_token_that_cannot_be_avoided_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = "."
+    for encode in (encode_prompt, encode_completion, encode_text):
+        with pytest.raises(RowError, match=r"reads a part of the text as its padding token .\."):
+            encode(tokenizer, "The sea.")
 
 
 def test_padding_by_hand():

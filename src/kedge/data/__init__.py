@@ -13,6 +13,7 @@ from kedge.data.tokens import (
     encode_completion,
     encode_example,
     encode_prompt,
+    encode_text,
     pad_left,
     pad_right,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "encode_completion",
     "encode_example",
     "encode_prompt",
+    "encode_text",
     "pad_left",
     "pad_right",
     "read_comparisons",

@@ -6,6 +6,7 @@ boundary, and a sampled response and a demonstration of the same text start at t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -13,12 +14,22 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from kedge.data.rejections import RowError
 from kedge.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EncodedExample", "Padded", "encode_completion", "encode_example", "encode_prompt", "pad_left", "pad_right"]
+__all__ = [
+    "EncodedExample",
+    "Padded",
+    "encode_completion",
+    "encode_example",
+    "encode_prompt",
+    "encode_text",
+    "pad_left",
+    "pad_right",
+]
 
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
@@ -55,7 +66,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
     Source: spec §2.
     """
-    ids = _encode(tokenizer, text)
+    ids = encode_text(tokenizer, text)
     bos = _added_bos(tokenizer)
     return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -84,7 +95,25 @@ def encode_example(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: 
     start = encode_prompt(tokenizer, prompt)
     if prompt:
         return EncodedExample(start, encode_completion(tokenizer, completion))
-    return EncodedExample(start, _with_eos(tokenizer, _encode(tokenizer, completion), eos=True))
+    return EncodedExample(start, _with_eos(tokenizer, encode_text(tokenizer, completion), eos=True))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text, without BOS and EOS.
+
+    The string of a special token becomes this token, which is how chat templates write them. Padding is the exception:
+    it is never sampled, so a text with it would have probability 0. Its string becomes ordinary characters.
+
+    Args:
+        tokenizer: the policy's or the reward model's.
+        text: any string that UTF-8 can encode.
+
+    Raises:
+        RowError: The tokenizer reads a part of the text as padding all the same.
+    """
+    first, *others = _split_padding(tokenizer, text)
+    rest = [token for part in others for token in _encode_anchored(tokenizer, part)]
+    return _without_padding(tokenizer, [*_encode(tokenizer, first), *rest])
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
@@ -108,23 +137,43 @@ def _pad(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Padded:
     return Padded(ids, mask)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    # `verbose=False`: the readers check lengths themselves, and report file and line.
-    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-
-
 def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
     bos = cast("int | None", tokenizer.bos_token_id)
     return bos if bos is not None and tokenizer.encode("a", add_special_tokens=True)[:1] == [bos] else None
 
 
 def _encode_middle(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that continues another: encoded after an anchor, whose ids are then removed."""
+    """The ids of a text that continues another."""
+    parts = _split_padding(tokenizer, text)
+    return _without_padding(tokenizer, [token for part in parts for token in _encode_anchored(tokenizer, part)])
+
+
+def _encode_anchored(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text after an anchor, whose ids are then removed."""
     if not _adds_space(tokenizer):
         return _encode(tokenizer, text)
     anchor = _encode(tokenizer, _ANCHOR)
     ids = _encode(tokenizer, _ANCHOR + text)
     return ids[len(anchor) :] if ids[: len(anchor)] == anchor else _encode(tokenizer, text)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    # `verbose=False`: the readers check lengths themselves, and report file and line.
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def _split_padding(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The text, split after the first character of every padding token, which is then no longer recognized as one."""
+    pad = tokenizer.pad_token
+    if not isinstance(pad, str) or pad not in text:
+        return [text]
+    return re.split(f"(?<={re.escape(pad[:1])})(?={re.escape(pad[1:])})", text)
+
+
+def _without_padding(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    if tokenizer.pad_token_id in ids:
+        raise RowError(f"the tokenizer reads a part of the text as its padding token {str(tokenizer.pad_token)[:40]!r}")
+    return ids
 
 
 def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kedge.data.rejections import RowError
-from kedge.data.tokens import encode_prompt
+from kedge.data.tokens import encode_prompt, encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
     if truncate == "never":
         raise RowError(f"the prompt is {len(ids)} tokens long, at most {max_tokens} fit")
     # Without special tokens: encoding the cut prompt adds BOS back.
-    plain = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    plain = encode_text(tokenizer, text)
     for count in range(max_tokens, 0, -1):
         kept = plain[:count] if truncate == "keep_start" else plain[-count:]
         cut = str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)).strip(_HALF_CHARACTER)
