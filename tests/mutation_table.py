@@ -26,6 +26,8 @@ CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
 WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
+STOPS = "tests/models/test_stop_tokens.py"
+TOKENS = "tests/data/test_tokens.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
 ROWS = "tests/models/packing/test_rows.py"
@@ -83,12 +85,54 @@ MUTATIONS = (
         "stops_before = is_stop.long().cumsum(dim=1)",
         f"{GATE}::test_the_index_contract_from_sampling_to_reward",
     ),
+    Mutation(
+        "the-first-stop-token-alone",
+        "rollout/sampler.py",
+        "running = running & ~torch.isin(tokens, self._stops)",
+        "running = running & (tokens != self._stops[0])",
+        f"{SAMPLER}::test_finished_rows_cost_nothing",
+    ),
+    Mutation(
+        "stopped-by-the-first-stop-token-alone",
+        "rollout/sampler.py",
+        "is_stop = torch.isin(response_ids, self._stops)",
+        "is_stop = response_ids == self._stops[:1]",
+        f"{SAMPLER}::test_with_several_stop_tokens_a_response_ends_at_the_first_of_them",
+    ),
+    Mutation(
+        "declared-stop-tokens-ignored",
+        "models/stop_tokens.py",
+        "ends = (tokenizer.eos_token_id, *_usable(tokenizer, model, declared), end_of_turn(tokenizer))",
+        "ends = (tokenizer.eos_token_id, end_of_turn(tokenizer))",
+        f"{STOPS}::test_every_id_that_the_model_declares_is_a_stop_token",
+    ),
+    Mutation(
+        "end-of-turn-ignored",
+        "models/stop_tokens.py",
+        "ends = (tokenizer.eos_token_id, *_usable(tokenizer, model, declared), end_of_turn(tokenizer))",
+        "ends = (tokenizer.eos_token_id, *_usable(tokenizer, model, declared))",
+        f"{STOPS}::test_the_end_of_a_templates_turn_is_a_stop_token",
+    ),
+    Mutation(
+        "declared-stop-tokens-lost-on-saving",
+        "models/stop_tokens.py",
+        "ends = (tokenizer.eos_token_id, *stop_ids, *_usable(tokenizer, model, _declared(model)))",
+        "ends = (tokenizer.eos_token_id, *stop_ids)",
+        f"{STOPS}::test_a_saved_model_keeps_what_it_came_with_and_nothing_doubtful",
+    ),
     # Tokens and padding: spec §2.
+    Mutation(
+        "padding-as-text",
+        "data/tokens.py",
+        """return re.split(f"(?<={re.escape(pad[:1])})(?={re.escape(pad[1:])})", text)""",
+        "return [text]",
+        f"{TOKENS}::test_the_text_of_the_padding_token_is_encoded_as_text",
+    ),
     Mutation(
         "pad-is-eos",
         "models/tokenizers.py",
-        "tokenizer.pad_token_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)",
-        "tokenizer.pad_token_id == tokenizer.bos_token_id",
+        "others = (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id)",
+        "others = (None, tokenizer.bos_token_id, tokenizer.unk_token_id)",
         f"{LANGUAGE}::test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_embedding_grows",
     ),
     Mutation(

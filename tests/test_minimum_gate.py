@@ -70,7 +70,7 @@ class ScriptedPolicy:
 
 def test_the_index_contract_from_sampling_to_reward():
     script, kept, last, stopped = (list(column) for column in zip(*FIXTURE, strict=True))
-    sampler = Sampler(ScriptedPolicy(script), pad_id=PAD, stop_token=EOS, max_new_tokens=5)
+    sampler = Sampler(ScriptedPolicy(script), pad_id=PAD, stop_tokens=[EOS], max_new_tokens=5)
     rollout = sampler.generate([[5, 6]] * 4, seeds=range(4))
     assert rollout.response_ids.tolist() == kept
     assert rollout.action_mask.tolist() == [[time <= index for time in range(5)] for index in last]
@@ -113,10 +113,10 @@ def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
     models = make_models()
     common = {"pad_id": PAD, "max_new_tokens": 20, "temperature": 0.7}
     prompts, seeds = PROMPTS * 4, range(4 * len(PROMPTS))
-    first = Sampler(models.policy, stop_token=-1, **common).generate(prompts, seeds=seeds)
+    first = Sampler(models.policy, stop_tokens=[], **common).generate(prompts, seeds=seeds)
     assert not first.stopped.any()
     stop = int(first.response_ids.flatten().mode().values)
-    stopping = Sampler(models.policy, stop_token=stop, **common).generate(prompts, seeds=seeds)
+    stopping = Sampler(models.policy, stop_tokens=[stop], **common).generate(prompts, seeds=seeds)
     lengths = [(*row, stop).index(stop) + 1 for row in first.response_ids.tolist()]
     assert {True, False} == set(stopping.stopped.tolist())
     assert stopping.response_lengths.tolist() == [min(length, 20) for length in lengths]

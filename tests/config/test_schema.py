@@ -135,10 +135,12 @@ def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
     assert ppo_section(kl_estimator="k2").kl.resolved_kl_estimator == "k2"
 
 
-@pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0])
-def test_a_stop_token_is_a_text_or_an_id(token: str | int | None) -> None:
+@pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0, ["<eos>", 7, "7"]])
+def test_a_stop_token_is_a_text_or_an_id_or_a_list_of_them(token: str | int | list[str | int] | None) -> None:
     stop_token = RolloutConfig(stop_token=token).stop_token
     assert (stop_token, type(stop_token)) == (token, type(token))
+    if isinstance(token, list) and isinstance(stop_token, list):
+        assert [type(entry) for entry in stop_token] == [type(entry) for entry in token]
 
 
 def test_sections_are_all_sections() -> None:

@@ -31,6 +31,15 @@ def error_line(*overrides: str) -> str:
         ("ppo.early_stop_kl=low", "ppo.early_stop_kl must be a number > 0, or null; it is low"),
         ("ppo.kl_controller=zigler", "ppo.kl_controller must be fixed, ziegler, or schulman; it is zigler"),
         ("rollout.missing_eos_score=off", "rollout.missing_eos_score must be a number, auto, or null; it is false"),
+        (
+            "rollout.stop_token=[7, [7]]",
+            "rollout.stop_token must be text, a whole number, a list of these, or null; it is [7, [7]]",
+        ),
+        ("rollout.stop_token=[]", "rollout.stop_token=[]: the list names no token; null stands for the model's own"),
+        (
+            "rollout.stop_token=[9223372036854775808]",
+            "rollout.stop_token=[9223372036854775808]: whole numbers must be below 2⁶³",
+        ),
         ("ppo=3", "ppo must be a section of fields; it is 3"),
         ("data.prompts=3", "data.prompts must be a source or a list of sources; it is 3"),
         ("runtime.loggers=[wandb, ledger]", "runtime.loggers must be any of tensorboard, wandb, trackio; it is ledger"),

@@ -15,12 +15,11 @@ from kedge.models import (
     load_tokenizer,
     load_value_head,
     save_policy,
-    stop_token_id,
 )
 from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
 from tests.models.families import causal_lm
-from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_tokenizer
+from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30]]
 
@@ -85,6 +84,16 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_emb
         assert model.forbidden[loaded.pad_token_id]
 
 
+@pytest.mark.parametrize("pad", ["<unk>", "."])
+def test_a_pad_token_that_texts_contain_is_replaced(tmp_path, pad):
+    # Padding has probability 0. As the unknown token it is in the ids of any text with an unknown character.
+    tokenizer = tiny_sentencepiece_tokenizer()
+    tokenizer.unk_token, tokenizer.pad_token = "<unk>", pad
+    tokenizer = load_tokenizer(save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer))
+    assert tokenizer.pad_token == "<|pad|>"
+    assert tokenizer.pad_token_id not in tokenizer.encode("A <unk> sea.")
+
+
 def test_a_pad_token_of_its_own_is_kept(tmp_path):
     folder = save_tiny_policy(tmp_path / "policy")
     assert load_tokenizer(folder).pad_token == "<pad>"
@@ -143,20 +152,6 @@ def test_missing_weights_are_refused_rather_than_initialized(tmp_path):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks weights.*model\.norm\.weight"):
         load_language_model(folder, tokenizer=tiny_tokenizer())
-
-
-def test_the_stop_token_is_eos_unless_another_token_is_named():
-    tokenizer = tiny_tokenizer()
-    assert stop_token_id(tokenizer) == tokenizer.eos_token_id
-    assert stop_token_id(tokenizer, "<bos>") == tokenizer.bos_token_id
-    assert stop_token_id(tokenizer, 7) == 7
-    assert stop_token_id(tokenizer, "\n") == tokenizer.encode("\n")[0]  # "Ċ" in the vocabulary
-    for wrong in ("<pad>", "not a token", 10_000):
-        with pytest.raises(ModelError, match=r"rollout\.stop_token"):
-            stop_token_id(tokenizer, wrong)
-    tokenizer.eos_token = None
-    with pytest.raises(ModelError, match="no EOS"):
-        stop_token_id(tokenizer)
 
 
 def test_an_id_that_the_tokenizer_leaves_out_is_forbidden_and_the_last_one_is_not():

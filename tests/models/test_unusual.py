@@ -87,13 +87,13 @@ def assert_sampled(model: LanguageModel) -> None:
     """The noted log probabilities are those of whole passes, although rows stop and are dropped on the way."""
     prompts = [row[:5] for row in ROWS for _ in range(3)]
 
-    def sample(stop_token: int) -> Rollout:
-        sampler = Sampler(model, pad_id=0, stop_token=stop_token, max_new_tokens=12, temperature=TEMPERATURE)
+    def sample(*stop_tokens: int) -> Rollout:
+        sampler = Sampler(model, pad_id=0, stop_tokens=stop_tokens, max_new_tokens=12, temperature=TEMPERATURE)
         return sampler.generate(prompts, seeds=range(len(prompts)))
 
-    unstopped = sample(stop_token=0).response_ids  # padding is never sampled
+    unstopped = sample().response_ids
     num_rows = torch.tensor([int((unstopped[:, :9] == token).any(dim=1).sum()) for token in range(300)])
-    rollout = sample(stop_token=int(num_rows.argmax()))
+    rollout = sample(int(num_rows.argmax()))
     assert 4 <= int(rollout.stopped.sum()) < len(prompts)
     for row, prompt in enumerate(prompts):
         response = rollout.response_ids[row][rollout.action_mask[row]]

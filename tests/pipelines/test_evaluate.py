@@ -61,7 +61,9 @@ def test_the_win_rate_against_references_computed_by_hand(tmp_path, capsys):
     assert (summary["eos_rate"], summary["eos_rate_against"]) == (0.0, 1.0)
     assert summary["kl"] is None
     assert summary["position_bias"] is None
-    assert "0.60" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "0.60" in printed.out
+    assert f"{tmp_path / 'policy'}: responses end with <eos>" in printed.err.splitlines()
 
     rows = read_json_lines(tmp_path / "run" / "judgments.jsonl")
     assert [row["completion"] for row in rows] == ["eeee"] * 10

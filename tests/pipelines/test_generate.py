@@ -14,7 +14,7 @@ from kedge.errors import KedgeError, OutputError, RewardError
 from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.generate import run_generate
 from tests.evaluation.speakers import run_kedge, save_speaker
-from tests.tiny import save_tiny_policy, save_tiny_reward_model
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]
 
@@ -54,6 +54,20 @@ def test_a_stopped_response_is_marked(tmp_path):
     result = run_generate(config_for(tmp_path, model=save_speaker(tmp_path / "mute", "<eos>")), prompts=["Ready?"])
     assert result.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
     assert (result.summary["length"], result.summary["eos_rate"], result.score) == (1, 1.0, None)
+
+
+def test_it_stops_where_the_model_declares_its_end_and_says_so(tmp_path, capsys):
+    policy = save_speaker(tmp_path / "policy", ".")
+    period = tiny_tokenizer().convert_tokens_to_ids(".")
+    (policy / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, period]}), encoding="utf-8")
+    stopped, endless = (
+        run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Ready?"])
+        for out, more in (("own", []), ("named", ["rollout.stop_token=[<eos>, <bos>]"]))
+    )
+    assert stopped.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
+    assert endless.responses == [{"prompt": "Ready?", "completion": "....", "stopped": False}]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "end with" in line]
+    assert lines == ["responses end with <eos> or .", "responses end with <eos> or <bos>"]
 
 
 def test_the_interval_is_over_prompts_not_responses(tmp_path):

@@ -83,6 +83,21 @@ def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):
     assert tokenizer.decode(ids) == "Ready? Aye.<eos>"
 
 
+def test_the_stop_tokens_of_the_base_model_survive(tmp_path):
+    config = config_for(tmp_path)
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 11]}), encoding="utf-8")
+    model = AutoModelForCausalLM.from_pretrained(run_sft(config, demonstrations=ROWS).model)
+    assert model.generation_config.eos_token_id == [2, 9, 11]
+
+
+def test_the_text_of_the_padding_token_is_learned_as_text(tmp_path):
+    # As a token it is never sampled: its logit is −1e9, and so was the loss.
+    rows = [{"prompt": f"Which token is <pad> {number}?", "completion": f" <pad>, {number}."} for number in range(10)]
+    result = run_sft(config_for(tmp_path), demonstrations=rows)
+    losses = [row["loss"] for row in read_metrics(result.folder)]
+    assert all(0 < loss < 20 for loss in losses)
+
+
 def test_an_interrupted_run_saves_its_model(tmp_path, monkeypatch):
     steps = []
 

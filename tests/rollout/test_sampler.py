@@ -23,7 +23,7 @@ def make_model(family="llama", extra_rows=0):
 
 
 def make_sampler(model, **settings):
-    return Sampler(model, **{"pad_id": 0, "stop_token": 2, "max_new_tokens": 12, **settings})
+    return Sampler(model, **{"pad_id": 0, "stop_tokens": [2], "max_new_tokens": 12, **settings})
 
 
 def speaker(name="llama", **settings):
@@ -58,7 +58,7 @@ def test_a_row_samples_the_same_tokens_whatever_batch_it_is_in():
 
 
 def test_everything_after_the_first_stop_token_is_padding():
-    rollout = make_sampler(speaker(), stop_token=STOP, max_new_tokens=30).generate([[5]] * 64, seeds=range(64))
+    rollout = make_sampler(speaker(), stop_tokens=[STOP], max_new_tokens=30).generate([[5]] * 64, seeds=range(64))
     assert rollout.stopped.any()
     columns = (rollout.response_ids, rollout.action_mask, rollout.logprobs, rollout.stopped)
     for ids, mask, logprobs, stopped in zip(*(column.tolist() for column in columns), strict=True):
@@ -67,6 +67,23 @@ def test_everything_after_the_first_stop_token_is_padding():
         assert ids[length:] == [0] * (30 - length)
         assert logprobs[length:] == [0.0] * (30 - length)
         assert stopped == (STOP in ids)
+
+
+def test_with_several_stop_tokens_a_response_ends_at_the_first_of_them():
+    stops, settings = [STOP, STOP + 3, STOP + 7], {"max_new_tokens": 30, "temperature": 2.0}
+    prompts, seeds = [[5]] * 64, range(64)
+    endless = make_sampler(speaker(), stop_tokens=[], **settings).generate(prompts, seeds=seeds)
+    assert not endless.stopped.any()
+    assert endless.action_mask.all()
+    rollout = make_sampler(speaker(), stop_tokens=stops, **settings).generate(prompts, seeds=seeds)
+    ends = []
+    for row, whole in enumerate(endless.response_ids.tolist()):
+        length = next((step + 1 for step, token in enumerate(whole) if token in stops), 30)
+        ends.append(whole[length - 1])
+        assert rollout.response_ids[row].tolist() == whole[:length] + [0] * (30 - length)
+        assert rollout.action_mask[row].tolist() == [True] * length + [False] * (30 - length)
+        assert rollout.stopped[row] == (ends[-1] in stops)
+    assert set(stops) <= set(ends)
 
 
 def test_padding_and_ids_beyond_the_tokenizer_are_never_sampled():
@@ -108,7 +125,7 @@ def test_what_is_noted_while_sampling_is_what_the_trainer_computes(name, padded,
     if padded:
         monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
     model = speaker(name, value_head=True)
-    rollout = make_sampler(model, stop_token=STOP, temperature=2.0).generate(PROMPTS * 3, seeds=range(12))
+    rollout = make_sampler(model, stop_tokens=[STOP], temperature=2.0).generate(PROMPTS * 3, seeds=range(12))
     assert len(set(rollout.response_lengths.tolist())) > 3
     with torch.no_grad():
         outputs = ActorCritic(model)(rollout, temperature=2.0)
@@ -120,7 +137,7 @@ def test_what_is_noted_while_sampling_is_what_the_trainer_computes(name, padded,
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "mistral", "mamba"])
 def test_batch_order_company_and_compaction_change_no_token(name, monkeypatch):
     model = speaker(name)
-    prompts, seeds, settings = PROMPTS * 3, list(range(12)), {"stop_token": STOP, "max_new_tokens": 20}
+    prompts, seeds, settings = PROMPTS * 3, list(range(12)), {"stop_tokens": [STOP], "max_new_tokens": 20}
     whole = make_sampler(model, **settings).generate(prompts, seeds=seeds)
     assert len(set(whole.response_lengths.tolist())) > 3
     others = {
@@ -147,7 +164,7 @@ def reverse(rollout):
 def test_finished_rows_cost_nothing():
     model, rows_read = speaker(), []
     model.trunk.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: rows_read.append(len(output)))
-    rollout = make_sampler(model, stop_token=STOP, max_new_tokens=30).generate([[5]] * 64, seeds=range(64))
+    rollout = make_sampler(model, stop_tokens=[99, STOP], max_new_tokens=30).generate([[5]] * 64, seeds=range(64))
     lengths = rollout.response_lengths.tolist()
     running = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
     # The prompt, which all share, is read once; then never more than a third beyond those that still run.
@@ -187,7 +204,7 @@ def test_in_bf16_what_is_noted_is_near_what_the_trainer_computes(padded, monkeyp
     if padded:
         monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
     model = speaker(value_head=True)
-    rollout = make_sampler(model, stop_token=STOP, precision="bf16").generate(PROMPTS * 3, seeds=range(12))
+    rollout = make_sampler(model, stop_tokens=[STOP], precision="bf16").generate(PROMPTS * 3, seeds=range(12))
     with torch.no_grad():
         rough, exact = (ActorCritic(model)(rollout, temperature=1.0, precision=each) for each in ("bf16", "fp32"))
     # Products keep 8 bits: a logprob of a few nats is right to about a hundredth.

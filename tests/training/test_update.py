@@ -35,7 +35,7 @@ def make_models(critic="shared", family="llama"):
 
 
 def make_experience(models, *, temperature=1.0, reference_seed=1, **settings):
-    sampler = Sampler(models.policy, pad_id=0, stop_token=STOP, max_new_tokens=10, temperature=temperature)
+    sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=10, temperature=temperature)
     rollout = sampler.generate(PROMPTS, seeds=range(len(PROMPTS)))
     # Shorten some rows by hand, so that every batch has responses of different lengths.
     lengths = torch.tensor([10, 1, 4, 7, 10, 2, 9, 5]).clamp(max=rollout.response_lengths)
@@ -321,7 +321,7 @@ def test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once(monkeypat
 
 def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
     models = make_models()
-    sampler = Sampler(models.policy, pad_id=0, stop_token=STOP, max_new_tokens=6)
+    sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=6)
     optimizer = build_optimizer(models.parameters(), learning_rate=1e-2)
     generator, shares = torch.Generator().manual_seed(0), []
     for update in range(12):

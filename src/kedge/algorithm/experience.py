@@ -38,7 +38,7 @@ class Rollout:
         token_mask: True on response tokens that the models read.
         action_mask: True on response tokens that the policy chose; a subset of `token_mask`, at least one per row.
         logprobs: log probability (nats) of each action during sampling, at the sampling temperature; 0 elsewhere.
-        stopped: True if the response ended with the stop token, False if it was cut at the length limit.
+        stopped: True if the response ended with a stop token, False if it was cut at the length limit.
         group: number of the row's prompt; rows of one group share a prompt. Unchanged when rows are dropped.
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the

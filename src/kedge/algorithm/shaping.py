@@ -40,7 +40,7 @@ def penalize_missing_eos(
 
     Args:
         scores: one number per response.
-        stopped: True where the response ended with the stop token; these scores are unchanged.
+        stopped: True where the response ended with a stop token; these scores are unchanged.
         value: the replacement score, or the amount to subtract (its sign is ignored).
         mode: `replace` or `subtract`.
 

@@ -15,7 +15,14 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["apply_template", "render_answer", "render_prompt", "shared_messages"]
+__all__ = [
+    "apply_template",
+    "end_of_turn",
+    "render_answer",
+    "render_prompt",
+    "shared_messages",
+    "special_tokens",
+]
 
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
@@ -58,6 +65,29 @@ def shared_messages(first: Messages, second: Messages) -> int:
     while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
     return count
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
+
+    None if there is no template, it rejects a question with an answer, or it writes no special token there.
+    """
+    question, answer = "How deep is it?", "Nine fathoms."
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    try:
+        text = apply_template(tokenizer, turns) if tokenizer.chat_template else ""
+    except (DataError, RowError):
+        return None
+    _, rendered, rest = text.rpartition(answer)
+    special = special_tokens(tokenizer) if rendered else {}
+    following = [token for token in special if rest.lstrip().startswith(token)]
+    return special[max(following, key=len)] if following else None
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The tokenizer's special tokens: those with a role, such as EOS, and others that stand for no text."""
+    added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {**added, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
 
 
 def _render(

@@ -16,7 +16,7 @@ from kedge.algorithm.statistics import Interval, bootstrap_interval, win_rate
 from kedge.data import Prompt, encode_prompt
 from kedge.demo import recipe
 from kedge.demo.world import AXES, Post, SummaryScores, World, judge_summary
-from kedge.models import LanguageModel, load_language_model, load_tokenizer, response_logprobs, stop_token_id
+from kedge.models import LanguageModel, load_language_model, load_tokenizer, own_stop_tokens, response_logprobs
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler
@@ -159,10 +159,11 @@ def gold_judge(world: World) -> Callable[..., list[float]]:
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
     """Sample one summary per post from a policy, at the training temperature; `draw` selects the random streams."""
     tokenizer = load_tokenizer(model)
+    policy = load_language_model(model, tokenizer=tokenizer)
     engine = Sampler(
-        load_language_model(model, tokenizer=tokenizer),
+        policy,
         pad_id=cast("int", tokenizer.pad_token_id),
-        stop_token=stop_token_id(tokenizer),
+        stop_tokens=own_stop_tokens(tokenizer, policy).ids,
         max_new_tokens=recipe.MAX_NEW_TOKENS,
         temperature=recipe.TEMPERATURE,
         batch_size=SAMPLED_AT_ONCE,

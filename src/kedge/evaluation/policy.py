@@ -13,7 +13,16 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.kl import sequence_kl
 from kedge.data import Prompt, encode_prompt
 from kedge.logs.progress import Progress
-from kedge.models import LanguageModel, Precision, load_language_model, load_tokenizer, response_logprobs, stop_token_id
+from kedge.models import (
+    LanguageModel,
+    Precision,
+    StopTokens,
+    load_language_model,
+    load_tokenizer,
+    named_stop_tokens,
+    own_stop_tokens,
+    response_logprobs,
+)
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
@@ -56,14 +65,14 @@ class Policy:
         source: Folder or hub id that it was loaded from.
         tokenizer: Its tokenizer.
         model: The language model.
-        stop_token: The token that ends a response.
+        stop_tokens: The tokens that end a response.
         precision: Number format of the matrix products.
     """
 
     source: str
     tokenizer: PreTrainedTokenizerBase
     model: LanguageModel
-    stop_token: int
+    stop_tokens: StopTokens
     precision: Precision
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
@@ -71,7 +80,7 @@ class Policy:
         sampler = Sampler(
             self.model,
             pad_id=cast("int", self.tokenizer.pad_token_id),
-            stop_token=self.stop_token,
+            stop_tokens=self.stop_tokens.ids,
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             precision=self.precision,
@@ -106,7 +115,7 @@ def load_frozen_policy(
     *,
     device: torch.device,
     precision: Precision,
-    stop_token: str | int | None = None,
+    stop_token: str | int | Sequence[str | int] | None = None,
     trust_remote_code: bool = False,
 ) -> Policy:
     """Load a policy for sampling only.
@@ -115,17 +124,18 @@ def load_frozen_policy(
         source: Folder or hub id.
         device: Device of the weights.
         precision: Number format of the matrix products.
-        stop_token: The token that ends a response; None for the tokenizer's EOS.
+        stop_token: The token or tokens that end a response; None for the policy's own.
         trust_remote_code: Run Python code in the model folder.
 
     Raises:
         ModelError: The policy cannot be loaded, or has no such stop token.
     """
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    stop = stop_token_id(tokenizer, stop_token)
+    named = named_stop_tokens(tokenizer, stop_token)
     model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
     model.check_sampling()
-    return Policy(source, tokenizer, model.requires_grad_(False), stop, precision)
+    stop_tokens = named or own_stop_tokens(tokenizer, model)
+    return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision)
 
 
 @torch.no_grad()

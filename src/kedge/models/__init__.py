@@ -9,7 +9,8 @@ from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
 from kedge.models.saving import ModelCard, load_value_head, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
-from kedge.models.tokenizers import load_tokenizer, stop_token_id
+from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
+from kedge.models.tokenizers import load_tokenizer
 
 __all__ = [
     "ActorCritic",
@@ -19,6 +20,7 @@ __all__ = [
     "ModelCard",
     "Precision",
     "ScalarModel",
+    "StopTokens",
     "TokenRows",
     "autocast",
     "budget_batches",
@@ -28,10 +30,11 @@ __all__ = [
     "load_tokenizer",
     "load_value_head",
     "model_width",
+    "named_stop_tokens",
+    "own_stop_tokens",
     "resolve_precision",
     "response_logprobs",
     "save_policy",
     "save_scalar_model",
     "score_rows",
-    "stop_token_id",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kedge.errors import ModelError
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
+from kedge.models.stop_tokens import kept_stop_ids
 from kedge.texts import printable
 
 __all__ = ["ModelCard", "load_value_head", "save_policy", "save_scalar_model"]
@@ -78,7 +79,7 @@ def save_policy(
     folder: str | Path,
     *,
     card: ModelCard,
-    stop_token: int | None = None,
+    stop_tokens: Sequence[int] = (),
     temperature: float = 1.0,
 ) -> Path:
     """Save the policy as a Hugging Face folder; a value head goes into `value_head.safetensors` next to the weights.
@@ -88,12 +89,12 @@ def save_policy(
         tokenizer: Its tokenizer, with chat template.
         folder: Output folder; it appears only once complete.
         card: The model card.
-        stop_token: A token that ends a response in addition to EOS; `generate` stops there too.
+        stop_tokens: The tokens that end a response. `generate` stops there, at EOS, and where it stopped before.
         temperature: The sampling temperature of the training; the default of `generate`.
     """
 
     def write(part: Path) -> None:
-        model.causal.generation_config = _generation_config(model, tokenizer, stop_token, temperature)
+        model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
         model.causal.save_pretrained(part)
         if model.value_head is not None:
             weights = {
@@ -151,10 +152,13 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def _generation_config(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_token: int | None, temperature: float
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int], temperature: float
 ) -> GenerationConfig:
-    """Defaults of `generate` that match the training sampler: temperature, stop tokens, forbidden tokens."""
-    stops = [token for token in dict.fromkeys((tokenizer.eos_token_id, stop_token)) if token is not None]
+    """Defaults of `generate` that match the training sampler: temperature, stop tokens, forbidden tokens.
+
+    Of the source's own, only the stop tokens are kept: its filters and penalties are not part of the trained policy.
+    """
+    stops = kept_stop_ids(tokenizer, model, stop_tokens)
     forbidden = torch.nonzero(model.forbidden).flatten().tolist()
     return GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

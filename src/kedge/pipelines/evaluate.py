@@ -17,7 +17,9 @@ from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
 from kedge.evaluation.evaluator import Evaluator
+from kedge.evaluation.policy import Policy
 from kedge.evaluation.report import Evaluation, report
+from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.load_judge import load_judge
@@ -83,10 +85,16 @@ def run_evaluate(
     evaluator.judge.check(list(all_prompts[0].columns))
 
     with run.started():
-        opponent = evaluator.references() if against is None else evaluator.sample(against)
-        result = evaluator.compare(policy, opponent, against)
-        frontier = (load_policy(source, config, run) for source in settings.frontier)
+        opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
+        result = evaluator.compare(_announced(policy), opponent, against)
+        frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
     return EvaluateResult(run.folder, evaluation.win_rate(result), summary)
+
+
+def _announced(policy: Policy) -> Policy:
+    """The policy, after a line that says where its responses end."""
+    say(f"{policy.source}: {policy.stop_tokens.line}")
+    return policy

@@ -20,7 +20,7 @@ from kedge.errors import RewardError
 from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses, response_rows
 from kedge.logs.json_lines import JsonLines, read_json_lines
-from kedge.logs.progress import Progress
+from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.load_policy import load_policy, sampling_of
@@ -81,6 +81,7 @@ def run_generate(
 
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
     with run.started():
+        say(policy.stop_tokens.line)
         batches = policy.sample(repeated, sampling)
         responses, scores = _write_scored(batches, scorer, run.folder / RESPONSES_FILE, total=len(repeated))
     score = None if scores is None else _mean_score(scores, config)

@@ -17,7 +17,15 @@ from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, encode_example, split_eval
-from kedge.models import LanguageModel, ModelCard, Precision, load_language_model, load_tokenizer, save_policy
+from kedge.models import (
+    LanguageModel,
+    ModelCard,
+    Precision,
+    load_language_model,
+    load_tokenizer,
+    own_stop_tokens,
+    save_policy,
+)
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
@@ -82,7 +90,9 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     with supervised_training(config, run, num_steps, shown=("loss", "eval/loss")) as training:
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"demonstrations": len(split.train), "optimizer steps": outcome.num_steps, **outcome.evaluation}
-        save_policy(model, tokenizer, run.folder / "model", card=ModelCard("sft", source, facts))
+        stop_ids = own_stop_tokens(tokenizer, model).ids
+        card = ModelCard("sft", source, facts)
+        save_policy(model, tokenizer, run.folder / "model", card=card, stop_tokens=stop_ids)
         end_training(config, run, outcome)
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_findings(run.folder)

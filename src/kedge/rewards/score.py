@@ -63,7 +63,7 @@ def score_rollout(
         reward: Scores the responses.
         tokenizer: The policy's.
         max_new_tokens: The response length limit.
-        missing_eos_score: Score of a response without the stop token; None for no penalty. Token scores are kept.
+        missing_eos_score: Score of a response without a stop token; None for no penalty. Token scores are kept.
         missing_eos_mode: Whether it replaces the score, or is subtracted from it.
         seed: For functions that draw random numbers.
 

@@ -34,7 +34,7 @@ class Responses:
         completions: the responses as text, without the stop token.
         prompt_ids: the prompts in the policy's tokens.
         response_ids: the responses in the policy's tokens, including the stop token where one was sampled.
-        stopped: True where the response ended with the stop token, False where it was cut off.
+        stopped: True where the response ended with a stop token, False where it was cut off.
         columns: the other fields of the prompts' rows, each a list with one entry per response.
         max_new_tokens: the response length limit, tokens; None for no limit.
         seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so

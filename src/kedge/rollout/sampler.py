@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +23,7 @@ COMPACTION_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Sampler:
-    """Samples from softmax(logits/τ) until the stop token or `max_new_tokens`.
+    """Samples from softmax(logits/τ) until a stop token or `max_new_tokens`.
 
     No top-k and no top-p: a filter that is not applied when the tokens are re-evaluated makes the KL negative.
 
@@ -32,7 +33,7 @@ class Sampler:
     Args:
         model: The policy; every call uses its current weights.
         pad_id: Fills the unused slots.
-        stop_token: The token that ends a response and counts as its last.
+        stop_tokens: The tokens that end a response, of which they are the last.
         max_new_tokens: The longest response, in tokens.
         temperature: τ > 0.
         precision: Number format of the matrix products.
@@ -43,7 +44,7 @@ class Sampler:
 
     model: LanguageModel
     pad_id: int
-    stop_token: int
+    stop_tokens: Sequence[int]
     max_new_tokens: int
     temperature: float = 1.0
     precision: Precision = "fp32"
@@ -53,6 +54,11 @@ class Sampler:
     def is_exact(self) -> bool:
         """In fp32, if the model is; in bf16, a token's log probability depends on the shape of the batch."""
         return self.precision == "fp32" and self.model.check_sampling()
+
+    @cached_property
+    def _stops(self) -> Int[Tensor, " stops"]:
+        """The stop tokens on the device, where each step compares with them."""
+        return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
 
     @torch.no_grad()
     def generate(
@@ -107,7 +113,7 @@ class Sampler:
             responses.write(step, rows[running], tokens[running], logprobs[running])
             if self.model.value_head is not None:
                 responses.values[rows[running], step] = self.model.values(decoder.hidden[running])
-            running = running & (tokens != self.stop_token)
+            running = running & ~torch.isin(tokens, self._stops)
             num_running = int(running.sum())
             if num_running == 0 or step + 1 == self.max_new_tokens:
                 return
@@ -129,7 +135,7 @@ class Sampler:
 
     def _count(self, response_ids: Int[Tensor, "batch time"]) -> tuple[Tensor, Tensor]:
         """The mask of the sampled tokens, up to and including the first stop token, and which rows have one."""
-        is_stop = response_ids == self.stop_token
+        is_stop = torch.isin(response_ids, self._stops)
         stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()
         return stops_before == 0, is_stop.any(dim=1)
 

@@ -23,6 +23,7 @@ from kedge.models import load_language_model
 from kedge.pipelines.ppo import roles as ppo_setup
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo import steps as ppo_steps
+from tests.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]
@@ -224,6 +225,23 @@ def test_responses_without_a_stop_token_score_minus_one_with_a_reward_model(tmp_
     row = result.metrics[0]
     assert row["response/eos_rate"] == 0.0
     assert row["reward/score_mean"] == -1.0
+
+
+def test_any_stop_token_is_an_end_for_scores_metrics_samples_and_the_saved_model(tmp_path, reward_model, capsys):
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("{{ eos_token }}", "<end_of_turn>"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    end, period = (tokenizer.convert_tokens_to_ids(token) for token in ("<end_of_turn>", "."))
+    source = save_speaker(tmp_path / "policy", "<end_of_turn>", tokenizer=tokenizer)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, period]}))
+    config = configure(source, tmp_path / "run", reward=str(reward_model), num_updates=1)
+    result = run_ppo(config, prompts=PROMPTS)
+    assert result.metrics[0]["response/eos_rate"] == 1.0
+    assert result.metrics[0]["reward/score_mean"] != -1.0  # the score of a response without an end
+    samples = read_samples(result.folder)
+    assert all(row["stopped"] and row["tokens"] == ["<end_of_turn>"] and row["response"] == "" for row in samples)
+    generation = json.loads((result.model / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, period, end]
+    assert "responses end with <eos> or . or <end_of_turn>" in capsys.readouterr().err.splitlines()
 
 
 def test_several_rewards_with_weights_and_columns(tmp_path, policy):

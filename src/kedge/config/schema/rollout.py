@@ -1,13 +1,15 @@
 """`rollout`: how responses are sampled, and how those without a stop token are scored."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
 __all__ = ["RolloutConfig"]
+
+TokenId = Annotated[int, Field(strict=True)]
 
 
 class RolloutConfig(Section):
@@ -55,9 +57,10 @@ class RolloutConfig(Section):
         meaning="Always null: a filter that the re-scored logprobs do not apply makes the KL negative.",
         source="Ziegler, Stiennon, InstructGPT, N+: no filter",
     )
-    stop_token: str | int | None = field(
+    stop_token: str | int | list[str | TokenId] | None = field(
         None,
-        meaning="Token that ends a response, as text or as an id; null is the tokenizer's EOS.",
+        meaning="Token that ends a response, as text or as an id, or a list of such tokens; null is the tokenizer's "
+        "EOS, the ids in the model's generation_config.json, and the token that ends a turn of its chat template.",
         source="N+; Ziegler stopped at a newline",
     )
     missing_eos_score: float | Literal["auto"] | None = field(
@@ -82,6 +85,13 @@ class RolloutConfig(Section):
         too_high="out of memory",
         too_low="the device is underused",
     )
+
+    @field_validator("stop_token")
+    @classmethod
+    def _refuse_no_stop_token(cls, value: object) -> object:
+        if value == []:
+            raise ValueError("the list names no token; null stands for the model's own")
+        return value
 
     @field_validator("top_k", "top_p", mode="before")
     @classmethod

@@ -86,11 +86,17 @@ class Section(BaseModel):
     @classmethod
     def _refuse_extremes(cls, value: object) -> object:
         """Refuse values that cannot be written to a file or held in a machine word."""
-        if isinstance(value, int) and abs(value) >= 2**63:
+        if _exceeds_a_word(value):
             raise ValueError("whole numbers must be below 2⁶³")
         if (fault := unwritable(value, deepest=MAX_DEPTH)) is not None:
             raise ValueError(f"the value {fault}")
         return value
+
+
+def _exceeds_a_word(value: Any) -> bool:
+    """Whether a value, or an entry of a list, is a whole number of more than 64 bits."""
+    entries: list[object] = [*value] if isinstance(value, list) else [value]
+    return any(isinstance(entry, int) and abs(entry) >= 2**63 for entry in entries)
 
 
 class Group(Section):

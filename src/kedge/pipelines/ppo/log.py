@@ -96,7 +96,7 @@ class PpoLog:
 
 @contextmanager
 def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
-    """Open the logs of a run, print the schedule, and flush the logs before each checkpoint."""
+    """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
     with (
         Progress("ppo", total=config.ppo.loop.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
@@ -105,6 +105,7 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         SamplesLog(run.folder, also=loggers.write_samples) as samples,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
+        progress.say(roles.stop_tokens.line)
         loop.sync_before_saving(metrics, details, samples)
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice

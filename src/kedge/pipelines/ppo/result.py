@@ -67,6 +67,6 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         roles.tokenizer,
         run.folder / "model",
         card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
-        stop_token=roles.stop_token,
+        stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
     )

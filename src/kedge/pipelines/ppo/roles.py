@@ -20,12 +20,14 @@ from kedge.models import (
     ActorCritic,
     LanguageModel,
     ScalarModel,
+    StopTokens,
     initialize_head,
     load_language_model,
     load_scalar_model,
     load_tokenizer,
     load_value_head,
-    stop_token_id,
+    named_stop_tokens,
+    own_stop_tokens,
 )
 from kedge.rewards import WeightedReward
 from kedge.rewards.source import ScoringModel
@@ -47,19 +49,19 @@ class Roles:
 
     Attributes:
         tokenizer: The policy's.
-        stop_token: The token that ends a response.
+        stop_tokens: The tokens that end a response.
         prompts: All prompts of the run.
         engine: Samples from the policy.
         actor_critic: Policy and critic, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.
         reward: Scores responses.
-        missing_eos_score: Score of a response without the stop token; None for no penalty.
+        missing_eos_score: Score of a response without a stop token; None for no penalty.
         optimizer: The optimizer of policy and critic.
         pretraining: The pretraining loss of ptx mixing, or None.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    stop_token: int
+    stop_tokens: StopTokens
     prompts: list[Prompt]
     engine: Engine
     actor_critic: ActorCritic
@@ -87,7 +89,7 @@ def load_roles(
     trust = config.runtime.trust_remote_code
     source = str(config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trust)
-    stop_token = stop_token_id(tokenizer, config.rollout.stop_token)
+    named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     rewards = load_rewards(
         configured_rewards(config) if reward is None else reward,
         config,
@@ -106,6 +108,7 @@ def load_roles(
         critic = None if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
             initialize_head(policy.value_head, config.ppo.value.value_head_init)
+    stop_tokens = named or own_stop_tokens(tokenizer, policy)
     reference = None
     if config.ppo.kl.needs_reference:
         reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
@@ -123,12 +126,12 @@ def load_roles(
         actor_critic.checkpoint_activations()
     return Roles(
         tokenizer=tokenizer,
-        stop_token=stop_token,
+        stop_tokens=stop_tokens,
         prompts=records,
         engine=Sampler(
             policy,
             pad_id=cast(int, tokenizer.pad_token_id),
-            stop_token=stop_token,
+            stop_tokens=stop_tokens.ids,
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
             precision=run.precision,
