@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
@@ -274,3 +276,38 @@ def test_the_command_runs_and_reports_errors(tmp_path):
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: ")
     assert wrong.stderr.count("\n") == 1
+
+
+def save_repeater(folder: Path) -> Path:
+    """A policy that writes an "x" and then a line break: after "x" the next token is "\\n", after all others "x"."""
+    tokenizer, model = tiny_tokenizer(), AutoModelForCausalLM.from_pretrained(save_speaker(folder))
+    [letter], [newline] = tokenizer.encode("x"), tokenizer.encode("\n")
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(torch.eye(16)[torch.zeros(len(tokenizer), dtype=torch.long)])
+        model.get_input_embeddings().weight[letter] = torch.eye(16)[1]
+        model.get_output_embeddings().weight.zero_()
+        model.get_output_embeddings().weight[letter, 0] = model.get_output_embeddings().weight[newline, 1] = 60.0
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shift", [None, 0.0])
+def test_a_policy_that_writes_the_reference_scores_like_it_whatever_its_stop_token(tmp_path, shift):
+    judge = save_tiny_reward_model(tmp_path / "judge")
+    if shift is not None:  # as kedge saves it
+        description = json.loads((judge / "config.json").read_text())
+        (judge / "config.json").write_text(json.dumps({**description, "kedge_score_shift": shift}))
+    policy = save_repeater(tmp_path / "policy")
+    rows = [{"prompt": row["prompt"], "completion": "x"} for row in ROWS]
+    flags = {"evaluate.judge": str(judge)}
+    result = run_evaluate(config_for(tmp_path, 'rollout.stop_token="\\n"', model=policy, **flags), prompts=rows)
+    judgments = read_json_lines(tmp_path / "run" / "judgments.jsonl")
+    assert {row["completion"] for row in judgments} == {"x"}
+    assert result.summary["eos_rate"] == 1.0
+    assert [row["score"] for row in judgments] == [row["score_against"] for row in judgments]
+    assert result.win_rate.value == 0.5
+    plain = AutoModelForSequenceClassification.from_pretrained(judge).eval()
+    for row in judgments:
+        ids = tiny_tokenizer().encode(row["prompt"] + "x<eos>")
+        with torch.no_grad():
+            assert row["score"] == pytest.approx(plain(torch.tensor([ids])).logits.item(), abs=1e-5)

@@ -59,7 +59,7 @@ def test_the_same_tokens_are_read_without_encoding_anew():
     classifier = tiny_reward_model()
     reward = ModelReward(ScalarModel(classifier, tiny_tokenizer()), tiny_tokenizer(), POLICY_TOKENIZER)
     expected = [score_alone(classifier, p + r) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
-    assert reward.reads_policy_ids
+    assert reward.shares_tokens
     assert reward.score(batch) == pytest.approx(expected, abs=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_other_tokens_read_the_text_with_their_own_end(eos):
             for name in ("prompts", "completions", "prompt_ids", "response_ids", "stopped")
         },
     )
-    assert not reward.reads_policy_ids
+    assert not reward.shares_tokens
     assert reward.score(batch) == pytest.approx([score_alone(classifier, ids) for ids in wholes], abs=1e-5)
 
 
@@ -121,8 +121,10 @@ def test_sharing_tokens_looks_past_padding_but_not_past_the_end():
 
 def test_bad_rows_are_named():
     reward = ModelReward(ScalarModel(tiny_reward_model(), POLICY_TOKENIZER), POLICY_TOKENIZER, name="judge")
-    long = Responses(["p", "p"], ["c", "c"], [[5], [5] * 200], [[6], [6] * 57], [True, True])
-    with pytest.raises(RewardError, match="'judge' reads at most 256 tokens, but response 1 has 257"):
+    texts = ["p", "p " * 100]
+    ids = [POLICY_TOKENIZER.encode(text) for text in texts]
+    long = Responses(texts, ["c", "c"], ids, [[6, 2], [*[6] * (257 - len(ids[1])), 2]], [True, True])
+    with pytest.raises(RewardError, match="'judge' reads at most 256 tokens, but response 1 has 258"):
         reward.score(long)
     with pytest.raises(RewardError, match="response 0 and its prompt are empty"):
         reward.score(Responses([""], [""], [[]], [[]], [False]))
@@ -159,7 +161,7 @@ def test_a_weighted_reward_lists_its_models(tmp_path):
     reward = load_reward([str(folders[0]), "kedge.rewards.penalties:blank", str(folders[1])])
     assert list(reward.models) == ["judge", "judge-2"]
     assert [each.model for each in reward.models.values()] == [reward.sources[0].model, reward.sources[2].model]
-    assert all((each.reads_policy_ids, each.max_tokens) == (True, 256) for each in reward.models.values())
+    assert all((each.shares_tokens, each.max_tokens) == (True, 256) for each in reward.models.values())
     assert load_reward(lambda completions: []).models == {}
 
 

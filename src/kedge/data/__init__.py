@@ -14,6 +14,7 @@ from kedge.data.tokens import (
     encode_example,
     encode_prompt,
     encode_text,
+    end_with_eos,
     pad_left,
     pad_right,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "encode_example",
     "encode_prompt",
     "encode_text",
+    "end_with_eos",
     "pad_left",
     "pad_right",
     "read_comparisons",

@@ -27,6 +27,7 @@ __all__ = [
     "encode_example",
     "encode_prompt",
     "encode_text",
+    "end_with_eos",
     "pad_left",
     "pad_right",
 ]
@@ -87,15 +88,29 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: boo
 
     Source: spec §2.1, §2.5.
     """
-    return _with_eos(tokenizer, _encode_middle(tokenizer, text), eos=eos)
+    ids = _encode_middle(tokenizer, text)
+    return end_with_eos(tokenizer, ids) if eos else ids
 
 
-def encode_example(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> EncodedExample:
-    """Token ids of prompt and completion; without a prompt the completion is encoded as the start of a text."""
+def encode_example(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str, *, eos: bool = True
+) -> EncodedExample:
+    """Token ids of prompt and completion; without a prompt the completion is encoded as the start of a text.
+
+    Args:
+        tokenizer: the policy's or the reward model's.
+        prompt: the text before the completion.
+        completion: the text after it.
+        eos: append the end-of-sequence token, unless the completion already ends with it.
+
+    Raises:
+        ModelError: `eos` is set and the tokenizer has no EOS token.
+    """
     start = encode_prompt(tokenizer, prompt)
     if prompt:
-        return EncodedExample(start, encode_completion(tokenizer, completion))
-    return EncodedExample(start, _with_eos(tokenizer, encode_text(tokenizer, completion), eos=True))
+        return EncodedExample(start, encode_completion(tokenizer, completion, eos=eos))
+    ids = encode_text(tokenizer, completion)
+    return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids)
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -114,6 +129,16 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     first, *others = _split_padding(tokenizer, text)
     rest = [token for part in others for token in _encode_anchored(tokenizer, part)]
     return _without_padding(tokenizer, [*_encode(tokenizer, first), *rest])
+
+
+def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """The ids with the end-of-sequence token at their end; `ModelError` if the tokenizer has none."""
+    end = cast("int | None", tokenizer.eos_token_id)
+    if end is None:
+        raise ModelError(
+            "the tokenizer has no end-of-sequence token: set tokenizer.eos_token to the token that ends a response"
+        )
+    return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
@@ -179,14 +204,3 @@ def _without_padding(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list
 def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     first = tokenizer.convert_ids_to_tokens(_encode(tokenizer, "a")[:1])
     return bool(first) and str(first[0]).startswith(_SPACE_MARKS)
-
-
-def _with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, eos: bool) -> list[int]:
-    end = cast("int | None", tokenizer.eos_token_id)
-    if not eos or ids[-1:] == [end]:
-        return ids
-    if end is None:
-        raise ModelError(
-            "the tokenizer has no end-of-sequence token: set tokenizer.eos_token to the token that ends a response"
-        )
-    return [*ids, end]

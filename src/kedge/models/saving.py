@@ -131,6 +131,7 @@ def save_scalar_model(
     """Save a reward model as a Hugging Face folder; `config.json` stores its score shift."""
 
     def write(part: Path) -> None:
+        setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
         model.classifier.save_pretrained(part)
         tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card.render(_REWARD_USAGE.format(key=NORMALIZATION_KEY)), encoding="utf-8")

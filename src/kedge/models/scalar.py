@@ -24,12 +24,16 @@ from kedge.models.pretrained import context_length, disable_dropout, fit_embeddi
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 
 NORMALIZATION_KEY = "kedge_score_shift"
+"""Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
 
 
 class ScalarModel(nn.Module):
     """An `AutoModelForSequenceClassification` with one label, evaluated at every position.
 
     score = head(hidden state of the last real token) − shift
+
+    Attributes:
+        trained_here: Whether kedge trained it, so that it is read as in training.
 
     Args:
         classifier: The transformers model; its dropout is disabled.
@@ -51,6 +55,7 @@ class ScalarModel(nn.Module):
         fit_embedding(classifier, tokenizer)
         disable_dropout(classifier)
         self.classifier = classifier
+        self.trained_here = hasattr(classifier.config, NORMALIZATION_KEY)
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
         self._batching: Batching

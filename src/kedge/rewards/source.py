@@ -100,8 +100,8 @@ class ScoringModel(Protocol):
         ...
 
     @property
-    def reads_policy_ids(self) -> bool:
-        """Whether it shares the policy's tokens and reads the sampled ids."""
+    def shares_tokens(self) -> bool:
+        """Whether it has the policy's tokens, so that a copy of it can be the critic."""
         ...
 
     @property
