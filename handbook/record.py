@@ -94,8 +94,7 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
         roles.reward,
         roles.tokenizer,
         max_new_tokens=config.rollout.max_new_tokens,
-        missing_eos_score=roles.missing_eos_score,
-        missing_eos_mode=config.rollout.missing_eos_mode,
+        missing_eos=roles.missing_eos,
     )
     experience = collect_experience(
         rollout,

@@ -36,6 +36,9 @@ OPTIMIZER = "tests/training/test_optimizer.py"
 SUPERVISED = "tests/training/supervised/test_losses.py"
 UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
+MISSING = "tests/rewards/test_missing_eos.py"
+READING = "tests/rewards/test_reading.py"
+PPO = "tests/pipelines/ppo/test_ppo.py"
 
 EACH_TOKEN = "tests/models/test_actor_critic.py::test_each_token_is_evaluated_at_the_position_before_it[llama-shared]"
 ALONE = f"{TRUNK}::test_states_and_gradients_are_those_of_each_row_alone"
@@ -241,6 +244,49 @@ MUTATIONS = (
         "scores - abs(value)",
         "scores + abs(value)",
         f"{SHAPING}::test_a_response_that_never_stopped_scores_worse",
+    ),
+    Mutation(
+        "missing-eos-above-low-scores",
+        "rewards/missing_eos.py",
+        "return min(PUBLISHED, center - pstdev(scores))",
+        "return PUBLISHED",
+        f"{MISSING}::test_auto_lies_a_standard_deviation_below_the_stopped_scores_and_never_above_minus_one",
+    ),
+    Mutation(
+        "missing-eos-set-anew-after-a-resume",
+        "rewards/missing_eos.py",
+        'self.score = state["score"]',
+        "pass",
+        f"{MISSING}::test_the_first_batch_decides_for_the_whole_run_also_after_a_resume",
+    ),
+    # What a reward model reads: spec §1, §2.4.
+    Mutation(
+        "read-at-the-stop-token",
+        "rewards/reading.py",
+        "sampled = responses.response_ids[index][:-1] if stopped else responses.response_ids[index]",
+        "sampled = responses.response_ids[index]",
+        f"{READING}::test_a_response_is_scored_at_eos_whatever_token_ended_it",
+    ),
+    Mutation(
+        "own-template-ignored",
+        "rewards/reading.py",
+        "            if not self._as_trained:\n",
+        "            if False:\n",
+        f"{READING}::test_a_chat_model_reads_its_own_template_though_it_has_the_policys_tokens",
+    ),
+    Mutation(
+        "text-without-its-wrapping",
+        "rewards/reading.py",
+        "self._tokenizer.encode(prompt + completion, verbose=False)",
+        "self._tokenizer.encode(prompt + completion, add_special_tokens=False, verbose=False)",
+        f"{READING}::test_an_encoder_reads_the_text_in_its_tokenizers_own_wrapping",
+    ),
+    Mutation(
+        "judge-takes-part",
+        "rewards/weighted.py",
+        "            if judges is not bool(weight)\n",
+        "",
+        f"{PPO}::test_a_judge_changes_no_figure_but_its_own_and_no_weight",
     ),
     # Rewards: spec §5.
     Mutation(

@@ -22,9 +22,9 @@ from kedge.logs.metrics import read_metrics
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
-from kedge.rewards import FunctionReward
+from kedge.rewards import FunctionReward, RewardTerm
 from kedge.rewards.pairwise import PairwiseJudge
-from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -261,10 +261,13 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     def vowels(completions: list[str]) -> list[float]:
         return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
-    run_ppo(settings("ppo", policy, tmp_path / "run", **small), prompts=["The boat"], reward=vowels)
+    judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
+    config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)
+    run_ppo(config, prompts=["The boat"], reward=[vowels, judge])
     found = measured(tmp_path / "run")
-    assert "score/vowels" in found
-    assert {name.replace("vowels", "NAME") for name in found} | {"memory/device"} == documented("PPO")  # CUDA only
+    assert found >= {"score/vowels", "score/judging"}
+    found = {name.replace("vowels", "NAME").replace("judging", "NAME") for name in found}
+    assert found | {"memory/device"} == documented("PPO")  # CUDA only
 
 
 def test_the_documented_unit_of_the_value_loss_is_the_default() -> None:

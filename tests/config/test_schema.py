@@ -116,9 +116,9 @@ def test_a_single_source_is_a_list_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "with_model", "with_function"), [("auto", -1.0, None), (None, None, None), (-2.5, -2.5, -2.5)]
+    ("score", "with_model", "with_function"), [("auto", "auto", None), (None, None, None), (-2.5, -2.5, -2.5)]
 )
-def test_missing_eos_score(score, with_model: float | None, with_function: float | None) -> None:
+def test_missing_eos_score(score, with_model: float | str | None, with_function: float | None) -> None:
     rollout = RolloutConfig(missing_eos_score=score)
     assert rollout.eos_score(reward_model=True) == with_model
     assert rollout.eos_score(reward_model=False) == with_function

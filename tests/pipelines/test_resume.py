@@ -113,10 +113,11 @@ def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, re
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"The tide {n}"}) + "\n" for n in range(9)))
     settings = {"num_updates": 4, "ptx_coef": 0.5, "data.pretraining": [str(tmp_path / "texts.jsonl")]}
     whole, split = (
-        configure(policy, tmp_path / name, reward=[{"source": str(reward_model)}], **settings)
+        configure(policy, tmp_path / name, reward=[{"source": str(reward_model), "weight": 9.0}], **settings)
         for name in ("whole", "split")
     )
-    run_ppo(whole, prompts=PROMPTS)
+    [first, *_] = run_ppo(whole, prompts=PROMPTS).metrics
+    assert first["reward/missing_eos_score"] < -1  # set by the first update, hence part of the state
     stop_at(tmp_path / "split", 2)
     with pytest.raises(Terminated):
         run_ppo(split, prompts=PROMPTS)

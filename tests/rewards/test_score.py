@@ -10,6 +10,7 @@ import torch
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import CallLimits, RewardTerm, load_reward
+from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.score import score_rollout
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 from tests.tiny import tiny_tokenizer
@@ -30,8 +31,7 @@ def scored(*terms, eos_score=None, limits=None, rollout=None):
         load_reward(list(terms), limits=limits),
         TOKENIZER,
         max_new_tokens=5,
-        missing_eos_score=eos_score,
-        missing_eos_mode="replace",
+        missing_eos=MissingEos(eos_score),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.errors import RewardError
+from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, RewardTerm, WeightedReward, load_reward
 
 BATCH = Responses(["p"] * 3, ["a", "bb", "ccc"], [[1]] * 3, [[1]] * 3, [True] * 3)
@@ -127,3 +127,12 @@ def test_names_stay_distinct_where_a_numbered_one_is_taken():
 
     terms = [RewardTerm(one, name=name) for name in ("a", "a", "a-2", "a")]
     assert load_reward(terms).names == ["a", "a-3", "a-2", "a-4"]
+
+
+def test_a_judges_number_that_is_not_finite_is_no_score():
+    broken = fixed("judge", 1.0, math.nan, 3.0)
+    scored = WeightedReward([(fixed("kept", 1, 2, 3), 1.0), (broken, 0.0)]).score_terms(BATCH)
+    assert scored.scores == [1, 2, 3]
+    assert scored.terms["judge"] == [None, None, None]
+    with pytest.raises(NonfiniteScoreError):
+        WeightedReward([(broken, 1.0)]).score(BATCH)

@@ -32,6 +32,13 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time spent inside."""
+        started = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - started
+
     def metrics(self, *, num_tokens: int) -> dict[str, float]:
         """`time/<phase>` and `time/update` in seconds, and `tokens_per_second` of the whole update.
 

@@ -77,6 +77,11 @@ class ScalarModel(nn.Module):
         head = dict(self.classifier.named_children()).get("score")
         return head if isinstance(head, nn.Linear) else None
 
+    @property
+    def has_values(self) -> bool:
+        """Whether it has a score at every token that depends on earlier tokens only, as a critic needs."""
+        return self.trunk is not None and self.trunk.is_causal
+
     def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
         """The scalar output at every token, float32.
 
@@ -84,7 +89,7 @@ class ScalarModel(nn.Module):
             ModelError: The model reads the whole text for its score (an encoder, for example), so it can score
                 responses but not serve as a critic.
         """
-        if self.trunk is None or not self.trunk.is_causal:
+        if self.trunk is None or not self.has_values:
             raise ModelError(f"{type(self.classifier).__name__} only scores whole texts; a critic needs a decoder")
         return self._read(self.trunk.hidden(rows))
 

@@ -62,7 +62,7 @@ def load_reward(
 
     Args:
         terms: One reward or several, with weight 1 unless in a `RewardTerm`.
-        policy_tokenizer: The policy's; a reward model with another tokenizer reads texts.
+        policy_tokenizer: The policy's, to tell which ids mean the same in a reward model.
         device: The device of the reward models.
         trust_remote_code: Allow a model folder's own Python code to run.
         micro_batch_tokens: Tokens per forward pass of a reward model; None for all responses at once.
@@ -93,6 +93,7 @@ def load_reward(
             tokenizer,
             policy_tokenizer,
             name=term.name or Path(source).name,
+            skip_too_long=not term.weight,
             micro_batch_tokens=micro_batch_tokens,
             precision=precision,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.shaping import penalize_missing_eos
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import Responses, ScoredTerms, WeightedReward
+from kedge.rewards.missing_eos import MissingEos
 
 __all__ = ["ScoredRollout", "describe_responses", "score_rollout"]
 
@@ -51,8 +50,7 @@ def score_rollout(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_new_tokens: int,
-    missing_eos_score: float | None,
-    missing_eos_mode: Literal["replace", "subtract"],
+    missing_eos: MissingEos,
     seed: int = 0,
 ) -> ScoredRollout:
     """Score the responses of a rollout, and drop those without a score.
@@ -63,8 +61,7 @@ def score_rollout(
         reward: Scores the responses.
         tokenizer: The policy's.
         max_new_tokens: The response length limit.
-        missing_eos_score: Score of a response without a stop token; None for no penalty. Token scores are kept.
-        missing_eos_mode: Whether it replaces the score, or is subtracted from it.
+        missing_eos: The penalty for responses without a stop token. Token scores are kept.
         seed: For functions that draw random numbers.
 
     Raises:
@@ -79,8 +76,7 @@ def score_rollout(
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
-    if missing_eos_score is not None:
-        scores = penalize_missing_eos(scores, rollout.stopped, value=missing_eos_score, mode=missing_eos_mode)
+    scores = missing_eos.penalize(scores, rollout.stopped)
     token_scores = None
     if terms.token_scores is not None:
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from kedge.errors import RewardError
+from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.retries import CallResult, GuardedReward
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
@@ -52,7 +52,7 @@ class WeightedReward:
 
     score_b = Σ_i w_i · s_ib   over the sources i with a score for response b; per-token scores likewise per token
 
-    A source of weight 0 is a judge: its scores are reported like those of any other source, but do not change the sum.
+    A source of weight 0 is a judge: its scores are reported like those of any other source, and change nothing else.
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
@@ -81,10 +81,24 @@ class WeightedReward:
     @property
     def models(self) -> Mapping[str, ScoringModel]:
         """The models of all sources, by the source's name."""
+        return {**self.weighted_models, **self.judges}
+
+    @property
+    def weighted_models(self) -> Mapping[str, ScoringModel]:
+        """The models whose scores are part of the sum: all except the judges'."""
+        return self._models(judges=False)
+
+    @property
+    def judges(self) -> Mapping[str, ScoringModel]:
+        """The models of weight 0."""
+        return self._models(judges=True)
+
+    def _models(self, *, judges: bool) -> dict[str, ScoringModel]:
         return {
             name if len(source.models) == 1 else f"{name}/{own}": model
-            for name, source in zip(self.names, self.sources, strict=True)
+            for name, source, weight in zip(self.names, self.sources, self.weights, strict=True)
             for own, model in source.models.items()
+            if judges is not bool(weight)
         }
 
     def check(self, columns: Collection[str]) -> None:
@@ -104,7 +118,10 @@ class WeightedReward:
         another scale than the others.
         """
         calls = [_start(source, responses) for source in self.sources]
-        results = [collect() for collect in calls]
+        results = [
+            collect() if weight else _recorded(collect, len(responses))
+            for collect, weight in zip(calls, self.weights, strict=True)
+        ]
         dropped = frozenset[int]().union(
             *(result.dropped for weight, result in zip(self.weights, results, strict=True) if weight)
         )
@@ -139,6 +156,14 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
         return source.start(responses)
     collect = source.start(responses) if isinstance(source, FunctionReward) else partial(source.score, responses)
     return lambda: CallResult(collect())
+
+
+def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
+    """A judge's result: a non-finite score, on which an update would be dropped, means no scores."""
+    try:
+        return collect()
+    except NonfiniteScoreError:
+        return CallResult([None] * count)
 
 
 def _total(entries: Sequence[float | list[float]]) -> float | None:

@@ -1,6 +1,7 @@
 """The PPO stage end to end on tiny models: its files, bit-identical repetition, and rejected inputs."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
@@ -219,12 +220,118 @@ def test_a_reward_model_with_another_tokenizer_scores_but_cannot_become_the_crit
         )
 
 
-def test_responses_without_a_stop_token_score_minus_one_with_a_reward_model(tmp_path, policy, reward_model):
-    config = configure(policy, tmp_path / "run", reward=str(reward_model), max_new_tokens=1, num_updates=1)
-    result = run_ppo(config, prompts=PROMPTS)
-    row = result.metrics[0]
-    assert row["response/eos_rate"] == 0.0
-    assert row["reward/score_mean"] == -1.0
+@pytest.mark.parametrize("shift", [-20.0, 20.0])
+def test_responses_without_a_stop_token_score_minus_one_or_less_with_a_reward_model(tmp_path, shift, capsys):
+    """Less if the model's scores lie lower; here no response stops, so all scores of the first update decide."""
+    folder = shifted_reward_model(tmp_path / "judge", shift)
+    settings = {"reward": str(folder), "max_new_tokens": 1, "num_fixed_prompts": 2}
+    speaker = save_speaker(tmp_path / "policy")  # every response is "e"
+    metrics = run_ppo(configure(speaker, tmp_path / "run", **settings), prompts=PROMPTS).metrics
+    samples = read_samples(tmp_path / "run")
+    prompts = [row["prompt"] for row in samples if row["update"] == 1 and row["fixed"] is None]
+    plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        rows = [torch.tensor([tiny_tokenizer().encode(text) + tiny_tokenizer().encode("e")]) for text in prompts]
+        scores = torch.cat([plain(row).logits[:, 0] for row in rows]) - shift
+    expected = min(-1.0, float(scores.mean() - scores.std(correction=0)))
+    assert (expected < -10) == (shift > 0)
+    assert [row["response/eos_rate"] for row in metrics] == [0.0, 0.0]
+    for row in metrics:
+        assert row["reward/missing_eos_score"] == pytest.approx(expected, abs=1e-4)
+        assert row["reward/score_mean"] == pytest.approx(expected, abs=1e-4)
+    # The fixed prompts too, also before the first update.
+    assert [row["score"] for row in samples] == pytest.approx([expected] * len(samples), abs=1e-4)
+    said = f"A response without a stop token scores {expected:.4g} (rollout.missing_eos_score=auto)"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("missing", "stops_more_often"), [("auto", True), (-1.0, False)])
+def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy, missing, stops_more_often):
+    folder = shifted_reward_model(tmp_path / "judge", 5.0)
+    stopping = save_often_stopping(policy, tmp_path / "policy")
+    settings = {"num_updates": 20, "num_prompts": 64, "kl_coef": 0.0, "num_minibatches": 4, "num_epochs": 4}
+    config = configure(stopping, tmp_path / "run", reward=str(folder), missing_eos_score=missing, **settings)
+    metrics = run_ppo(config, prompts=PROMPTS).metrics
+    first, *_, last = (row["response/eos_rate"] for row in metrics)
+    assert -6 < metrics[0]["score/judge"] < -4
+    assert first == pytest.approx(0.42, abs=0.1)
+    assert (last > 0.6) if stops_more_often else (last < 0.1)
+
+
+def shifted_reward_model(folder, shift):
+    """A random reward model whose scores are lower by `shift`."""
+    save_tiny_reward_model(folder, seed=3)
+    description = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**description, "kedge_score_shift": shift}))
+    return folder
+
+
+def save_often_stopping(policy, folder):
+    """The policy with a larger probability of EOS, whose output weights point along the mean of its hidden states."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    with torch.no_grad():
+        texts = [torch.tensor([tokenizer.encode(prompt)]) for prompt in PROMPTS]
+        hidden = torch.cat([model.model(ids).last_hidden_state[0] for ids in texts])
+        logits, mean = model.lm_head(hidden), hidden.mean(0)
+        model.lm_head.weight[tokenizer.eos_token_id] = mean / mean.dot(mean) * (logits.logsumexp(-1).mean() - 3.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_judge_changes_no_figure_but_its_own_and_no_weight(tmp_path, policy, reward_model):
+    judge = save_tiny_reward_model(tmp_path / "critic" / "judge", seed=8)
+    description = json.loads((judge / "config.json").read_text())
+    (judge / "config.json").write_text(json.dumps({**description, "max_position_embeddings": 14}))
+    (tmp_path / "reward.py").write_text(REWARD)
+    prompts = [*PROMPTS, "A prompt that is longer than what the judge reads"]
+    settings = {"critic": "separate", "critic_init": "auto", "num_prompts": 7, "num_minibatches": 1}
+    for name, own in (("model", {str(reward_model): 1.0}), ("function", {f"{tmp_path}/reward.py:vowels": 1.0})):
+        alone, judged = tmp_path / f"{name}-alone", tmp_path / f"{name}-judged"
+        run_ppo(configure(policy, alone, reward=own, **settings), prompts=prompts)
+        run_ppo(configure(policy, judged, reward={**own, str(judge): 0.0}, **settings), prompts=prompts)
+        rows, others = metrics_without_times(alone), metrics_without_times(judged)
+        assert all(math.isfinite(row.pop("score/judge")) and row.pop("flops/judge") > 0 for row in others)
+        assert rows == others
+        assert ("reward/missing_eos_score" in rows[0]) == (name == "model")
+        assert (alone / "model/model.safetensors").read_bytes() == (judged / "model/model.safetensors").read_bytes()
+
+
+def save_pooled_reward_model(folder):
+    """A classifier with a pooled head and the policy's tokens."""
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1
+    )
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_scores_whole_texts_is_not_copied_as_the_critic(tmp_path, policy):
+    settings = {"critic": "separate", "reward": str(save_pooled_reward_model(tmp_path / "pooled"))}
+    critics = []
+    config = configure(policy, tmp_path / "run", learning_rate=0.0, num_updates=1, **settings)
+    run_ppo(config, prompts=PROMPTS, on_update=lambda update, roles: critics.append(roles.actor_critic.critic))
+    weights = load_file(policy / "model.safetensors")
+    for name, parameter in critics[0].classifier.base_model.named_parameters():
+        assert torch.equal(parameter.cpu(), weights[f"model.{name}"]), name
+    with pytest.raises(ConfigError, match=r"ppo\.critic_init=reward.*one that only scores whole texts"):
+        run_ppo(configure(policy, tmp_path / "other", critic_init="reward", **settings), prompts=PROMPTS)
+
+
+@pytest.mark.parametrize(("critic_init", "rate"), [("policy", 30.0), ("reward", 1.0)])
+def test_the_new_head_of_a_separate_critic_has_a_rate_of_its_own(tmp_path, policy, reward_model, critic_init, rate):
+    rates, others = [], []
+
+    def note(update, roles):
+        head = roles.actor_critic.critic.head.weight
+        for group in roles.optimizer.param_groups:
+            (rates if any(each is head for each in group["params"]) else others).append(group["lr"])
+
+    settings = {"reward": str(reward_model), "critic": "separate", "critic_init": critic_init, "schedule": "constant"}
+    run_ppo(configure(policy, tmp_path / "run", num_updates=1, **settings), prompts=PROMPTS, on_update=note)
+    assert rates == [pytest.approx(rate * 1e-3)]
+    assert set(others) == {1e-3}
 
 
 def test_any_stop_token_is_an_end_for_scores_metrics_samples_and_the_saved_model(tmp_path, reward_model, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.errors import OutputError
+from kedge.errors import DataError, OutputError
 from kedge.training.checkpoint import resume as resume_module
 from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
 from kedge.training.checkpoint.save_schedule import SaveSchedule
@@ -140,3 +140,15 @@ def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path
     run.loop.sync_before_saving(Log())
     walk(run, 3)
     assert order == ["rows", "checkpoint 1", "rows", "checkpoint 2"]
+
+
+def test_a_checkpoint_without_the_state_of_a_part_is_refused_in_one_line(tmp_path):
+    walk(Walk(tmp_path, every=1), 2)
+    run = Walk(tmp_path / "other")
+    loop = CheckpointedLoop(
+        tmp_path, kind="ppo", fingerprint={}, keep=2, stop=run.asked, found=newest(tmp_path),
+        schedule=SaveSchedule(every=None, every_minutes=None),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+    with pytest.raises(DataError, match="the checkpoint has no state of new part: another version"):
+        loop.restore(TrainingState({"model": run.model}, optimizer, {"draws": run, "new part": run}))

@@ -65,10 +65,12 @@ class RolloutConfig(Section):
     )
     missing_eos_score: float | Literal["auto"] | None = field(
         "auto",
-        meaning="Score of a response that has no stop token; null disables it; auto is −1 if any reward is a reward "
-        "model and null if all are functions.",
-        source="−1 in Stiennon and N+. Reward models are not trained on cut-off text; functions can check for "
-        "themselves",
+        meaning="Score of a response that has no stop token; null disables it; auto is null if all rewards are "
+        "functions. With a reward model, the first update sets auto: −1, or the mean score of the responses that "
+        "stopped minus the standard deviation of all scores, if that is lower; with missing_eos_mode=subtract, −1 or "
+        "minus that standard deviation.",
+        source="−1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not "
+        "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves",
         too_high="cut-off responses pay off, and the policy learns to ramble",
         too_low="the policy learns little but to stop, and stops too early",
     )
@@ -103,12 +105,10 @@ class RolloutConfig(Section):
                 "negative; remove it, and lower rollout.temperature for less random responses"
             )
 
-    def eos_score(self, *, reward_model: bool) -> float | None:
-        """The score of a response without a stop token; None keeps its own.
+    def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
+        """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.
 
         Args:
-            reward_model: Whether any reward is a reward model, which decides `auto`.
+            reward_model: Whether any reward that is learned from is a reward model; if not, `auto` is None.
         """
-        if self.missing_eos_score == "auto":
-            return -1.0 if reward_model else None
-        return self.missing_eos_score
+        return None if self.missing_eos_score == "auto" and not reward_model else self.missing_eos_score

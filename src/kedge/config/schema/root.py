@@ -97,10 +97,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_critic_init(self) -> "Config":
-        count = sum(not term.is_function for term in self.reward)
+        count = sum(not term.is_function for term in self.reward if term.weight)
         if self.ppo.value.critic_init == "reward" and self.reward and count != 1:
             raise ValueError(
-                f"ppo.critic_init=reward needs exactly one reward model in `reward`, which has {count}; "
+                f"ppo.critic_init=reward needs exactly one reward model (weight not 0) in `reward`, which has {count}; "
                 "use ppo.critic_init=policy"
             )
         return self

@@ -32,12 +32,12 @@ REPEATED, MOSTLY_REPEATED = 0.8, 0.4
 
 
 def eos_is_scored(run: RunRecord) -> bool:
-    """Whether a response without a stop token gets a score of its own: `Rollout.eos_score` in the configuration."""
+    """Whether a response without a stop token gets a score of its own, as `RolloutConfig.eos_score` decides."""
     score = run.setting("rollout.missing_eos_score")
     if score != "auto":
         return score is not None
     terms = run.config.get("reward")
-    sources = [str(term.get("source")) for term in terms] if isinstance(terms, list) else []
+    sources = [str(term.get("source")) for term in terms if term.get("weight") != 0] if isinstance(terms, list) else []
     return any(re.fullmatch(r".+:[^\W\d][\w.]*", source) is None for source in sources)
 
 

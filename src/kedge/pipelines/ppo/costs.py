@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel
 from kedge.output import ROLES_FILE, replace_file
 from kedge.pipelines.ppo.roles import Roles
+from kedge.rewards.source import ScoringModel
 from kedge.runs.run import Run
 
 __all__ = ["Costs", "write_roles"]
@@ -61,8 +62,9 @@ class Costs:
         policy: Policy and shared critic.
         critic: A separate critic.
         reference: The reference.
-        rewards: The sum of all reward models.
+        rewards: The sum of the reward models.
         recomputes: Activations are recomputed in the backward pass.
+        judges: The sum of the reward models of weight 0; not part of the update's cost. None if there are none.
     """
 
     policy: ForwardCost
@@ -70,23 +72,25 @@ class Costs:
     reference: ForwardCost
     rewards: ForwardCost
     recomputes: bool = False
+    judges: ForwardCost | None = None
 
     @classmethod
     def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
         """The costs of a run's models."""
-        models = [ForwardCost.of(each.model) for each in roles.reward.models.values()]
+        learned_from, judges = (_scoring(each) for each in (roles.reward.weighted_models, roles.reward.judges))
         return cls(
             policy=ForwardCost.of(roles.actor_critic.policy),
             critic=ForwardCost.of(roles.actor_critic.critic),
             reference=ForwardCost.of(roles.reference),
-            rewards=ForwardCost(sum(each.per_token for each in models)),
+            rewards=learned_from,
             recomputes=recomputes,
+            judges=judges if roles.reward.judges else None,
         )
 
     def metrics(
         self, rollout: Rollout, *, reevaluated: bool, num_passes: float, train_policy: bool
     ) -> dict[str, float]:
-        """`flops/PHASE`, and their sum in steps of supervised fine-tuning on the same tokens.
+        """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
         Args:
             rollout: The update's responses.
@@ -107,7 +111,13 @@ class Costs:
         }
         sft_step = (1 + BACKWARD) * policy
         total = sum(phases.values()) / sft_step
+        if self.judges is not None:
+            phases["judge"] = self.judges.flops(tokens, actions)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
+
+
+def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:
+    return ForwardCost(sum(ForwardCost.of(each.model).per_token for each in models.values()))
 
 
 def write_roles(run: Run, roles: Roles) -> None:

@@ -37,7 +37,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,
-        **{name: each.model for name, each in roles.reward.models.items()},
+        **{name: each.model for name, each in roles.reward.weighted_models.items()},
     }
     loaded = {name: module for name, module in modules.items() if module is not None}
     return Guard(

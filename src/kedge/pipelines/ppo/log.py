@@ -59,6 +59,13 @@ class PpoLog:
         """The metrics of an update's experience, scores and optimizer steps."""
         return {**describe_experience(experience), **scored.metrics(), **result.metrics()}
 
+    def say_missing_eos(self) -> None:
+        """Say which score `rollout.missing_eos_score=auto` has become."""
+        rollout, score = self.config.rollout, self.roles.missing_eos.metrics().get("reward/missing_eos_score")
+        if rollout.missing_eos_score == "auto" and score is not None:
+            effect = "scores" if rollout.missing_eos_mode == "replace" else "adds to its score"
+            self.progress.say(f"A response without a stop token {effect} {score:.4g} (rollout.missing_eos_score=auto).")
+
     def write(
         self,
         update: int,

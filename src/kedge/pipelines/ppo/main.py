@@ -86,13 +86,11 @@ def train(
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         fixed = FixedPrompts.of(steps, log)
-        resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard}
+        resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
         for update in loop.steps(config.ppo.loop.num_updates):
             with guarded_update(config, update, guard, loop, log.metrics):
-                if update == 1:
-                    fixed.sample(0, coefficients)
                 clock = Stopwatch(run.device)
 
                 with clock.phase("rollout"):
@@ -102,6 +100,11 @@ def train(
 
                 with clock.phase("reward"):
                     scored = steps.score(rollout, drawn, update)
+
+                if update == 1:  # scored as in training, with the score for a missing stop token that is known now
+                    log.say_missing_eos()
+                    with clock.paused():
+                        fixed.sample(0, coefficients)
 
                 with clock.phase("experience"):
                     learner = steps.learner(update, coefficients)
@@ -117,6 +120,7 @@ def train(
                     **log.describe(scored, experience, result),
                     **moved,
                     **coefficients.metrics(),
+                    **roles.missing_eos.metrics(),
                     **guard.metrics(),
                     **steps.costs(rollout, learner, result, update),
                     **steps.metrics(update, drawn, rollout),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
@@ -30,6 +31,7 @@ from kedge.models import (
     own_stop_tokens,
 )
 from kedge.rewards import WeightedReward
+from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine, Sampler
 from kedge.runs.load_prompts import load_prompts
@@ -55,7 +57,7 @@ class Roles:
         actor_critic: Policy and critic, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.
         reward: Scores responses.
-        missing_eos_score: Score of a response without a stop token; None for no penalty.
+        missing_eos: The penalty for responses without a stop token.
         optimizer: The optimizer of policy and critic.
         pretraining: The pretraining loss of ptx mixing, or None.
     """
@@ -67,7 +69,7 @@ class Roles:
     actor_critic: ActorCritic
     reference: LanguageModel | None
     reward: WeightedReward
-    missing_eos_score: float | None
+    missing_eos: MissingEos
     optimizer: Optimizer
     pretraining: PretrainingMix | None
 
@@ -97,7 +99,7 @@ def load_roles(
         tokenizer,
     )
 
-    models = list(rewards.models.values())
+    models = list(rewards.weighted_models.values())
     shared = config.ppo.value.critic == "shared"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
@@ -105,7 +107,7 @@ def load_roles(
             source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
         )
         policy.check_sampling()
-        critic = None if shared else _load_critic(config, run, tokenizer, models)
+        critic, head = (None, policy.value_head) if shared else _load_critic(config, run, tokenizer, models)
         if policy.value_head is not None and not load_value_head(policy.value_head, source):
             initialize_head(policy.value_head, config.ppo.value.value_head_init)
     stop_tokens = named or own_stop_tokens(tokenizer, policy)
@@ -140,10 +142,10 @@ def load_roles(
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
-        missing_eos_score=config.rollout.eos_score(reward_model=bool(models)),
+        missing_eos=MissingEos(config.rollout.eos_score(reward_model=bool(models)), config.rollout.missing_eos_mode),
         optimizer=build_optimizer(
             actor_critic.parameters(),
-            head_parameters=actor_critic.critic_parameters() if shared else (),
+            head_parameters=() if head is None else head.parameters(),
             head_rate=config.ppo.value.value_head_rate,
             learning_rate=config.ppo.loop.learning_rate,
             adam_eps=config.ppo.optimizer.adam_eps,
@@ -156,20 +158,19 @@ def load_roles(
 
 def _load_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
-) -> ScalarModel:
-    """A separate critic: a copy of the reward model, or a new head on a copy of the policy's trunk (spec §7.34).
+) -> tuple[ScalarModel, nn.Linear | None]:
+    """A separate critic and its new head: a copy of the reward model (no new head), or of the policy (spec §7.34).
 
-    `auto` copies the reward model if there is exactly one and it shares the policy's tokenizer.
+    `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
     """
-    wanted = config.ppo.value.critic_init
-    fits = len(models) == 1 and models[0].reads_policy_ids
-    if wanted == "reward" and not fits:
+    wanted, misfit = config.ppo.value.critic_init, _misfit(models)
+    if wanted == "reward" and misfit is not None:
         raise ConfigError(
-            "ppo.critic_init=reward needs exactly one reward model, with the policy's tokenizer; the reward has "
-            f"{'one with another tokenizer' if len(models) == 1 else len(models)}; use ppo.critic_init=policy"
+            "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "
+            f"has {misfit}; use ppo.critic_init=policy"
         )
-    if wanted != "policy" and fits:
-        return copy.deepcopy(models[0].model).requires_grad_(True)
+    if wanted != "policy" and misfit is None:
+        return copy.deepcopy(models[0].model).requires_grad_(True), None
     critic = load_scalar_model(
         str(config.model),
         tokenizer=tokenizer,
@@ -179,7 +180,16 @@ def _load_critic(
     )
     if critic.head is not None:
         initialize_head(critic.head, config.ppo.value.value_head_init)
-    return critic
+    return critic, critic.head
+
+
+def _misfit(models: Sequence[ScoringModel]) -> str | None:
+    """Why the reward models cannot be copied as the critic; None if they can."""
+    if len(models) != 1:
+        return str(len(models))
+    if not models[0].shares_tokens:
+        return "one with another tokenizer"
+    return None if models[0].model.has_values else "one that only scores whole texts"
 
 
 def _longest_prompt(
@@ -187,7 +197,7 @@ def _longest_prompt(
 ) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     limits = [policy.sampling_length, None if critic is None else critic.context_length]
-    limits += [model.max_tokens for model in models if model.reads_policy_ids]
+    limits += [model.max_tokens for model in models if model.shares_tokens]
     return room_for_prompt(limits, config.rollout.max_new_tokens)
 
 

@@ -83,8 +83,7 @@ class PpoSteps:
             self.roles.reward,
             self.roles.tokenizer,
             max_new_tokens=self.config.rollout.max_new_tokens,
-            missing_eos_score=self.roles.missing_eos_score,
-            missing_eos_mode=self.config.rollout.missing_eos_mode,
+            missing_eos=self.roles.missing_eos,
             seed=stream_seed(self.config.runtime.seed, "reward", update),
         )
 

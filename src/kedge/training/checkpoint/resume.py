@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.errors import NumericsError, OutputError
+from kedge.errors import DataError, NumericsError, OutputError
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.state import (
     module_tensors,
@@ -120,6 +120,8 @@ class CheckpointedLoop:
             return
         self._load_weights(state, self._found)
         progress = self._found.state["progress"]
+        for name in sorted(state.parts.keys() - progress.keys()):
+            raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
         for name, part in state.parts.items():
             part.load_state_dict(progress[name])
         restore_random_state(self._found.tensors("random"), self._found.state["random"])

@@ -20,8 +20,8 @@ class ValueConfig(Group):
     )
     critic_init: Literal["auto", "reward", "policy"] = field(
         "auto",
-        meaning="Initial weights of a separate critic; auto is the reward model if there is exactly one, else the "
-        "policy.",
+        meaning="Initial weights of a separate critic; auto is the reward model if there is exactly one (those of "
+        "weight 0 aside), a decoder with the policy's tokens, else the policy.",
         source="Stiennon, N+: the reward model",
     )
     value_head_init: Literal["zero", "normal"] = field(
@@ -52,7 +52,8 @@ class ValueConfig(Group):
     value_head_rate: float = field(
         30.0,
         gt=0,
-        meaning="Learning rate of a value head on the policy's trunk, as a multiple of ppo.learning_rate.",
+        meaning="Learning rate of a value head on a trunk that starts as the policy's, shared or separate, as a "
+        "multiple of ppo.learning_rate.",
         source="kedge: at the trunk's rate a head that starts at 0 takes hundreds of steps to reach the returns",
         too_high="the values jump, and the advantages with them",
         too_low="explained variance stays at 0 for most of the run",
