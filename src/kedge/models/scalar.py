@@ -39,6 +39,10 @@ class ScalarModel(nn.Module):
         classifier: The transformers model; its dropout is disabled.
         tokenizer: Supplies the pad token.
 
+    Attributes:
+        trunk: Gives states at every token; None if only whole texts have a score.
+        has_values: Whether every token has a score that depends on earlier tokens only, as a critic needs.
+
     Raises:
         ModelError: The model has more than one label, fewer embeddings than the tokenizer has tokens, or a
             non-finite score shift; or its scores depend on the other texts of a batch (see `find_batching`).
@@ -60,6 +64,8 @@ class ScalarModel(nn.Module):
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
         self._batching: Batching
         self.trunk, self._batching = self._find_trunk()
+        # Found out now, not in the first pass of a run.
+        self.has_values = self.trunk is not None and self.trunk.is_causal
 
     @property
     def device(self) -> torch.device:
@@ -76,11 +82,6 @@ class ScalarModel(nn.Module):
         """The linear layer on a decoder's hidden states; None for an encoder with a pooled head."""
         head = dict(self.classifier.named_children()).get("score")
         return head if isinstance(head, nn.Linear) else None
-
-    @property
-    def has_values(self) -> bool:
-        """Whether it has a score at every token that depends on earlier tokens only, as a critic needs."""
-        return self.trunk is not None and self.trunk.is_causal
 
     def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
         """The scalar output at every token, float32.
