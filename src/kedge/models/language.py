@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialize_head
@@ -206,6 +206,11 @@ def load_language_model(
         ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
     """
     causal, missing = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code)
+    if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
+        raise ModelError(
+            f"model {str(source)!r}: {type(causal).__name__} cannot be loaded again once it is saved, since no "
+            f"AutoModelForCausalLM has its configuration; use another architecture"
+        )
     if missing:
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
     return LanguageModel(causal, tokenizer, value_head=value_head).to(device)

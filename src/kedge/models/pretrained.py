@@ -31,9 +31,6 @@ __all__ = [
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
 
-SPARSE_LIMITS = ("index_topk",)
-"""Settings that limit how many tokens a token attends to; longer rows would select them, which no short trial shows."""
-
 MIN_TOKENS = 4
 """Tokens in the trial pass over a loaded model."""
 
@@ -173,7 +170,10 @@ def _check_weight_files(source: str) -> None:
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
     config = model.config.get_text_config()
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", *SPARSE_LIMITS))
+    # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so that it is
+    # right only while a row has no more blocks than it attends to. No short trial shows it.
+    blocks = getattr(config, "index_topk_blocks", None) or 0
+    limits = (getattr(config, "max_position_embeddings", None), blocks * getattr(config, "index_block_size", 0))
     return min((int(limit) for limit in limits if limit and limit > 0), default=None)
 
 

@@ -57,7 +57,7 @@ class RuntimeConfig(Section):
     activation_checkpointing: bool = field(
         False,
         meaning="Whether PPO recomputes the activations inside the layers in the backward pass instead of storing "
-        "them.",
+        "them. A model that cannot do this, or whose gradients change, is refused.",
         source="kedge: saves most of the activation memory, for a third more time in training passes",
     )
     trust_remote_code: bool = field(

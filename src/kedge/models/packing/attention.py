@@ -29,7 +29,7 @@ __all__ = [
     "attention_dtype",
     "group_by_length",
     "layout_attention",
-    "recompute_contexts",
+    "recompute_attention",
 ]
 
 ATTENTION_NAME = "kedge_layout"
@@ -220,7 +220,7 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-def recompute_contexts(config: PreTrainedConfig) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts for activation checkpointing: recomputation in backward uses the attention of the forward pass."""
+def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
+    """A context for a later recomputation (activation checkpointing): the attention that is in use now."""
     by_layout = config._attn_implementation == ATTENTION_NAME
-    return nullcontext(), layout_attention(config) if by_layout else nullcontext()
+    return layout_attention(config) if by_layout else nullcontext()

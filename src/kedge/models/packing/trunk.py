@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby, product
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kedge.errors import ModelError
-from kedge.models.packing.attention import Gather, Packed, group_by_length, layout_attention, recompute_contexts
+from kedge.models.packing.attention import Gather, Packed, group_by_length, layout_attention, recompute_attention
 from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder, PaddedDecoder
 from kedge.models.packing.probe import EXACT, LONGEST, ROUNDED, Findings, Trial
 from kedge.models.packing.rows import TokenRows
@@ -81,9 +82,8 @@ class Trunk:
             ModelError: The model has no such layers, or computes something else when it recomputes.
         """
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        contexts = partial(recompute_contexts, self.model.config)
         try:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+            self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
         except ValueError:
             layers = []
         if not layers:
@@ -150,21 +150,39 @@ class Trunk:
 
     def _pad_and_run(self, rows: TokenRows) -> Tensor:
         ids, mask = rows.pad(self._pad_id)
-        positions = {"position_ids": torch.arange(rows.longest, device=ids.device)[None]}
+        positions = {"position_ids": torch.arange(rows.longest, device=ids.device).expand_as(ids)}
         return self._run(ids, attention_mask=mask.long(), **(positions if self._takes_positions else {}))[mask]
 
     def _run(self, ids: Tensor, **inputs: Any) -> Tensor:
         if self.model.training:
             self.model.eval()
-        # transformers checkpoints a layer only if it is in training mode. What is inside the layer stays in evaluation
-        # mode: training mode would switch on noise, such as a router's jitter.
-        for layer in self._checkpointed:
-            layer.training = torch.is_grad_enabled()
-        try:
+        with self._layers_in_training() if torch.is_grad_enabled() else nullcontext():
             return self.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+
+    @contextmanager
+    def _layers_in_training(self) -> Iterator[None]:
+        """Put the layers to be checkpointed into training mode, without which transformers checkpoints none.
+
+        What is inside of them stays in evaluation mode: training mode would switch on noise, such as a router's jitter.
+        """
+        for layer in self._checkpointed:
+            layer.training = True
+        try:
+            yield
         finally:
             for layer in self._checkpointed:
                 layer.training = False
+
+    def _recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Contexts of the first computation of a layer and of its recomputation, which must run the same code."""
+        attention = recompute_attention(self.model.config)
+
+        @contextmanager
+        def recompute() -> Iterator[None]:
+            with attention, self._layers_in_training():  # a layer may contain others (Zamba)
+                yield
+
+        return nullcontext(), recompute()
 
     @property
     def _pads(self) -> bool:
