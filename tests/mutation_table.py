@@ -277,8 +277,8 @@ MUTATIONS = (
     Mutation(
         "text-without-its-wrapping",
         "rewards/reading.py",
-        "self._tokenizer.encode(prompt + completion, verbose=False)",
-        "self._tokenizer.encode(prompt + completion, add_special_tokens=False, verbose=False)",
+        "[*self._start, *encode_text(self._tokenizer, prompt + completion), *self._end]",
+        "encode_text(self._tokenizer, prompt + completion)",
         f"{READING}::test_an_encoder_reads_the_text_in_its_tokenizers_own_wrapping",
     ),
     Mutation(

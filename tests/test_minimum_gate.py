@@ -97,6 +97,8 @@ def test_a_reward_model_in_training_mode_scores_alike_twice(family):
     model.trunk.checkpoint_activations()  # runs the layers in training mode
     rows = TokenRows.of(ROWS)
     assert torch.equal(model.train().scores(rows), model.train().scores(rows))
+    first, second = (model.classifier.train()(torch.tensor(ROWS[:1])).logits for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_a_critic_copied_from_a_normalized_reward_model_is_normalized_too():

@@ -60,6 +60,9 @@ def test_two_passes_in_training_mode_are_bit_equal_because_dropout_is_off():
         model.trunk.checkpoint_activations()
         rows = TokenRows.of(ROWS)
         assert torch.equal(model.train().hidden(rows), model.train().hidden(rows)), family
+        # Also in transformers' own pass, which kedge never runs in training mode.
+        first, second = (model.causal.train()(torch.tensor(ROWS[:1])).logits for _ in range(2))
+        assert torch.equal(first, second), family
 
 
 def test_padding_and_ids_beyond_the_tokenizer_have_probability_zero():

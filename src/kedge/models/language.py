@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from kedge.errors import ModelError
 from kedge.models.heads import initialize_head
-from kedge.models.packing.probe import ROUNDED, Findings, relative_error, trial_rows
+from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.pretrained import (
@@ -92,13 +92,9 @@ class LanguageModel(nn.Module):
         limits = (self.context_length, rope_switch(self.causal))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def check_sampling(self) -> bool:
-        """Whether sampling token by token gives the log probabilities of a whole pass, up to float32 rounding.
-
-        Raises:
-            ModelError: The model cannot be sampled from. Call this before a run starts.
-        """
-        return self.trunk.check_decoding()
+    def check_sampling(self) -> None:
+        """Check before a run that responses can be sampled (`ModelError` if not)."""
+        self.trunk.check_decoding()
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The trunk's last hidden state at every token."""
@@ -162,7 +158,7 @@ class LanguageModel(nn.Module):
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
             raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
-        if Findings(self.causal).error("logits", self._logit_error) > ROUNDED:
+        if Findings(self.causal).error("logits", self._logit_error) > TOLERANCE:
             raise ModelError(
                 f"{kind} computes its logits in a way that kedge does not support; use another architecture"
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,14 +19,11 @@ from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, loading_reason, quiet_transformers
 
-__all__ = ["EXACT", "ROUNDED", "Findings", "Trial", "relative_error", "trial_rows"]
+__all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
 
-EXACT = 5e-5
-"""Largest relative error of a token's state for a way to run a model that counts as equal. Float32 rounding was at most
-2e-5 in about 150 architectures."""
-ROUNDED = 1e-3
-"""Largest error (about 0.01 nats) of a way that is used if none is equal: rounding in very deep models, or a formula
-for reading one token that differs from that for many. A wrong mask or position was above 2e-3 in all architectures."""
+TOLERANCE = 1e-4
+"""Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding was
+at most 2e-5, and a wrong mask, position or state at least 1e-4."""
 GRADIENT_SCALE = 10.0
 """Gradients may have this many times the error of states."""
 LONGEST = 16
@@ -50,7 +48,7 @@ class Findings:
         """The error of a way, measured at most once; infinite if the model's code fails."""
         if way not in self._found:
             try:
-                with quiet_transformers():
+                with quiet_transformers(), _full_precision():
                     self._found[way] = measure()
             except (ModelError, torch.OutOfMemoryError):
                 raise
@@ -95,7 +93,7 @@ class Trial:
                 again = alone(parts[0])
         except Exception as error:  # the model's code may raise anything
             raise _unusable(model, f"its forward pass fails: {loading_reason(error)}") from error
-        if relative_error(again, hidden[: len(again)]) > EXACT:
+        if relative_error(again, hidden[: len(again)]) > TOLERANCE:
             raise _unusable(model, "two passes over the same tokens differ")
         return cls(rows, hidden.detach(), gradients)
 
@@ -185,6 +183,18 @@ def _gradients(model: nn.Module, hidden: Tensor) -> tuple[Tensor | None, ...]:
         return ()
     weights = torch.arange(hidden.numel(), device=hidden.device).view(hidden.shape).cos()
     return torch.autograd.grad((hidden * weights).sum(), vectors, allow_unused=True)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Switch off TF32 on CUDA devices, whose rounding is larger than the tolerance."""
+    usual = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(usual)
 
 
 def _unusable(model: nn.Module, reason: str) -> ModelError:

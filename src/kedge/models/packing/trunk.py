@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from kedge.errors import ModelError
 from kedge.models.packing.attention import Gather, Packed, group_by_length, layout_attention, recompute_attention
 from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder, PaddedDecoder
-from kedge.models.packing.probe import EXACT, LONGEST, ROUNDED, Findings, Trial
+from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
 
@@ -57,7 +57,7 @@ class Trunk:
         self._rope_switch = rope_switch(model)
         self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= EXACT
+        self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= TOLERANCE
         if not self._packs or self._reach is not None:
             self._check_batches()
 
@@ -69,7 +69,7 @@ class Trunk:
     @property
     def is_causal(self) -> bool:
         """Whether the state of a token depends on no later token."""
-        return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= ROUNDED
+        return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= TOLERANCE
 
     def packs(self, longest: int) -> bool:
         """Whether rows up to this length are packed."""
@@ -89,7 +89,7 @@ class Trunk:
         if not layers:
             raise self._refusal("it has no activation checkpointing; set runtime.activation_checkpointing=false")
         self._checkpointed = layers
-        if self._error("checkpointed", self._hidden_sorted) > ROUNDED:
+        if self._error("checkpointed", self._hidden_sorted) > TOLERANCE:
             raise self._refusal("with activation checkpointing its gradients change; switch it off")
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
@@ -101,14 +101,10 @@ class Trunk:
         hidden = self._hidden_sorted(TokenRows(rows.ids[taken], tuple(rows.lengths[row] for row in order)))
         return Gather.apply(hidden, taken.argsort())
 
-    def check_decoding(self) -> bool:
-        """Whether reading token by token gives the states of a whole pass, up to float32 rounding.
-
-        Raises:
-            ModelError: It gives other states, so that the model cannot be sampled from.
-        """
-        packs = self._packs and self._packed_decoding
-        return packs if packs and self._reach is None else self._padded_decoding()[2]
+    def check_decoding(self) -> None:
+        """Check that reading token by token gives the states of a whole pass (`ModelError` if not)."""
+        if not (self._packs and self._packed_decoding) or self._reach is not None:
+            self._padded_decoding()
 
     def decoder(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int) -> Decoder:
         """A decoder that has read the prompts (at least one token each).
@@ -123,7 +119,7 @@ class Trunk:
             )
         if self.packs(longest) and self._packed_decoding:
             return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens)
-        kind, can_drop_rows, _ = self._padded_decoding()
+        kind, can_drop_rows = self._padded_decoding()
         return self._start(kind, prompts, pad_id=pad_id, can_drop_rows=can_drop_rows)
 
     def _hidden_sorted(self, rows: TokenRows) -> Tensor:
@@ -187,24 +183,24 @@ class Trunk:
     @property
     def _pads(self) -> bool:
         """Whether padding on the right changes nothing; if not, rows of equal length run together."""
-        return self._error("padded", self._padded) <= EXACT
+        return self._error("padded", self._padded) <= TOLERANCE
 
     def _check_batches(self) -> None:
-        if not self._pads and self._error("by length", self._by_length) > ROUNDED:
+        if not self._pads and self._error("by length", self._by_length) > TOLERANCE:
             raise self._refusal("a row's states depend on the other rows of its batch")
 
     @property
     def _packed_decoding(self) -> bool:
         start = partial(PackedDecoder, self.model, max_new_tokens=LONGEST)
-        return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= EXACT
+        return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= TOLERANCE
 
-    def _padded_decoding(self) -> tuple[DecoderKind, bool, bool]:
-        """How to sample without packing, whether finished rows can be dropped, and whether it is exact."""
-        for tolerance, kind, drop_rows in product((EXACT, ROUNDED), DECODERS, (True, False)):
+    def _padded_decoding(self) -> tuple[DecoderKind, bool]:
+        """How to sample without packing, and whether finished rows can be dropped."""
+        for kind, drop_rows in product(DECODERS, (True, False)):
             start = partial(self._start, kind, pad_id=self._pad_id, can_drop_rows=drop_rows)
-            error = self._error_decoding(f"{kind} decoding, drop_rows={drop_rows}", start, drop_rows=drop_rows)
-            if error <= tolerance:
-                return kind, drop_rows, error <= EXACT
+            way = f"{kind} decoding, drop_rows={drop_rows}"
+            if self._error_decoding(way, start, drop_rows=drop_rows) <= TOLERANCE:
+                return kind, drop_rows
         raise self._refusal("read token by token, it gives other states than in one pass, so it cannot be sampled from")
 
     def _start(
