@@ -22,8 +22,8 @@ from kedge.models.pretrained import context_length, loading_reason, quiet_transf
 __all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
 
 TOLERANCE = 1e-4
-"""Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding was
-at most 2e-5, and a wrong mask, position or state at least 1e-4."""
+"""Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding
+was at most 2e-5, and a wrong mask, position or state at least 1e-4."""
 GRADIENT_SCALE = 10.0
 """Gradients may have this many times the error of states."""
 LONGEST = 16

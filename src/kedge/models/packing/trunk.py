@@ -71,6 +71,11 @@ class Trunk:
         """Whether the state of a token depends on no later token."""
         return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= TOLERANCE
 
+    @property
+    def pads(self) -> bool:
+        """Whether padding on the right changes nothing; if not, rows of equal length run together."""
+        return self._error("padded", self._padded) <= TOLERANCE
+
     def packs(self, longest: int) -> bool:
         """Whether rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
@@ -135,7 +140,7 @@ class Trunk:
             return self._run(rows.ids[None], position_ids=rows.positions[None], layout=Packed.of(rows))[0]
 
     def _unpacked(self, rows: TokenRows) -> Tensor:
-        return self._padded(rows) if self._pads else self._by_length(rows)
+        return self._padded(rows) if self.pads else self._by_length(rows)
 
     def _padded(self, rows: TokenRows) -> Tensor:
         return _join([self._pad_and_run(part) for part in rows.split(map(len, group_by_length(rows.lengths)))])
@@ -180,13 +185,8 @@ class Trunk:
 
         return nullcontext(), recompute()
 
-    @property
-    def _pads(self) -> bool:
-        """Whether padding on the right changes nothing; if not, rows of equal length run together."""
-        return self._error("padded", self._padded) <= TOLERANCE
-
     def _check_batches(self) -> None:
-        if not self._pads and self._error("by length", self._by_length) > TOLERANCE:
+        if not self.pads and self._error("by length", self._by_length) > TOLERANCE:
             raise self._refusal("a row's states depend on the other rows of its batch")
 
     @property
