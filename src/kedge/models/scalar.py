@@ -41,6 +41,7 @@ class ScalarModel(nn.Module):
 
     Attributes:
         trunk: Gives states at every token; None if only whole texts have a score.
+        batching: How texts of different lengths share a batch, without a trunk.
         has_values: Whether every token has a score that depends on earlier tokens only, as a critic needs.
 
     Raises:
@@ -62,8 +63,8 @@ class ScalarModel(nn.Module):
         self.trained_here = hasattr(classifier.config, NORMALIZATION_KEY)
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
-        self._batching: Batching
-        self.trunk, self._batching = self._find_trunk()
+        self.batching: Batching
+        self.trunk, self.batching = self._find_trunk()
         # Found out now, not in the first pass of a run.
         self.has_values = self.trunk is not None and self.trunk.is_causal
 
@@ -98,7 +99,7 @@ class ScalarModel(nn.Module):
         """One score per row, taken at its last token (spec §2.4)."""
         if self.trunk is not None:
             return self._read(self.trunk.hidden(rows)[rows.last])
-        return classify(self.classifier, rows, batching=self._batching) - self.shift
+        return classify(self.classifier, rows, batching=self.batching) - self.shift
 
     def _find_trunk(self) -> tuple[Trunk | None, Batching]:
         """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
