@@ -195,9 +195,12 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other mismatch.
 
     Raises:
-        ModelError: The model has too few embeddings for the tokenizer, or is too small for a trial pass.
+        ModelError: The model has no token embedding, too few for the tokenizer, or is too small for a trial pass.
     """
-    rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    try:
+        rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    except (NotImplementedError, AttributeError) as error:
+        raise ModelError(f"{type(model).__name__} has no embedding of tokens; use another architecture") from error
     length = context_length(model)
     if rows < MIN_TOKENS or (length is not None and length < MIN_TOKENS):
         raise ModelError(
