@@ -151,8 +151,8 @@ class Trunk:
 
     def _pad_and_run(self, rows: TokenRows) -> Tensor:
         ids, mask = rows.pad(self._pad_id)
-        positions = {"position_ids": torch.arange(rows.longest, device=ids.device).expand_as(ids)}
-        return self._run(ids, attention_mask=mask.long(), **(positions if self._takes_positions else {}))[mask]
+        # No positions: padding on the right shifts none, and some models count from another number than 0.
+        return self._run(ids, attention_mask=mask.long())[mask]
 
     def _run(self, ids: Tensor, **inputs: Any) -> Tensor:
         if self.model.training:
