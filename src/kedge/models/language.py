@@ -146,8 +146,8 @@ class LanguageModel(nn.Module):
             logits = logits * scale
         if scale := getattr(config, "lm_head_multiplier", None):  # Falcon-H1
             logits = logits * scale
-        if scaling := getattr(config, "logits_scaling", None):  # Granite
-            logits = logits / scaling
+        if scaling := getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
+            logits = logits * scaling if config.model_type.startswith("hyperclovax") else logits / scaling
         # Gemma, RecurrentGemma
         if cap := getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None):
             logits = torch.tanh(logits / cap) * cap
