@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handbook.architectures import architectures_page
 from handbook.fields import fields_page
 from handbook.token_page import token_page
 
@@ -10,4 +11,4 @@ __all__ = ["generated_pages"]
 
 def generated_pages() -> dict[str, str]:
     """The text of each page, by its file name in `docs/`."""
-    return {"fields.md": fields_page(), "token.md": token_page()}
+    return {"architectures.md": architectures_page(), "fields.md": fields_page(), "token.md": token_page()}
