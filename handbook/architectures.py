@@ -24,7 +24,11 @@ cannot be right is refused when the model is loaded, with one line.
 The tests run all of this (`make test-all`); this page is generated from their outcomes.
 
 - **rows**: *packed*: batches contain no padding. *Packed in window*: the same while no row is longer than the attention
-  window. *Padded*: rows of similar length are padded.
+  window. *Padded*: rows of similar length are padded. *Equal lengths*: only rows of equal length share a batch, since
+  padding would change them.
+- **sampling**: *packed* and *padded* as above; *by prompt length*: prompts of equal length are sampled together, since
+  padding would change them. *Refused*: read token by token, the model gives other probabilities than in one pass (in
+  plain transformers, too), or it has no cache; `kedge ppo`, `generate` and `evaluate` refuse it before they start.
 - **drops rows**: finished responses leave the batch during sampling; otherwise they are computed until the last one
   ends.
 - **checkpointing**: `runtime.activation_checkpointing` can be used.
@@ -32,8 +36,8 @@ The tests run all of this (`make test-all`); this page is generated from their o
 """
 
 POLICY = """\
-| architecture | rows | drops rows | checkpointing | critic |
-|---|---|---|---|---|
+| architecture | rows | sampling | drops rows | checkpointing | critic |
+|---|---|---|---|---|---|
 """
 REWARD = """\
 | architecture | rows | can become the critic |
@@ -85,7 +89,8 @@ def _row(cells: Iterable[str]) -> str:
 
 def _policy(entry: dict[str, Any]) -> list[str]:
     critic = "shared, separate" if entry["separate_critic"] else "shared"
-    return [entry["layout"], _yes(entry["drops_rows"]), _yes(entry["checkpointing"]), critic]
+    drops = "–" if entry["sampling"] == "refused" else _yes(entry["drops_rows"])
+    return [entry["layout"], entry["sampling"], drops, _yes(entry["checkpointing"]), critic]
 
 
 def _error(entry: dict[str, Any]) -> str:

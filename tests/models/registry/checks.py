@@ -48,7 +48,7 @@ def check(name: str, ours: list[Tensor], theirs: list[Tensor], tolerance: float 
 def layout(trunk: Trunk) -> str:
     """How the trunk reads rows within and beyond the window."""
     if not trunk.packs(WINDOW):
-        return "padded"
+        return "padded" if trunk.pads else "equal lengths"
     return "packed" if trunk.packs(4 * WINDOW) else "packed in window"
 
 

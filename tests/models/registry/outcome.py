@@ -43,13 +43,15 @@ class Policy:
 
     Attributes:
         layout: `packed`: rows end to end without padding; `packed in window`: while no row is longer than the
-            attention window; `padded`: padded rows of similar length.
+            attention window; `padded`: padded rows of similar length; `equal lengths`: rows of equal length only.
+        sampling: `packed`, `padded`, or `by prompt length`; `refused` if it is refused before a run samples.
         drops_rows: Finished responses leave the batch during sampling.
         checkpointing: Activations can be recomputed in the backward pass.
         separate_critic: A copy can serve as separate critic, not only a value head on the policy.
     """
 
     layout: str
+    sampling: str
     drops_rows: bool
     checkpointing: bool
     separate_critic: bool

@@ -65,13 +65,15 @@ def try_policy(architecture: str, folder: Path) -> Policy | Refused:
         return Refused(one_line(error, folder))
     with torch.no_grad(), phase("forward"):
         check("forward", logprobs(model, fitting(model)), logprobs_alone(plain, fitting(model)))
-    rollout, drops_rows = check_sampling(model, plain)
+    sampled = check_sampling(model, plain)
     check_gradient("gradient", model, plain)
     separate_critic = check_separate_critic(folder, plain)
     checkpointing = check_checkpointing(model, plain)
-    train(model, rollout)
+    if sampled is not None:
+        train(model, sampled.rollout)
     check_saving(model, folder.with_name("trained"))
-    return Policy(layout(model.trunk), drops_rows, checkpointing, separate_critic)
+    way, drops_rows = ("refused", False) if sampled is None else (sampled.way, sampled.drops_rows)
+    return Policy(layout(model.trunk), way, drops_rows, checkpointing, separate_critic)
 
 
 def fitting(model: LanguageModel) -> list[list[int]]:
@@ -118,7 +120,8 @@ def check_separate_critic(folder: Path, plain: PreTrainedModel) -> bool:
     except KedgeError:
         return False
     head = critic.head
-    assert head is not None
+    if head is None or not critic.has_values:
+        return False
     with torch.no_grad(), phase("critic"):
         rows = [row[: critic.context_length] for row in ROWS]
         ours = list(critic.values(TokenRows.of(rows)).split([len(row) for row in rows]))

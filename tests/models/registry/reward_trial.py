@@ -21,6 +21,9 @@ ROWS = [[*row, EOS] for row in random_rows((8, 11, 18, 9, 12))]
 SCORE_TOLERANCE = 1e-4
 
 
+BATCHES = {"right": "padded", "left": "padded on the left", "equal": "equal lengths"}
+
+
 def try_reward_model(architecture: str, folder: Path) -> RewardModel | Refused:
     """Put an architecture through everything that a reward model goes through.
 
@@ -38,8 +41,8 @@ def try_reward_model(architecture: str, folder: Path) -> RewardModel | Refused:
         check("one score", [score_rows(model, [row]) for row in ROWS], list(scores_alone(plain, ROWS)), SCORE_TOLERANCE)
     check_gradient(model, plain)
     check_saving(model, folder.with_name("trained"))
-    read = "padded" if model.trunk is None else layout(model.trunk)
-    return RewardModel(read, critic=model.head is not None)
+    read = BATCHES[model.batching] if model.trunk is None else layout(model.trunk)
+    return RewardModel(read, critic=model.has_values)
 
 
 def check_gradient(model: ScalarModel, plain: PreTrainedModel) -> None:

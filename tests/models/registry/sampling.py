@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from kedge.algorithm.experience import Rollout
 from kedge.errors import KedgeError
 from kedge.models import LanguageModel
+from kedge.models.packing.decoding import GroupedDecoder, PackedDecoder, PaddedDecoder
 from kedge.rollout import Sampler
 from tests.models.registry.alone import logprobs_alone, taken
 from tests.models.registry.checks import LOGPROB_TOLERANCE, check, phase, random_rows
@@ -19,33 +21,50 @@ from tests.models.registry.sizes import PAD
 # So many rows with the same prompt, at so low a temperature, that some word recurs in many of them.
 PROMPTS = random_rows((2, 9)) * 12
 MAX_NEW_TOKENS, TEMPERATURE = 10, 0.4
+WAYS = {PackedDecoder: "packed", PaddedDecoder: "padded", GroupedDecoder: "by prompt length"}
 MIN_STOPPED = 0.26
 """Share of rows that stop early: more than the sampler needs to drop them."""
 
 
-def check_sampling(model: LanguageModel, plain: PreTrainedModel) -> tuple[Rollout, bool]:
-    """The noted log probabilities of sampled tokens are those of plain passes over the whole rows."""
+@dataclass(frozen=True)
+class Sampled:
+    """A rollout, and how it was sampled."""
+
+    rollout: Rollout
+    way: str
+    drops_rows: bool
+
+
+def check_sampling(model: LanguageModel, plain: PreTrainedModel) -> Sampled | None:
+    """The noted log probabilities of sampled tokens are those of plain passes over the whole rows.
+
+    None if the model is refused by the check that every stage which samples makes before it starts.
+    """
+    try:
+        with phase("sampling"):
+            model.check_sampling()
+    except KedgeError:
+        return None
     with phase("sampling"):
         try:
-            free = sample(model, PROMPTS, stop_token=PAD)
-            rollout = sample(model, PROMPTS, stop_token=frequent_token(free))
+            rollout = sample(model, PROMPTS, frequent_token(sample(model, PROMPTS)))
             check_noted("sampling", rollout, plain)
             # One token in an empty cache looks like a later step to some models.
-            check_noted("sampling from one token", sample(model, [row[:1] for row in PROMPTS], stop_token=PAD), plain)
+            check_noted("sampling from one token", sample(model, [row[:1] for row in PROMPTS]), plain)
             decoder = model.trunk.decoder([[4, 5], [6]], max_new_tokens=1, pad_id=PAD)
         except KedgeError as error:
             raise Fault(f"sampling: refused only now: {error}") from error
     if not rollout.stopped.float().mean() >= MIN_STOPPED:
         raise Fault("sampling: too few rows stop early for a test of dropping them")
-    return rollout, decoder.can_drop_rows
+    return Sampled(rollout, WAYS[type(decoder)], decoder.can_drop_rows)
 
 
-def sample(model: LanguageModel, prompts: list[list[int]], *, stop_token: int) -> Rollout:
+def sample(model: LanguageModel, prompts: list[list[int]], *stop_tokens: int) -> Rollout:
     """Sample with fixed seeds, within the context."""
-    limit = model.context_length or MAX_NEW_TOKENS + max(map(len, prompts))
+    limit = model.sampling_length or MAX_NEW_TOKENS + max(map(len, prompts))
     prompts = [prompt[-max(1, limit // 2) :] for prompt in prompts]
     room = min(MAX_NEW_TOKENS, limit - max(map(len, prompts)))
-    sampler = Sampler(model, pad_id=PAD, stop_token=stop_token, max_new_tokens=room, temperature=TEMPERATURE)
+    sampler = Sampler(model, pad_id=PAD, stop_tokens=stop_tokens, max_new_tokens=room, temperature=TEMPERATURE)
     return sampler.generate(prompts, seeds=range(len(prompts)))
 
 
