@@ -118,6 +118,14 @@ def test_no_response_is_sampled_across_a_rotary_switch():
         model.trunk.decoder([ROWS[0]], max_new_tokens=SWITCH - 4, pad_id=0)
 
 
+def test_rows_within_the_range_of_dynamic_scaling_are_those_of_plain_transformers():
+    """Beyond `max_position_embeddings`, the frequencies would depend on the longest row so far: that is the context."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    model = policy(Qwen2Config(**{**GROUPED, "max_position_embeddings": 17}, rope_parameters=dynamic))
+    assert model.context_length == model.sampling_length == max(LENGTHS)
+    assert_rows_alone(model)
+
+
 def test_a_recurrent_state_is_dropped_with_its_row():
     model = policy(
         FalconH1Config(**GROUPED, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=4)
@@ -293,3 +301,11 @@ def test_a_reward_model_with_random_scores_is_refused():
     config = YosoConfig(**{**ENCODER, "max_position_embeddings": 66}, use_expectation=False)
     with pytest.raises(ModelError, match=r"cannot score a text|different scores"):
         ScalarModel(build(config, AutoModelForSequenceClassification), tiny_tokenizer())
+
+
+def test_what_works_is_found_out_in_full_precision():
+    model = policy(Qwen2Config(**GROUPED, rms_norm_eps=1.1e-6))  # a configuration that no other test has probed
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        decoder = model.trunk.decoder([ROWS[0]], max_new_tokens=2, pad_id=0)
+        assert isinstance(decoder, PackedDecoder)
+        assert policy(Qwen2Config(**GROUPED, rms_norm_eps=1.2e-6)).trunk.packs(17)

@@ -214,7 +214,8 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     if needed > rows:
         with quiet_transformers():
             model.resize_token_embeddings(needed, mean_resizing=False)
-    model.config.pad_token_id = tokenizer.pad_token_id
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = tokenizer.pad_token_id
 
 
 def disable_dropout(model: PreTrainedModel) -> None:

@@ -41,14 +41,15 @@ class Findings:
     def __init__(self, model: PreTrainedModel) -> None:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
-        key = (type(model), model.device.type, json.dumps(settings, sort_keys=True, default=str))
+        self._device = model.device.type
+        key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._found = self._known.setdefault(key, {})
 
     def error(self, way: str, measure: Callable[[], float]) -> float:
         """The error of a way, measured at most once; infinite if the model's code fails."""
         if way not in self._found:
             try:
-                with quiet_transformers(), _full_precision():
+                with quiet_transformers(), _full_precision(self._device):
                     self._found[way] = measure()
             except (ModelError, torch.OutOfMemoryError):
                 raise
@@ -186,12 +187,12 @@ def _gradients(model: nn.Module, hidden: Tensor) -> tuple[Tensor | None, ...]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """Switch off TF32 on CUDA devices, whose rounding is larger than the tolerance."""
+def _full_precision(device: str) -> Iterator[None]:
+    """Switch off autocast and TF32, whose rounding is larger than the tolerance."""
     usual = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(allow_tf32=False), torch.autocast(device, enabled=False):
             yield
     finally:
         torch.set_float32_matmul_precision(usual)
