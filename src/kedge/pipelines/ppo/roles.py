@@ -92,40 +92,18 @@ def load_roles(
     source = str(config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trust)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
-    rewards = load_rewards(
-        configured_rewards(config) if reward is None else reward,
-        config,
-        run,
-        tokenizer,
-    )
-
+    rewards = load_rewards(configured_rewards(config) if reward is None else reward, config, run, tokenizer)
     models = list(rewards.weighted_models.values())
-    shared = config.ppo.value.critic == "shared"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
-        policy = load_language_model(
-            source, tokenizer=tokenizer, value_head=shared, device=run.device, trust_remote_code=trust
-        )
-        policy.check_sampling()
-        critic, head = (None, policy.value_head) if shared else _load_critic(config, run, tokenizer, models)
-        if policy.value_head is not None and not load_value_head(policy.value_head, source):
-            initialize_head(policy.value_head, config.ppo.value.value_head_init)
+    actor_critic, head = _load_actor_critic(config, run, tokenizer, models)
+    policy = actor_critic.policy
     stop_tokens = named or own_stop_tokens(tokenizer, policy)
     reference = None
     if config.ppo.kl.needs_reference:
         reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
         reference.requires_grad_(False)
-    records = load_prompts(
-        config,
-        run,
-        tokenizer,
-        room=_longest_prompt(config, policy, critic, models),
-        prompts=prompts,
-    )
+    room = _longest_prompt(config, actor_critic, models)
+    records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     rewards.check(sorted({name for record in records for name in record.columns}))
-    actor_critic = ActorCritic(policy, critic)
-    if config.runtime.activation_checkpointing:
-        actor_critic.checkpoint_activations()
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
@@ -154,6 +132,32 @@ def load_roles(
         ),
         pretraining=_load_pretraining(config, run, tokenizer, policy),
     )
+
+
+def _load_actor_critic(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
+) -> tuple[ActorCritic, nn.Linear | None]:
+    """Policy and critic, and the critic's new head, which has a learning rate of its own."""
+    source, value = str(config.model), config.ppo.value
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
+        policy = load_language_model(
+            source,
+            tokenizer=tokenizer,
+            value_head=value.critic == "shared",
+            device=run.device,
+            trust_remote_code=config.runtime.trust_remote_code,
+        )
+        policy.check_sampling()
+        critic, head = None, policy.value_head
+        if head is None:
+            critic, head = _load_critic(config, run, tokenizer, models)
+        elif not load_value_head(head, source):
+            initialize_head(head, value.value_head_init)
+    actor_critic = ActorCritic(policy, critic)
+    if config.runtime.activation_checkpointing:
+        actor_critic.checkpoint_activations()
+    return actor_critic, head
 
 
 def _load_critic(
@@ -192,11 +196,10 @@ def _misfit(models: Sequence[ScoringModel]) -> str | None:
     return None if models[0].model.has_values else "one that only scores whole texts"
 
 
-def _longest_prompt(
-    config: Config, policy: LanguageModel, critic: ScalarModel | None, models: Sequence[ScoringModel]
-) -> int | None:
+def _longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[ScoringModel]) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
-    limits = [policy.sampling_length, None if critic is None else critic.context_length]
+    critic = actor_critic.critic
+    limits = [actor_critic.policy.sampling_length, None if critic is None else critic.context_length]
     limits += [model.max_tokens for model in models if model.shares_tokens]
     return room_for_prompt(limits, config.rollout.max_new_tokens)
 
