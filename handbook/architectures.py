@@ -28,7 +28,8 @@ The tests run all of this (`make test-all`); this page is generated from their o
   padding would change them.
 - **sampling**: *packed* and *padded* as above; *by prompt length*: prompts of equal length are sampled together, since
   padding would change them. *Refused*: read token by token, the model gives other probabilities than in one pass (in
-  plain transformers, too), or it has no cache that kedge knows; `kedge ppo`, `generate` and `evaluate` refuse it before they start.
+  plain transformers, too), or it has no cache that kedge knows; `kedge ppo`, `generate` and `evaluate` refuse it before
+  they start.
 - **drops rows**: finished responses leave the batch during sampling; otherwise they are computed until the last one
   ends.
 - **checkpointing**: `runtime.activation_checkpointing` can be used.

@@ -154,3 +154,10 @@ class TestErrors:
     def test_shapes_must_agree(self):
         with pytest.raises(ShapeError, match="shapes must be equal"):
             kl_estimate(torch.zeros(2), torch.zeros(3))
+
+
+def test_zieglers_controller_never_turns_the_sign_of_the_coefficient():
+    """An update of more responses than the horizon counts as the horizon: by hand, 0.05 · (1 − 0.2)."""
+    settings = {"kl_target": 6.0, "horizon": 10}
+    assert adapt_kl_coef_ziegler(0.05, 0.0, num_episodes=1000, **settings) == pytest.approx(0.04)
+    assert adapt_kl_coef_ziegler(0.05, 60.0, num_episodes=1000, **settings) == pytest.approx(0.06)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
+from kedge.data import encode_text
 from kedge.errors import ModelError
 from kedge.models import (
     LanguageModel,
@@ -19,7 +20,14 @@ from kedge.models import (
 from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
 from tests.models.families import causal_lm
-from tests.tiny import FAMILIES, save_tiny_policy, tiny_causal_lm, tiny_sentencepiece_tokenizer, tiny_tokenizer
+from tests.tiny import (
+    CHAT_TEMPLATE,
+    FAMILIES,
+    save_tiny_policy,
+    tiny_causal_lm,
+    tiny_sentencepiece_tokenizer,
+    tiny_tokenizer,
+)
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30]]
 
@@ -95,6 +103,14 @@ def test_a_pad_token_that_texts_contain_is_replaced(tmp_path, pad):
     tokenizer = load_tokenizer(save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer))
     assert tokenizer.pad_token == "<|pad|>"
     assert tokenizer.pad_token_id not in tokenizer.encode("A <unk> sea.")
+
+
+def test_a_pad_token_that_ends_the_templates_turns_is_replaced(tmp_path):
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("{{ eos_token }}", "<|end|>"))
+    tokenizer.add_special_tokens({"pad_token": "<|end|>"})
+    tokenizer = load_tokenizer(save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer))
+    assert tokenizer.pad_token == "<|pad|>"
+    assert tokenizer.convert_tokens_to_ids("<|end|>") in encode_text(tokenizer, "answer<|end|>")
 
 
 def test_a_pad_token_of_its_own_is_kept(tmp_path):

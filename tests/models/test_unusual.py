@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    BigBirdConfig,
     ConvBertConfig,
     CTRLConfig,
     FalconH1Config,
@@ -25,9 +27,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen2Model,
     Qwen2PreTrainedModel,
     RecurrentGemmaConfig,
+    RobertaConfig,
     XLMConfig,
     XLNetConfig,
     YosoConfig,
@@ -36,7 +38,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kedge.algorithm.experience import Rollout
 from kedge.errors import ModelError
-from kedge.models import LanguageModel, ScalarModel, TokenRows
+from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.classifier import find_batching
 from kedge.models.packing.decoding import GroupedDecoder, PackedDecoder
 from kedge.rollout import Sampler
@@ -244,7 +246,7 @@ class TwoLayerHead(Qwen2PreTrainedModel):
 
     def __init__(self, config) -> None:
         super().__init__(config)
-        self.num_labels, self.model = 1, Qwen2Model(config)
+        self.num_labels, self.model = 1, AutoModel.from_config(config)
         width = config.hidden_size
         self.score = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
         self.post_init()
@@ -309,3 +311,46 @@ def test_what_works_is_found_out_in_full_precision():
         decoder = model.trunk.decoder([ROWS[0]], max_new_tokens=2, pad_id=0)
         assert isinstance(decoder, PackedDecoder)
         assert policy(Qwen2Config(**GROUPED, rms_norm_eps=1.2e-6)).trunk.packs(17)
+
+
+@pytest.mark.parametrize("ends", [[2, 5], -1, 9999, None])
+def test_a_reward_model_may_declare_any_ends(ends):
+    config = Qwen2Config(**GROUPED, num_labels=1)
+    config.eos_token_id = ends
+    classifier = build(config, AutoModelForSequenceClassification)
+    model = ScalarModel(classifier, tiny_tokenizer())
+    with torch.no_grad():
+        expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in ROWS])
+        torch.testing.assert_close(model.scores(TokenRows.of(ROWS)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_texts_on_both_sides_of_a_rotary_switch_do_not_change_each_others_scores():
+    longrope = {**LONGROPE, "original_max_position_embeddings": 16}  # the trial rows are on one side of it
+    config = Phi3Config(**GROUPED, original_max_position_embeddings=16, rope_parameters=longrope, num_labels=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = TwoLayerHead(config).eval()
+    model = ScalarModel(classifier, tiny_tokenizer())
+    assert model.batching == "right"
+    rows = [[*ROWS[1], 2, 2, 2], *ROWS]
+    with torch.no_grad():
+        expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in rows])
+        torch.testing.assert_close(model.scores(TokenRows.of(rows)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_positions_that_roberta_reserves_for_padding_are_no_context():
+    config = RobertaConfig(**{**ENCODER, "pad_token_id": 1, "max_position_embeddings": 20})
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(1)
+    model = ScalarModel(build(config, AutoModelForSequenceClassification), tokenizer)
+    assert model.context_length == 18
+    with torch.no_grad():
+        assert model.scores(TokenRows.of([ROWS[1] + [7]])).isfinite().all()  # 18 tokens
+
+
+def test_block_sparse_attention_is_refused_in_one_line(tmp_path):
+    config = BigBirdConfig(**ENCODER, attention_type="block_sparse", block_size=4)
+    build(config, AutoModelForSequenceClassification).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"block-sparse attention .* set attention_type to original_full"):
+        load_scalar_model(tmp_path, tokenizer=load_tokenizer(tmp_path))

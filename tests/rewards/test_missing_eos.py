@@ -57,3 +57,10 @@ def test_a_configured_score_stays(score):
     expected = [-7.0, -8.0, *([-9.0, -6.0] if score is None else [score] * 2)]
     assert penalize(missing, [-7.0, -8.0, -9.0, -6.0]) == expected
     assert missing.metrics() == ({} if score is None else {"reward/missing_eos_score": score})
+
+
+@pytest.mark.parametrize("score", [2.0, -2.0])
+def test_what_is_subtracted_is_logged_as_what_is_added(score):
+    missing = MissingEos(score, "subtract")
+    assert penalize(missing, [-7.0, -8.0, -9.0, -6.0]) == [-7.0, -8.0, -11.0, -8.0]
+    assert missing.metrics() == {"reward/missing_eos_score": -2.0}

@@ -73,6 +73,21 @@ def test_a_response_is_scored_at_eos_whatever_token_ended_it(make, stop):
     assert kedge_score(classifier, tokenizer, response(stop=None)) == pytest.approx(cut, abs=1e-5)
 
 
+@pytest.mark.parametrize("messages", [None, MESSAGES])
+def test_a_model_that_came_with_eos_as_padding_is_read_before_it(messages, tmp_path):
+    """As TRL saves reward models: transformers takes the score at the last token that is not padding, that is, EOS."""
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("{{ '\n' }}", ""))
+    tokenizer.pad_token = tokenizer.eos_token
+    folder = save_tiny_reward_model(tmp_path / "reward", tokenizer=tokenizer)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": EOS}))
+    plain = AutoModelForSequenceClassification.from_pretrained(folder)
+    turns = [*MESSAGES, {"role": "assistant", "content": COMPLETION}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False) if messages else PROMPT + COMPLETION + "<eos>"
+    [score] = load_reward(str(folder), policy_tokenizer=tiny_tokenizer()).score(response(messages=messages))
+    assert score == pytest.approx(plain_score(plain, tokenizer.encode(text)), abs=1e-5)
+
+
 def test_a_chat_model_reads_its_own_template_though_it_has_the_policys_tokens():
     classifier, tokenizer = tiny_reward_model(), tiny_tokenizer(chat_template=CARD)
     whole = [*MESSAGES, {"role": "assistant", "content": COMPLETION}]

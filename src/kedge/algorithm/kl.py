@@ -112,7 +112,10 @@ def kl_loss(
 def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int) -> float:
     """Change β in proportion to the relative KL error, by at most the fraction 0.2 · num_episodes / horizon.
 
-    β ← β·(1 + e·n/horizon),   e = clip(KL/target − 1, −0.2, 0.2)
+    β ← β·(1 + e·min(n/horizon, 1)),   e = clip(KL/target − 1, −0.2, 0.2)
+
+    The paper has n/horizon, far below 1 there. An update of more responses than the horizon would otherwise make β
+    negative, which rewards leaving the reference.
 
     Args:
         kl_coef: β ≥ 0.
@@ -129,7 +132,7 @@ def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_ep
     check_finite(kl=kl)
     check_positive(kl_target=kl_target, horizon=horizon)
     error = min(max(kl / kl_target - 1.0, -0.2), 0.2)
-    return kl_coef * (1.0 + error * num_episodes / horizon)
+    return kl_coef * (1.0 + error * min(num_episodes / horizon, 1.0))
 
 
 def adapt_kl_coef_schulman(kl_coef: float, kl: float, *, kl_target: float) -> float:

@@ -23,8 +23,7 @@ def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) 
     room = min(limits) - max_new_tokens
     if room < 1:
         raise ConfigError(
-            f"max_new_tokens={max_new_tokens} leaves no room for a prompt in the model's context of "
-            f"{min(limits)} tokens"
+            f"max_new_tokens={max_new_tokens} leaves no room for a prompt: the model reads at most {min(limits)} tokens"
         )
     return room
 

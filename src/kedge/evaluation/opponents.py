@@ -67,7 +67,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
         length = len(encode_prompt(policy.tokenizer, prompt.text))
         if room is not None and length > room:
             raise DataError(
-                f"prompt {number} is {length} tokens long for {policy.source!r}, whose context leaves room for {room}; "
+                f"prompt {number} is {length} tokens long for {policy.source!r}, which can continue at most {room}; "
                 "lower data.max_prompt_tokens"
             )
     return rendered

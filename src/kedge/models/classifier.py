@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from kedge.errors import ModelError
 from kedge.models.packing.probe import Findings, trial_rows
 from kedge.models.packing.rows import TokenRows
-from kedge.models.pretrained import loading_reason
+from kedge.models.pretrained import loading_reason, rope_switch
 
 __all__ = ["BATCHINGS", "Batching", "classify", "find_batching"]
 
@@ -36,11 +36,14 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
         batching: How rows of different lengths share a batch.
     """
     classifier.eval()
-    order = rows.order()
+    order, switch = rows.order(), rope_switch(classifier)
     by_length = TokenRows(rows.ids[rows.token_indices(order)], tuple(rows.lengths[row] for row in order))
-    equal = [len(list(lengths)) for _, lengths in groupby(by_length.lengths)]
+
+    def batch_of(length: int) -> object:
+        return length if batching == "equal" else switch is not None and length > switch
+
     scores = []
-    for part in by_length.split(equal if batching == "equal" else [len(order)]):
+    for part in by_length.split(len(list(lengths)) for _, lengths in groupby(by_length.lengths, batch_of)):
         # A decoder finds a row's last token by its pad id, so no other filler will do.
         ids, mask = part.pad(classifier.config.get_text_config().pad_token_id or 0, left=batching == "left")
         scores.append(classifier(input_ids=ids, attention_mask=mask.long()).logits.float().squeeze(-1))
@@ -61,7 +64,7 @@ def find_batching(
         ModelError: The model cannot score a text, scores it differently each time, or needs it alone in a batch.
     """
     kind, findings = type(classifier).__name__, Findings(classifier)
-    rows = trial_rows(classifier, ending=getattr(classifier.config, "eos_token_id", None))
+    rows = trial_rows(classifier, ending=_ending(classifier))
 
     def error(score: Callable[[TokenRows], Tensor]) -> float:
         expected, again = (_each_alone(classifier, rows) for _ in range(2))
@@ -76,6 +79,13 @@ def find_batching(
         if findings.error(f"scores, {batching}", partial(error, score)) <= TOLERANCE:
             return batching
     raise ModelError(f"reward model {kind} scores a text differently if other texts are in its batch")
+
+
+def _ending(classifier: PreTrainedModel) -> int | None:
+    """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
+    config = classifier.config.get_text_config()
+    ends = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
+    return next((end for end in ends if type(end) is int and 0 <= end < config.vocab_size), None)
 
 
 def _each_alone(classifier: PreTrainedModel, rows: TokenRows) -> Float[Tensor, " rows"]:

@@ -209,7 +209,8 @@ def load_language_model(
         )
     if missing:
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
-    return LanguageModel(causal, tokenizer, value_head=value_head).to(device)
+    nn.Module.to(causal, device)  # first, so that it is checked on the device that it will run on
+    return LanguageModel(causal, tokenizer, value_head=value_head)
 
 
 def _base_model(causal: PreTrainedModel) -> PreTrainedModel:

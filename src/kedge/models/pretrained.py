@@ -32,7 +32,7 @@ MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
 
 MIN_TOKENS = 4
-"""Tokens in the trial pass over a loaded model."""
+"""Least tokens of a row in the trial passes over a loaded model."""
 
 
 @contextmanager
@@ -142,6 +142,11 @@ def _load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
             int(text.hidden_size)
     except Exception as error:  # untrusted files: every library has its own errors
         raise ModelError(f"model {name!r}: config.json cannot be used: {loading_reason(error)}") from error
+    if getattr(text, "attention_type", None) == "block_sparse":
+        raise ModelError(
+            f"model {name!r}: its block-sparse attention depends on the length of the batch; set attention_type to "
+            "original_full in config.json"
+        )
     if num_layers > MAX_LAYERS:
         raise ModelError(f"model {name!r}: config.json has {num_layers:,} layers; at most {MAX_LAYERS:,} are supported")
     if "/" in kernel and not trust_remote_code:
@@ -170,11 +175,22 @@ def _check_weight_files(source: str) -> None:
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
     config = model.config.get_text_config()
-    # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so that it is
-    # right only while a row has no more blocks than it attends to. No short trial shows it.
-    blocks = getattr(config, "index_topk_blocks", None) or 0
-    limits = (getattr(config, "max_position_embeddings", None), blocks * getattr(config, "index_block_size", 0))
-    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
+    # Sparse attention depends on the rest of the batch once it has to choose: MiniMax-M3 counts blocks from the left,
+    # padding included, and DeepSeek's indexer breaks ties by the width of the batch. No short trial shows it.
+    blocks = (getattr(config, "index_topk_blocks", None) or 0) * getattr(config, "index_block_size", 0)
+    limits = (getattr(config, "max_position_embeddings", None), blocks, getattr(config, "index_topk", None))
+    known = [int(limit) for limit in limits if limit and limit > 0]
+    return min([*known, *_numbered_positions(model)], default=None)
+
+
+def _numbered_positions(model: PreTrainedModel) -> list[int]:
+    """Positions of learned embeddings whose first ones are reserved for padding (RoBERTa and its family)."""
+    tables = [
+        module
+        for name, module in model.named_modules()
+        if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding)
+    ]
+    return [table.num_embeddings - table.padding_idx - 1 for table in tables if table.padding_idx is not None]
 
 
 def rope_switch(model: PreTrainedModel) -> int | None:

@@ -32,14 +32,13 @@ class ScalarModel(nn.Module):
 
     score = head(hidden state of the last real token) − shift
 
-    Attributes:
-        trained_here: Whether kedge trained it, so that it is read as in training.
-
     Args:
         classifier: The transformers model; its dropout is disabled.
         tokenizer: Supplies the pad token.
 
     Attributes:
+        trained_here: Whether kedge trained it, so that it is read as in training.
+        pads_with_eos: Whether it came with EOS as its padding, and so was never read at EOS.
         trunk: Gives states at every token; None if only whole texts have a score.
         batching: How texts of different lengths share a batch, without a trunk.
         has_values: Whether every token has a score that depends on earlier tokens only, as a critic needs.
@@ -57,6 +56,8 @@ class ScalarModel(nn.Module):
         super().__init__()
         if classifier.config.num_labels != 1:
             raise ModelError(f"a reward model needs exactly one label; this model has {classifier.config.num_labels}")
+        pads = classifier.config.get_text_config().pad_token_id
+        self.pads_with_eos = pads is not None and pads == tokenizer.eos_token_id
         fit_embedding(classifier, tokenizer)
         disable_dropout(classifier)
         self.classifier = classifier
@@ -200,7 +201,8 @@ def load_scalar_model(
         )
     if missing - head:
         raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")
-    model = ScalarModel(classifier, tokenizer).to(device)
+    nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
+    model = ScalarModel(classifier, tokenizer)
     if init == "fresh":
         if model.head is None:
             raise ModelError(

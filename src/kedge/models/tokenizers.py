@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from kedge.data.chat import end_of_turn
 from kedge.errors import ModelError
 from kedge.models.pretrained import check_source, loading_reason, quiet_transformers
 
@@ -18,8 +19,9 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     """Load the tokenizer of a model folder or hub id, left-padding, with a pad token of its own.
 
     If pad = EOS, the end of a response is masked as padding and the model never learns to stop. A pad token is never
-    sampled, so no text may contain it either. A tokenizer whose pad token is missing, or is EOS, BOS, the unknown token
-    or a single character, gets a new one; loading the model grows the embedding by one row for it.
+    sampled, so no text may contain it either. A tokenizer whose pad token is missing, or is EOS, BOS, the unknown
+    token, the end of a turn of its chat template or a single character, gets a new one; loading the model grows the
+    embedding by one row for it.
 
     Raises:
         ModelError: transformers cannot load or use the source's tokenizer.
@@ -39,6 +41,6 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
     """Add a pad token unless the tokenizer has one that serves as nothing else and that no text needs."""
-    others = (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id)
-    if tokenizer.pad_token_id in others or len(str(tokenizer.pad_token)) == 1:
+    others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id, end_of_turn(tokenizer))
+    if tokenizer.pad_token_id in (None, *others) or len(str(tokenizer.pad_token)) == 1:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})

@@ -51,9 +51,16 @@ class MissingEos:
         center = fmean(finished or scores) if self.mode == "replace" else 0.0
         return min(PUBLISHED, center - pstdev(scores))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the penalty is set; `auto` is not before the first scores."""
+        return self.score != "auto"
+
     def metrics(self) -> dict[str, float]:
-        """`reward/missing_eos_score`, if there is a penalty."""
-        return {} if self.score is None or self.score == "auto" else {"reward/missing_eos_score": self.score}
+        """`reward/missing_eos_score`, if there is a penalty: the score, or with `subtract` what is added to it."""
+        if self.score is None or self.score == "auto":
+            return {}
+        return {"reward/missing_eos_score": self.score if self.mode == "replace" else -abs(self.score)}
 
     def state_dict(self) -> dict[str, float | str | None]:
         """The score."""

@@ -52,6 +52,7 @@ class ModelReward:
             policy_tokenizer,
             trained_here=model.trained_here,
             pooled=model.trunk is None,
+            pads_with_eos=model.pads_with_eos,
             chat_template=chat_template,
         )
         self._skip_too_long = skip_too_long
@@ -81,8 +82,8 @@ class ModelReward:
         Raises:
             RewardError: A text exceeds the model's context, its chat template fails, or a score is not finite.
         """
-        rows = self._rows(responses)
-        fitting = [index for index, row in enumerate(rows) if self.max_tokens is None or len(row) <= self.max_tokens]
+        rows, limit = self._rows(responses), self.max_tokens
+        fitting = [index for index, row in enumerate(rows) if limit is None or len(row) <= limit]
         scores: list[float | None] = [None] * len(rows)
         found = score_rows(
             self.model,
@@ -100,12 +101,13 @@ class ModelReward:
             rows = [self._reader.row(responses, index) for index in range(len(responses))]
         except (RowError, DataError) as error:
             raise RewardError(f"reward model {self.name!r}: {error}") from error
+        limit = self.max_tokens
         for index, row in enumerate(rows):
             if not row:
                 raise RewardError(f"reward model {self.name!r}: response {index} and its prompt are empty")
-            if self.max_tokens is not None and len(row) > self.max_tokens and not self._skip_too_long:
+            if limit is not None and len(row) > limit and not self._skip_too_long:
                 raise RewardError(
-                    f"reward model {self.name!r} reads at most {self.max_tokens} tokens, but response {index} has "
+                    f"reward model {self.name!r} reads at most {limit} tokens, but response {index} has "
                     f"{len(row)} with its prompt; shorten prompts or responses"
                 )
         return rows

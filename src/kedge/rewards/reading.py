@@ -25,15 +25,17 @@ class Reader:
       with a token of its own, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
       starts with BOS if the tokenizer adds one.
 
-    EOS follows only a response that stopped. Where the text that is read is the completion, the sampled ids replace its
-    re-encoding if they are the same tokens in both vocabularies: another spelling of the same text, which keeps what
-    decoding hides (special tokens, parts of a character).
+    Where a reading adds EOS, it does so only after a response that stopped; a chat template or [SEP] closes every text.
+    A model that came with EOS as padding never read its last EOS, so none is left at the end. Where the text that is
+    read is the completion, the sampled ids replace its re-encoding if they are the same tokens in both vocabularies:
+    another spelling of the same text, which keeps what decoding hides (special tokens, parts of a character).
 
     Args:
         tokenizer: The reward model's.
         policy_tokenizer: The policy's; None if the reward model has the policy's tokens.
         trained_here: Whether kedge trained the model.
         pooled: Whether it is read as a whole (an encoder), not at its last token.
+        pads_with_eos: Whether the model came with EOS as padding.
         chat_template: Used instead of the tokenizer's own, and instead of the reading of kedge's training.
 
     Source: spec §1 (reward-model read-out), §2.4.
@@ -46,10 +48,12 @@ class Reader:
         *,
         trained_here: bool = False,
         pooled: bool = False,
+        pads_with_eos: bool = False,
         chat_template: str | None = None,
     ) -> None:
         self._tokenizer, self._chat_template = tokenizer, chat_template
         self._as_trained = trained_here and chat_template is None
+        self._drops_eos = pads_with_eos and not self._as_trained
         self._has_template = bool(chat_template or tokenizer.chat_template)
         self._same = _same_ids(tokenizer, policy_tokenizer or tokenizer)
         self._start, self._end = start, end = _wrapping(tokenizer)
@@ -79,6 +83,12 @@ class Reader:
             RowError: The chat template rejects the conversation.
             DataError: The chat template exceeds its limits.
         """
+        row = self._row(responses, index)
+        while self._drops_eos and len(row) > 1 and row[-1] == self._tokenizer.eos_token_id:
+            row = row[:-1]
+        return row
+
+    def _row(self, responses: Responses, index: int) -> list[int]:
         prompt, completion, stopped = responses.prompts[index], responses.completions[index], responses.stopped[index]
         messages = responses.columns[MESSAGES_COLUMN][index] if MESSAGES_COLUMN in responses.columns else None
         answer = read = completion

@@ -245,6 +245,21 @@ def test_responses_without_a_stop_token_score_minus_one_or_less_with_a_reward_mo
     assert said in capsys.readouterr().err
 
 
+def test_a_dropped_first_update_leaves_the_start_to_the_next(tmp_path, policy, capsys):
+    calls = []
+
+    def nan_at_first(completions):
+        calls.append(len(completions))
+        return [math.nan if len(calls) == 1 else 0.0] * len(completions)
+
+    config = configure(policy, tmp_path / "run", num_updates=3, num_fixed_prompts=1, on_nonfinite="skip")
+    rewards = [str(shifted_reward_model(tmp_path / "judge", 5.0)), nan_at_first]
+    run_ppo(config, prompts=PROMPTS, reward=rewards)
+    fixed = [row["update"] for row in read_json_lines(tmp_path / "run" / "samples.jsonl") if row["fixed"] is not None]
+    assert fixed == [0, 3]
+    assert "A response without a stop token scores -" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("missing", "stops_more_often"), [("auto", True), (-1.0, False)])
 def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy, missing, stops_more_often):
     folder = shifted_reward_model(tmp_path / "judge", 5.0)
@@ -434,7 +449,7 @@ def test_an_error_after_the_first_update_keeps_what_was_learned(tmp_path, policy
     ("settings", "prompts", "error", "message"),
     [
         ({"model": "no/such/folder"}, PROMPTS, ModelError, "no such folder"),
-        ({"max_new_tokens": 300}, PROMPTS, ConfigError, r"max_new_tokens=300 leaves no room.*context of 256"),
+        ({"max_new_tokens": 300}, PROMPTS, ConfigError, r"max_new_tokens=300 leaves no room.*at most 256 tokens"),
         ({"stop_token": "<nonsense>"}, PROMPTS, ModelError, r"rollout\.stop_token"),
         ({}, [{"question": "?"}] * 4, DataError, "prompt"),
         ({"num_minibatches": 3}, PROMPTS, ConfigError, r"num_minibatches=3 does not divide"),

@@ -63,8 +63,8 @@ class PpoLog:
         """Say which score `rollout.missing_eos_score=auto` has become."""
         rollout, score = self.config.rollout, self.roles.missing_eos.metrics().get("reward/missing_eos_score")
         if rollout.missing_eos_score == "auto" and score is not None:
-            effect = "scores" if rollout.missing_eos_mode == "replace" else "adds to its score"
-            self.progress.say(f"A response without a stop token {effect} {score:.4g} (rollout.missing_eos_score=auto).")
+            effect = f"scores {score:.4g}" if rollout.missing_eos_mode == "replace" else f"loses {-score:.4g}"
+            self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
 
     def write(
         self,

@@ -89,6 +89,7 @@ def train(
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
+        at_start = loop.done == 0
         for update in loop.steps(config.ppo.loop.num_updates):
             with guarded_update(config, update, guard, loop, log.metrics):
                 clock = Stopwatch(run.device)
@@ -99,10 +100,13 @@ def train(
                     guard.check_rollout(rollout)
 
                 with clock.phase("reward"):
+                    is_known = roles.missing_eos.is_known
                     scored = steps.score(rollout, drawn, update)
 
-                if update == 1:  # scored as in training, with the score for a missing stop token that is known now
+                if not is_known:
                     log.say_missing_eos()
+                if at_start:  # scored as in training, with the score for a missing stop token that is known now
+                    at_start = False
                     with clock.paused():
                         fixed.sample(0, coefficients)
 
