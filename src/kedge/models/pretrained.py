@@ -175,10 +175,10 @@ def _check_weight_files(source: str) -> None:
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
     config = model.config.get_text_config()
-    # Sparse attention depends on the rest of the batch once it has to choose: MiniMax-M3 counts blocks from the left,
-    # padding included, and DeepSeek's indexer breaks ties by the width of the batch. No short trial shows it.
+    # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so that it is
+    # right only while a row has no more blocks than it attends to. No short trial shows it.
     blocks = (getattr(config, "index_topk_blocks", None) or 0) * getattr(config, "index_block_size", 0)
-    limits = (getattr(config, "max_position_embeddings", None), blocks, getattr(config, "index_topk", None))
+    limits = (getattr(config, "max_position_embeddings", None), blocks)
     known = [int(limit) for limit in limits if limit and limit > 0]
     return min([*known, *_numbered_positions(model)], default=None)
 
