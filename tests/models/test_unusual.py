@@ -354,3 +354,16 @@ def test_block_sparse_attention_is_refused_in_one_line(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"block-sparse attention .* set attention_type to original_full"):
         load_scalar_model(tmp_path, tokenizer=load_tokenizer(tmp_path))
+
+
+@pytest.mark.parametrize("auto_class", [AutoModelForCausalLM, AutoModelForSequenceClassification])
+def test_too_little_memory_is_not_taken_for_an_unsupported_architecture(auto_class, monkeypatch):
+    model = build(Qwen2Config(**GROUPED, rms_norm_eps=1.3e-6, num_labels=1), auto_class)
+    kind = LanguageModel if auto_class is AutoModelForCausalLM else ScalarModel
+
+    def run_out(*args, **inputs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(model.model, "forward", run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        kind(model, tiny_tokenizer())

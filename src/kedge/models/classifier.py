@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -83,14 +83,19 @@ def find_batching(
 
 def _ending(classifier: PreTrainedModel) -> int | None:
     """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
-    config = classifier.config.get_text_config()
+    config, num_tokens = (
+        classifier.config.get_text_config(),
+        len(cast(Tensor, classifier.get_input_embeddings().weight)),
+    )
     ends = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
-    return next((end for end in ends if type(end) is int and 0 <= end < config.vocab_size), None)
+    return next((end for end in ends if type(end) is int and 0 <= end < num_tokens), None)
 
 
 def _each_alone(classifier: PreTrainedModel, rows: TokenRows) -> Float[Tensor, " rows"]:
     try:
         return torch.cat([classifier(input_ids=row[None]).logits[0].float() for row in rows.ids.split(rows.lengths)])
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # the model's code may raise anything
         raise ModelError(
             f"reward model {type(classifier).__name__} cannot score a text: {loading_reason(error)}"

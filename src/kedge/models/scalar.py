@@ -61,7 +61,7 @@ class ScalarModel(nn.Module):
         fit_embedding(classifier, tokenizer)
         disable_dropout(classifier)
         self.classifier = classifier
-        self.trained_here = hasattr(classifier.config, NORMALIZATION_KEY)
+        self.trained_here = NORMALIZATION_KEY in vars(classifier.config)
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
         self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
         self.batching: Batching

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -92,6 +92,8 @@ class Trial:
                 gradients = _gradients(model, hidden)
             with torch.no_grad():
                 again = alone(parts[0])
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # the model's code may raise anything
             raise _unusable(model, f"its forward pass fails: {loading_reason(error)}") from error
         if relative_error(again, hidden[: len(again)]) > TOLERANCE:
@@ -160,7 +162,8 @@ def trial_rows(model: PreTrainedModel, *, longest: int = LONGEST, ending: int | 
     longest = min(longest, context_length(model) or longest)
     lengths = (longest, *[max(3, 2 * longest // 3)] * 2, max(3, longest // 2))
     pad_id = getattr(config, "pad_token_id", None)
-    tokens = [token for token in range(min(int(config.vocab_size), 4096)) if token != pad_id]
+    num_tokens = len(cast(Tensor, model.get_input_embeddings().weight))
+    tokens = [token for token in range(min(num_tokens, 4096)) if token != pad_id]
     ids = [tokens[(37 * place + 5) % len(tokens)] for place in range(sum(lengths))]
     rows = TokenRows(torch.tensor(ids, device=model.device), lengths)
     if ending is not None:
