@@ -10,6 +10,7 @@ unmodified copy. A table entry whose text is not in the source is an error, not 
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import os
 import re
@@ -81,8 +82,8 @@ class Trial:
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy the package into the folder; return the folder."""
-    shutil.copytree(SOURCE, folder / "kedge", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy the package, and what Python has compiled of it, into the folder; return the folder."""
+    shutil.copytree(SOURCE, folder / "kedge")
     return folder
 
 
@@ -130,14 +131,17 @@ def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
     # Before the path of an editable installation; `COLUMNS`, so that the summary includes the exceptions.
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
-    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000")
+    os.environ.update(
+        PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
+    )
+    gc.freeze()  # pytest collects garbage several times, and what was imported before the fork is none
 
     import pytest
 
     import kedge
 
     assert Path(kedge.__file__).is_relative_to(copy), f"the trial would test {kedge.__file__}"
-    options = ["--exitfirst", "--tb=short", "--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["--exitfirst", "--tb=short", "--quiet", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # pytest would warn that hypothesis, a pytest plugin, is already imported.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     sys.exit(pytest.main([*options, f"--basetemp={copy / 'basetemp'}", *tests]))
