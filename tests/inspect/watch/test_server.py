@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kedge.errors import ConfigError, DataError
-from kedge.inspect.watch import LivePage, PageServer
+from kedge.inspect.watch import LivePage, page_server
+from kedge.local_server import LocalServer
 
 
 class Shown:
@@ -38,21 +39,21 @@ def shown() -> Shown:
 
 
 @pytest.fixture
-def live(shown: Shown) -> Iterator[PageServer]:
+def live(shown: Shown) -> Iterator[LocalServer]:
     """A server of what the test shows."""
-    with PageServer(shown.page()) as server:
+    with page_server(shown.page()) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PageServer]:
+def server() -> Iterator[LocalServer]:
     """A server of what does not change."""
-    with PageServer(Shown().page()) as server:
+    with page_server(Shown().page()) as server:
         yield server
 
 
 def ask(
-    server: PageServer, path: str, *, method: str = "GET", **headers: str
+    server: LocalServer, path: str, *, method: str = "GET", **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -62,7 +63,7 @@ def ask(
     return response, body
 
 
-def path_of(server: PageServer, name: str = "") -> str:
+def path_of(server: LocalServer, name: str = "") -> str:
     return "/" + server.url.split("/", 3)[3] + name
 
 
@@ -106,7 +107,7 @@ def test_a_token_that_is_nearly_right_is_wrong(server):
     for wrong in (token[:-1], token + "A", token.swapcase(), token[:-1] + ("A" if token[-1] != "A" else "B")):
         assert ask(server, f"/{wrong}/")[0].status == 403
     assert len(token) >= 32
-    with PageServer(Shown().page()) as other:
+    with page_server(Shown().page()) as other:
         assert path_of(other) != path_of(server)
 
 
@@ -164,7 +165,7 @@ def test_a_run_that_cannot_be_read_for_now(live, shown):
 
 def test_a_port_that_is_taken_is_told(server):
     with pytest.raises(ConfigError, match=rf"--port {server.port} cannot be used: .*; omit --port to use a free one"):
-        PageServer(Shown().page(), port=server.port)
+        page_server(Shown().page(), port=server.port)
 
 
 def test_a_browser_that_goes_away_is_no_error(server, capfd):
@@ -175,7 +176,7 @@ def test_a_browser_that_goes_away_is_no_error(server, capfd):
 
 
 def test_it_ends(shown):
-    with PageServer(shown.page()) as server:
+    with page_server(shown.page()) as server:
         port = server.port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=2)

@@ -2,6 +2,6 @@
 
 from kedge.inspect.watch.follower import Follower, Snapshot
 from kedge.inspect.watch.frame import draw_frame
-from kedge.inspect.watch.server import LivePage, PageServer
+from kedge.inspect.watch.server import LivePage, page_server
 
-__all__ = ["Follower", "LivePage", "PageServer", "Snapshot", "draw_frame"]
+__all__ = ["Follower", "LivePage", "Snapshot", "draw_frame", "page_server"]

@@ -16,7 +16,8 @@ from kedge.inspect.doctor import Advice, diagnose, no_advice
 from kedge.inspect.page import render_page
 from kedge.inspect.record import QUIET_SECONDS, SUMMARY_FILE, last_written
 from kedge.inspect.report import collect_page, runs_in
-from kedge.inspect.watch import Follower, LivePage, PageServer, Snapshot, draw_frame
+from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
+from kedge.local_server import LocalServer
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
@@ -69,7 +70,7 @@ def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Adv
         console.print(draw_frame(snapshot, console))
 
 
-def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> PageServer:
+def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> LocalServer:
     """A server of the run's report, kept up to date for browsers on this machine.
 
     Args:
@@ -87,7 +88,7 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> Pag
         data=lambda: collect_page([folder], advice=advice),
         render=lambda data, live: render_page(data, live=live),
     )
-    return PageServer(page, port=port)
+    return page_server(page, port=port)
 
 
 def _frame(snapshot: Snapshot | None, folder: Path, console: Console) -> RenderableType:
