@@ -50,6 +50,11 @@ class PairOutcomes:
             raise RewardError(f"the judge decided none of {len(self.wins)} pairs")
         return decided
 
+    @property
+    def counts(self) -> str:
+        """How many pairs were won, tied and lost: `5 / 2 / 3`."""
+        return " / ".join(str(self.wins.count(outcome)) for outcome in (1.0, 0.5, 0.0))
+
     def position_bias(self) -> dict[str, float] | None:
         """Position bias of the judge; None for a judge that scores.
 

@@ -146,12 +146,12 @@ def _plot(evaluation: Evaluation, path: Path) -> None:
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     rows: dict[str, list[Cell]] = {
-        each.name: [evaluation.win_rate(each), *_figures(evaluation, each.scored, each.kl)]
+        each.name: [evaluation.win_rate(each), each.outcomes.counts, *_figures(evaluation, each.scored, each.kl)]
         for each in (evaluation.policy, *evaluation.frontier)
     }
     opponent = f"against: {evaluation.opponent_name}"
-    rows[opponent] = [None, *_figures(evaluation, evaluation.opponent, None)]
-    columns = ["policy", "win rate", "score", "KL", "tokens", "stopped"]
+    rows[opponent] = [None, None, *_figures(evaluation, evaluation.opponent, None)]
+    columns = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens", "stopped"]
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
     if (longer := evaluation.longer_wins()) is not None:
         print(f"Win rate of the longer response, where lengths differ: {longer}")

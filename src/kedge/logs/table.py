@@ -1,13 +1,15 @@
-"""Tables of results on the terminal."""
+"""Tables of results on the terminal: whole at any width."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
@@ -18,14 +20,23 @@ __all__ = ["Cell", "print_table"]
 
 Cell = Interval | float | str | None
 
-PLAIN_WIDTH = 120
-"""Characters per line if the stream is not a terminal."""
+PLAIN_WIDTH = 80
+"""Characters per line if the stream is not a terminal, as in pipes, log files and notebooks."""
+
+GAP = 3
+"""Characters between two columns."""
+
+NARROWEST = 16
+"""Characters of a row's name that stay together when it is folded."""
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Cell]], *, stream: TextIO | None = None
 ) -> None:
     """Print named rows of values: intervals as `0.71 (0.66–0.76)`, numbers with three digits, `–` for None.
+
+    A column without any value is left out. A table that is wider than the terminal is turned on its side, with one
+    column per row, and if that is still too wide, printed as one list per row. No cell is ever shortened.
 
     Args:
         title: Title above the table.
@@ -36,17 +47,69 @@ def print_table(
     Raises:
         ShapeError: The number of cells in a row does not match the headings.
     """
-    table = Table(title=printable(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for name, cells in rows.items():
         if len(cells) != len(columns) - 1:
             raise ShapeError(f"row {name!r} has {len(cells)} cells for {len(columns) - 1} columns")
-        table.add_row(printable(name), *(_text(cell) for cell in cells))
-    console = Console(file=stream, highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=stream, highlight=False, markup=False, width=PLAIN_WIDTH)
-    console.print(table)
+    kept = [at for at in range(len(columns) - 1) if any(cells[at] is not None for cells in rows.values())]
+    heads = [columns[0], *(columns[at + 1] for at in kept)]
+    texts = {printable(name): [_text(cells[at]) for at in kept] for name, cells in rows.items()}
+    console = _console(stream)
+    console.print(Text(f"{printable(title)}\n", style="bold"), soft_wrap=True)
+    if _width([heads, *([name, *cells] for name, cells in texts.items())]) <= console.width:
+        console.print(_upright(heads, texts))
+    elif _width(_folded(heads, texts)) <= console.width:
+        console.print(_turned(heads, texts))
+    else:
+        _print_lists(console, heads, texts)
+    console.print()
+
+
+def _console(stream: TextIO | None) -> Console:
+    # In a notebook, rich would show each print as a block of its own; plain text joins the cell's other output.
+    console = Console(file=stream, highlight=False, markup=False, force_jupyter=False)
+    if console.is_terminal:
+        return console
+    return Console(file=stream, highlight=False, markup=False, force_jupyter=False, width=PLAIN_WIDTH)
+
+
+def _width(rows: Iterable[Sequence[str]]) -> int:
+    """Characters of a line if each column is as wide as its widest cell."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _folded(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The cells of the turned table with the row names folded as far as they may be."""
+    names = [name[:NARROWEST] for name in rows]
+    return [[heads[0], *names], *([head, *cells] for head, *cells in zip(heads[1:], *rows.values(), strict=True))]
+
+
+def _upright(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="right" if at else "left", no_wrap=True)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table
+
+
+def _turned(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    """One column per row; their names are folded where they do not fit."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(heads[0], no_wrap=True)
+    for name, cells in rows.items():
+        table.add_column(name, justify="right", overflow="fold", min_width=max(map(cell_len, cells), default=0))
+    for at, head in enumerate(heads[1:]):
+        table.add_row(head, *(cells[at] for cells in rows.values()))
+    return table
+
+
+def _print_lists(console: Console, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    label = max(map(cell_len, heads[1:]), default=0)
+    for name, cells in rows.items():
+        console.print(name, soft_wrap=True)
+        for head, cell in zip(heads[1:], cells, strict=True):
+            console.print(f"  {head:<{label}}  {cell}", soft_wrap=True)
 
 
 def _text(cell: Cell) -> str:
