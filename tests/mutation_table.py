@@ -28,6 +28,7 @@ WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
+PIECES = "tests/data/test_token_pieces.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
 ROWS = "tests/models/packing/test_rows.py"
@@ -615,6 +616,20 @@ MUTATIONS = (
         "factor = factor - surprise.mul_(",
         "factor = factor + surprise.mul_(",
         BOTH_AT_ONCE,
+    ),
+    Mutation(
+        "token-decoded-alone",
+        "data/token_pieces.py",
+        "_CONTEXT = 4",
+        "_CONTEXT = 0",
+        f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
+    ),
+    Mutation(
+        "window-begins-within-a-character",
+        "data/token_pieces.py",
+        "        whole.append(end)\n",
+        "",
+        f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
     ),
     *RELIABILITY,
     *DOCTOR,

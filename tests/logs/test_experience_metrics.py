@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.logs.details import describe_update
-from kedge.logs.experience_metrics import correlation, describe_experience, repetition
+from kedge.logs.experience_metrics import correlation, describe_experience, describe_samples, repetition
+from tests.tiny import tiny_sentencepiece_tokenizer
 
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
 ADVANTAGES = torch.tensor([[1.0, -1.0, 2.0, 9.0], [-2.0, 0.0, 9.0, 9.0], [1.0, 1.0, -1.0, 3.0]])
@@ -105,3 +107,12 @@ def test_without_a_clip_nothing_is_held(experience):
     assert (details["scores"][0], details["scores"][10], details["scores"][20]) == (0.0, 1.0, 4.0)
     assert (details["lengths"][0], details["lengths"][5], details["lengths"][20]) == (2.0, 2.5, 4.0)
     assert describe_update(experience, [], clip=None)["epochs"] == []
+
+
+def test_the_tokens_of_a_sample_join_to_its_response(experience):
+    tokenizer = tiny_sentencepiece_tokenizer()
+    ids = tokenizer.encode("The rope broke", add_special_tokens=False)[:4]
+    rollout = replace(experience.rollout, response_ids=torch.tensor([ids] * 3))
+    samples = describe_samples(replace(experience, rollout=rollout), ["a", "b", "c"], tokenizer, count=3)
+    assert ["".join(sample.tokens) for sample in samples] == [sample.response for sample in samples]
+    assert " " in samples[2].response

@@ -7,6 +7,7 @@ from kedge.data.rejections import Rejection, Table, check_rejections, write_reje
 from kedge.data.sources import Source, Sources
 from kedge.data.splitting import Split, split_eval
 from kedge.data.templates import render_tldr, tldr_response
+from kedge.data.token_pieces import token_pieces
 from kedge.data.tokens import (
     EncodedExample,
     Padded,
@@ -48,5 +49,6 @@ __all__ = [
     "room_for_prompt",
     "split_eval",
     "tldr_response",
+    "token_pieces",
     "write_rejections",
 ]

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Experience
+from kedge.data.token_pieces import token_pieces
 from kedge.logs.samples import Sample
 
 __all__ = ["correlation", "describe_experience", "describe_samples", "repetition"]
@@ -112,7 +113,7 @@ def _sample(
     return Sample(
         prompt=prompt,
         response=str(tokenizer.decode(ids, skip_special_tokens=True)),
-        tokens=[str(tokenizer.decode([token])) for token in ids],
+        tokens=token_pieces(tokenizer, ids),
         score=float(experience.total_scores[row]),
         stopped=bool(experience.rollout.stopped[row]),
         logprobs=counted(experience.old_logprobs),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.data.token_pieces import token_pieces
 from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
 from kedge.output import INCIDENTS_FILE
 
@@ -52,7 +53,7 @@ def describe_row(
     return {
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
         "response": str(tokenizer.decode(tokens)),
-        "tokens": [str(tokenizer.decode([token])) for token in tokens],
+        "tokens": token_pieces(tokenizer, tokens),
         **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
         **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }

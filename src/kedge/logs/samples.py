@@ -24,7 +24,8 @@ class Sample:
     Attributes:
         prompt: The prompt as text.
         response: The response as text.
-        tokens: The response's tokens as text, including the stop token.
+        tokens: The text of each token, including the stop token; empty for a token that is part of a character which a
+            later token completes.
         score: The response's score, or None if it was not scored.
         stopped: False if the response was truncated.
         logprobs: The policy's log probability of each token, nats.
