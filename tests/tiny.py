@@ -73,17 +73,6 @@ def tiny_sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend, add_bos=True, chat_template=None)
 
 
-def tiny_wordpiece_tokenizer() -> PreTrainedTokenizerFast:
-    """BERT's kind: words are split at spaces and punctuation, "##" marks the continuation of a word."""
-    characters = sorted({character for text in TEXTS for character in text if not character.isspace()})
-    words = ["<pad>", "<bos>", "<eos>", "<unk>", "The", "boat", "##at", "the", "##er", "rope"]
-    vocab = {word: at for at, word in enumerate([*words, *characters, *(f"##{each}" for each in characters)])}
-    backend = Tokenizer(models.WordPiece(vocab, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return _wrap(backend, add_bos=False, chat_template=None)
-
-
 def _wrap(backend: Tokenizer, *, add_bos: bool, chat_template: str | None) -> PreTrainedTokenizerFast:
     if add_bos:
         backend.post_processor = processors.TemplateProcessing(

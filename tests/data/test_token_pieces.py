@@ -1,13 +1,29 @@
 """The pieces of a sequence join to its text, whatever the tokenizer."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kedge.data import encode_prompt, token_pieces
-from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer, tiny_wordpiece_tokenizer
+from tests.tiny import TEXTS, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
-TOKENIZERS = {
+
+def tiny_wordpiece_tokenizer() -> PreTrainedTokenizerFast:
+    """BERT's kind: words are split at spaces and punctuation, "##" marks the continuation of a word."""
+    characters = sorted({character for text in TEXTS for character in text if not character.isspace()})
+    words = ["<unk>", "The", "boat", "##at", "the", "##er", "rope"]
+    vocab = {word: at for at, word in enumerate([*words, *characters, *(f"##{each}" for each in characters)])}
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+TOKENIZERS: dict[str, Any] = {
     "byte-level": tiny_tokenizer(),
     "sentencepiece": tiny_sentencepiece_tokenizer(),
     "wordpiece": tiny_wordpiece_tokenizer(),
@@ -68,7 +84,7 @@ def test_the_pieces_of_any_tokens_join_to_their_text(kind, data):
 @kinds
 @pytest.mark.parametrize("text", ["The boat lay at anchor. ", "日本語é", "☂"])
 def test_long_texts_take_linear_work_and_lose_no_place(kind, text):
-    tokenizer = Counting(TOKENIZERS[kind])
+    tokenizer: Any = Counting(TOKENIZERS[kind])
     ids = encode_prompt(TOKENIZERS[kind], text * 300)
     pieces = token_pieces(tokenizer, ids)
     assert "".join(pieces) == TOKENIZERS[kind].decode(ids)
@@ -78,7 +94,7 @@ def test_long_texts_take_linear_work_and_lose_no_place(kind, text):
 
 def test_bytes_that_are_no_character_take_linear_work():
     """A stray byte turns all bytes around it into replacement characters, which no window shows."""
-    tokenizer = Counting(TOKENIZERS["sentencepiece"])
+    tokenizer: Any = Counting(TOKENIZERS["sentencepiece"])
     run = [TOKENIZERS["sentencepiece"].convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "é".encode()]
     ids = [*run * 1000, run[0]]
     pieces = token_pieces(tokenizer, ids)

@@ -12,6 +12,7 @@ import torch
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.logs.details import describe_update
 from kedge.logs.experience_metrics import correlation, describe_experience, describe_samples, repetition
+from kedge.logs.incidents import describe_row
 from tests.tiny import tiny_sentencepiece_tokenizer
 
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
@@ -109,10 +110,12 @@ def test_without_a_clip_nothing_is_held(experience):
     assert describe_update(experience, [], clip=None)["epochs"] == []
 
 
-def test_the_tokens_of_a_sample_join_to_its_response(experience):
+def test_the_tokens_of_samples_and_incidents_join_to_the_response(experience):
     tokenizer = tiny_sentencepiece_tokenizer()
     ids = tokenizer.encode("The rope broke", add_special_tokens=False)[:4]
-    rollout = replace(experience.rollout, response_ids=torch.tensor([ids] * 3))
-    samples = describe_samples(replace(experience, rollout=rollout), ["a", "b", "c"], tokenizer, count=3)
+    experience = replace(experience, rollout=replace(experience.rollout, response_ids=torch.tensor([ids] * 3)))
+    samples = describe_samples(experience, ["a", "b", "c"], tokenizer, count=3)
     assert ["".join(sample.tokens) for sample in samples] == [sample.response for sample in samples]
+    incident = describe_row(experience, 2, tokenizer)
+    assert incident["tokens"] == samples[2].tokens
     assert " " in samples[2].response
