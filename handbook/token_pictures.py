@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from handbook.svg import save_svg
 from handbook.token import TokenUpdate
-from kedge.logs.plots.style import COLORS, DASHED, INK, MUTED, Line, draw_lines, label_axes, new_axes
+from kedge.logs.plots.lines import Level, Line, draw_lines
+from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, RETURN, SCORE, VALUE
+from kedge.logs.plots.style import DASHED, label_axes, new_axes
 
 __all__ = ["PICTURES", "draw_pictures"]
 
-OTHERS, FOLLOWED = COLORS[0], COLORS[1]
-SVG: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "kedge", "font.family": ["DejaVu Sans", "sans-serif"]}
-"""Text stays text, and the same values give the same file."""
+OTHERS, FOLLOWED = POLICY, MARK
 
 
 def draw_pictures(update: TokenUpdate, folder: Path) -> None:
     """Write every figure as SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(SVG):
-        for name, draw in PICTURES.items():
-            draw(update).savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    for name, draw in PICTURES.items():
+        save_svg(draw(update), folder / f"{name}.svg")
 
 
 def draw_choices(update: TokenUpdate) -> Figure:
@@ -63,10 +60,10 @@ def draw_values(update: TokenUpdate) -> Figure:
     figure, [axes] = new_axes(width=9.0, height=3.9)
     places = range(len(update.tokens))
     lines = [
-        Line(places, update.of(update.values), label="value"),
-        Line(places, update.of(update.returns), label="return"),
+        Line(places, update.of(update.values), VALUE, "value"),
+        Line(places, update.of(update.returns), RETURN, "return"),
     ]
-    draw_lines(axes, lines, levels={"score": update.score})
+    draw_lines(axes, lines, levels=[Level("score", update.score, SCORE.color)])
     _name_tokens(axes, update)
     label_axes(axes, title="The critic's value before each token, and its target, the return", y_label="score")
     return figure
@@ -95,7 +92,7 @@ def draw_clip(update: TokenUpdate) -> Figure:
     advantage, limit = update.at(update.advantages), 1 + update.setting("clip_range")
     ratios = [1.0, *(float(epoch[update.row, update.token]) for epoch in update.ratios)]
     places = np.linspace(0.8, max(ratios) + 0.2, 200)
-    axes.plot(places, places * advantage, **DASHED)
+    axes.plot(places, places * advantage, color=MUTED, **DASHED)
     axes.plot(places, np.minimum(places, limit) * advantage, color=OTHERS, linewidth=2)
     objectives = [min(ratio, limit) * advantage for ratio in ratios]
     axes.plot(ratios, objectives, "o", color=FOLLOWED, markersize=7)

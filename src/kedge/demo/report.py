@@ -8,20 +8,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 
 from kedge.demo.gold_evaluation import CurvePoint, GoldScores
 from kedge.demo.world import AXES, Post
-from kedge.logs.plots.results import plot_intervals, plot_overoptimization
+from kedge.logs.plots.lines import Level
+from kedge.logs.plots.palette import POLICY, QUALITY, REFERENCES, START, WIN_RATE
+from kedge.logs.plots.results import Panel, Row, draw_intervals, draw_overoptimization
+from kedge.logs.plots.style import save_figure
 from kedge.logs.table import Cell, print_table
 
-__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "print_result", "save_result"]
+__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "draw_curve", "print_result", "save_result"]
 
 WITH_KL: Final = "ppo"
 WITHOUT_KL: Final = "ppo-without-kl"
 NUM_SAMPLES: Final = 3
 WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "references"}
+COLORS: Final = {"sft": START, "ppo": POLICY, "references": REFERENCES}
 
 
 @dataclass(frozen=True)
@@ -75,25 +80,29 @@ def print_result(result: DemoResult) -> None:
     _print_figures(result)
 
 
+def draw_curve(curve: Sequence[CurvePoint], quality: Mapping[str, float]) -> Figure:
+    """Draw the overoptimization curve over the mean quality of each writer."""
+    points = sorted(curve, key=lambda point: point.kl)
+    return draw_overoptimization(
+        [point.kl for point in points],
+        [point.proxy for point in points],
+        [point.gold for point in points],
+        levels=[Level(WRITERS[name], value, COLORS[name]) for name, value in quality.items()],
+    )
+
+
 def _plot(result: DemoResult, folder: Path) -> None:
-    named = {WRITERS[name]: writer for name, writer in result.scores.items()}
-    curve, ppo = sorted(result.curves[WITHOUT_KL], key=lambda point: point.kl), result.scores["ppo"]
-    plot_overoptimization(
-        [point.kl for point in curve],
-        [point.proxy for point in curve],
-        [point.gold.value for point in curve],
-        folder / "overoptimization.png",
-        gold_band=([point.gold.low for point in curve], [point.gold.high for point in curve]),
-        levels={name: writer.quality.value for name, writer in named.items()},
-    )
-    plot_intervals(
-        {
-            "Gold quality": {name: writer.quality for name, writer in named.items()},
-            "Win rate of PPO": {f"over {name}": ppo.win_rate_over(m) for name, m in named.items() if m is not ppo},
-        },
-        folder / "results.png",
-        levels={"Win rate of PPO": 0.5},
-    )
+    quality = {name: writer.quality for name, writer in result.scores.items()}
+    ppo = result.scores["ppo"]
+    wins = {name: ppo.win_rate_over(writer) for name, writer in result.scores.items() if writer is not ppo}
+    means = {name: interval.value for name, interval in quality.items()}
+    save_figure(draw_curve(result.curves[WITHOUT_KL], means), folder / "overoptimization.png")
+    panels = [
+        Panel("Gold quality", QUALITY, [Row(WRITERS[name], each, COLORS[name]) for name, each in quality.items()]),
+        Panel("Win rate of the PPO policy", WIN_RATE,
+              [Row(f"over {WRITERS[name]}", each, POLICY) for name, each in wins.items()], level=0.5),
+    ]  # fmt: skip
+    save_figure(draw_intervals(panels), folder / "results.png")
 
 
 def _print_samples(result: DemoResult) -> None:

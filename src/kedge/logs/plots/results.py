@@ -1,19 +1,49 @@
-"""PNG plots of results: reward over KL, and values with their confidence intervals."""
+"""Plots of results: reward over KL, and values with their confidence intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from kedge.algorithm.statistics import Interval
-from kedge.logs.plots.style import COLORS, DASHED, GRID, INK, Line, draw_lines, label_axes, new_axes, save_figure
+from kedge.logs.plots.lines import Level, Line, draw_lines
+from kedge.logs.plots.palette import GRID, INK, KL, MARK, MUTED, QUALITY, QUANTITIES, SCORE, Quantity
+from kedge.logs.plots.style import DASHED, label_axes, limit_axis, new_axes, save_figure
 
-__all__ = ["plot_frontier", "plot_intervals", "plot_overoptimization"]
+__all__ = ["Panel", "Row", "draw_intervals", "draw_overoptimization", "plot_frontier"]
 
 KL_LABEL = "√KL to the reference (KL in nats per response)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One interval of a panel: its label, values, and the color of the writer that it belongs to."""
+
+    label: str
+    interval: Interval
+    color: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure of several subjects.
+
+    Attributes:
+        title: Name of the measure.
+        quantity: What it is; decides the limits of the axis.
+        rows: The subjects, from top to bottom.
+        level: Dashed baseline (½ for a win rate), or None.
+    """
+
+    title: str
+    quantity: Quantity
+    rows: Sequence[Row]
+    level: float | None = None
 
 
 def plot_frontier(
@@ -22,7 +52,6 @@ def plot_frontier(
     path: Path,
     *,
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
-    levels: Mapping[str, float] | None = None,
     title: str = "Reward gained over distance moved",
     y_label: str = "",
 ) -> Path:
@@ -30,10 +59,9 @@ def plot_frontier(
 
     Args:
         kl: KL of each checkpoint to the reference, nats per response; negative estimates count as 0.
-        curves: Values of each checkpoint, by name.
+        curves: Values of each checkpoint, by the name of the quantity (a key of `QUANTITIES`).
         path: The PNG.
         bands: Lower and upper confidence limits, by curve name.
-        levels: Baselines, by name.
         title: Plot title.
         y_label: Label of the y axis.
 
@@ -41,76 +69,69 @@ def plot_frontier(
     """
     figure, (axes,) = new_axes()
     limits = dict.fromkeys(curves, (None, None)) | dict(bands or {})
-    lines = [Line(_roots(kl), values, name, *limits[name]) for name, values in curves.items()]
-    draw_lines(axes, lines, levels=levels)
+    draw_lines(axes, [Line(_roots(kl), values, QUANTITIES[name], name, *limits[name])
+                      for name, values in curves.items()])  # fmt: skip
+    limit_axis(axes, KL, "x")
     label_axes(axes, title=title, x_label=KL_LABEL, y_label=y_label)
     return save_figure(figure, path)
 
 
-def plot_overoptimization(
+def draw_overoptimization(
     kl: Sequence[float],
     proxy: Sequence[float],
-    gold: Sequence[float],
-    path: Path,
+    gold: Sequence[Interval],
     *,
-    gold_band: tuple[Sequence[float], Sequence[float]] | None = None,
-    levels: Mapping[str, float] | None = None,
-) -> Path:
-    """Plot the proxy reward above the gold judge, over √KL, with the judge's best checkpoint marked.
+    levels: Sequence[Level] = (),
+) -> Figure:
+    """Draw the proxy reward above the gold judge, over √KL, with the judge's best checkpoint marked.
 
     Two axes, because the two are on different scales.
 
     Args:
         kl: KL of each checkpoint to the reference, nats per response; negative estimates count as 0.
         proxy: Mean score of the trained reward model.
-        gold: Mean score of the gold or held-out judge.
-        path: The PNG.
-        gold_band: Lower and upper confidence limits of `gold`.
-        levels: Baselines of the judge, by name.
+        gold: Mean quality by the gold judge, with its confidence interval.
+        levels: Baselines of the judge.
 
     Source: Gao et al. (arXiv 2210.10760), figure 1.
     """
     figure, (above, below) = new_axes(2, 1, height=6.4)
-    roots, (low, high) = _roots(kl), gold_band or (None, None)
-    draw_lines(above, [Line(roots, proxy)])
-    label_axes(above, title="Proxy: the reward model PPO maximizes")
-    draw_lines(below, [Line(roots, gold, low=low, high=high)], levels=levels)
-    label_axes(below, title="Gold: the judge that training never uses", x_label=KL_LABEL)
-    best = max(range(len(gold)), key=lambda index: gold[index])
-    below.plot(roots[best], gold[best], "o", markersize=11, markerfacecolor="none", markeredgecolor=COLORS[1])
-    _write_above(below, "best", roots[best], gold[best], COLORS[1])
-    return save_figure(figure, path)
+    roots, values = _roots(kl), [each.value for each in gold]
+    draw_lines(above, [Line(roots, proxy, SCORE)])
+    label_axes(above, title="Proxy: the reward model that PPO maximizes", y_label="score")
+    judged = Line(roots, values, QUALITY, low=[each.low for each in gold], high=[each.high for each in gold])
+    draw_lines(below, [judged], levels=levels)
+    label_axes(below, title="Gold: the judge that training never uses", x_label=KL_LABEL, y_label="quality, 0 to 1")
+    for axes in (above, below):
+        limit_axis(axes, KL, "x")
+    best = max(range(len(values)), key=lambda index: values[index])
+    below.plot(roots[best], values[best], "o", markersize=11, markerfacecolor="none", markeredgecolor=MARK)
+    _write_above(below, "best", roots[best], values[best], MARK)
+    return figure
 
 
-def plot_intervals(
-    panels: Mapping[str, Mapping[str, Interval]], path: Path, *, levels: Mapping[str, float] | None = None
-) -> Path:
-    """Plot values with their confidence intervals: one panel per measure, one row per subject.
-
-    Args:
-        panels: Intervals by row name, by panel title.
-        path: The PNG.
-        levels: Baseline by panel title (½ for a win rate).
-    """
-    num_rows = max(len(rows) for rows in panels.values())
-    figure, grid = new_axes(1, len(panels), width=4.8 * len(panels), height=1.3 + 0.5 * num_rows)
-    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
-        if levels and title in levels:
-            axes.axvline(levels[title], **DASHED)
-        for height, interval in enumerate(rows.values()):
-            _draw_interval(axes, interval, height, COLORS[height % len(COLORS)])
+def draw_intervals(panels: Sequence[Panel]) -> Figure:
+    """Draw values with their confidence intervals: one panel per measure, one row per subject."""
+    num_rows = max(len(panel.rows) for panel in panels)
+    figure, grid = new_axes(1, len(panels), width=4.8 * len(panels), height=1.5 + 0.5 * num_rows)
+    for axes, panel in zip(grid, panels, strict=True):
+        if panel.level is not None:
+            axes.axvline(panel.level, color=MUTED, **DASHED)
+        for height, row in enumerate(panel.rows):
+            _draw_interval(axes, row.interval, height, row.color)
         axes.grid(visible=False)
         axes.grid(axis="x", color=GRID)
-        axes.set_yticks(range(len(rows)), list(rows), color=INK, fontsize=11)
-        axes.set_ylim(len(rows) - 0.5, -0.7)
+        axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows], color=INK, fontsize=11)
+        axes.set_ylim(num_rows - 0.5, -0.7)
         axes.margins(x=0.12)
-        label_axes(axes, title=title)
-    return save_figure(figure, path)
+        limit_axis(axes, panel.quantity, "x")
+        label_axes(axes, title=panel.title)
+    return figure
 
 
 def _draw_interval(axes: Axes, interval: Interval, height: float, color: str) -> None:
-    axes.plot([interval.low, interval.high], [height] * 2, color=color, linewidth=3, alpha=0.45)
-    axes.plot(interval.value, height, "o", color=color, markersize=8)
+    axes.plot([interval.low, interval.high], [height] * 2, color=color, linewidth=3, alpha=0.45, clip_on=False)
+    axes.plot(interval.value, height, "o", color=color, markersize=8, clip_on=False)
     _write_above(axes, f"{interval.value:.2f}", interval.value, height, color)
 
 

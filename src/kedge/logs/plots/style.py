@@ -1,62 +1,36 @@
-"""Shared plot style: light axes, few colors, labels at the ends of lines instead of legends.
+"""Shared plot style: few colors, labels at the ends of lines instead of legends.
 
 Figures are made without pyplot, whose global state would leak between runs and needs a display.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["COLORS", "DASHED", "GRID", "INK", "MUTED", "Line", "draw_lines", "label_axes", "new_axes", "save_figure"]
+from kedge.logs.plots.palette import GRID, INK, MUTED, PAPER, Quantity
 
-INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e7eb"
-COLORS = ("#1f6fb4", "#d1495b", "#2b8a6e", "#8656b8", "#b7791f", "#4a5568")
-"""Distinguishable with the common forms of color blindness and in grayscale."""
+__all__ = ["DASHED", "label_axes", "limit_axis", "new_axes", "save_figure", "wrap_labels"]
 
-DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+DASHED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 3))}
 """Style of baselines."""
 
-LABEL_WIDTH = 18
-"""Characters per line of a label."""
-
-LABEL_GAP = 0.075
-"""Smallest distance between two line labels, as a fraction of the axes' height."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a plot.
-
-    Attributes:
-        x: Positions.
-        y: Values; NaN leaves a gap.
-        label: Text at its end, in front of the last value; may be empty.
-        low: Lower edge of a band around it, or None.
-        high: Upper edge, or None.
-    """
-
-    x: Sequence[float]
-    y: Sequence[float]
-    label: str = ""
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+TITLE_GAP: Final = 12
+"""Smallest distance between the titles of neighboring axes, in points."""
 
 
 def new_axes(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 4.2) -> tuple[Figure, list[Axes]]:
     """A figure of `width` × `height` inches with styled axes, row by row."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
-    figure = Figure(figsize=(width, height), layout=layout, facecolor="white")
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=PAPER)
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = [grid[row, column] for row in range(rows) for column in range(columns)]
@@ -68,6 +42,7 @@ def new_axes(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: flo
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG; its folder is created if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    wrap_labels(figure)
     figure.savefig(path, dpi=150, metadata={"Software": None})
     return path
 
@@ -79,24 +54,38 @@ def label_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str =
     axes.set_ylabel(y_label, color=MUTED, fontsize=10)
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], *, levels: Mapping[str, float] | None = None) -> None:
-    """Draw lines with their bands, each with its label and last value at its end.
+def limit_axis(axes: Axes, quantity: Quantity, axis: Literal["x", "y"] = "y") -> None:
+    """Cut an axis at the quantity's smallest and largest possible value: no negative shares or distances."""
+    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    low = low if quantity.low is None else max(low, quantity.low)
+    high = high if quantity.high is None else min(high, quantity.high)
+    axes.set(**{f"{axis}lim": (low, high)})
 
-    Args:
-        axes: Axes to draw on.
-        lines: Lines to draw.
-        levels: Dashed baselines, by label.
+
+def wrap_labels(figure: Figure) -> None:
+    """Break titles and axis labels into lines that fit: a title up to the next axes, a label along its axis.
+
+    matplotlib's layout reserves no width for titles, so that long ones would run into each other.
     """
-    ends: list[tuple[float, str, str]] = []
-    for label, level in (levels or {}).items():
-        axes.axhline(level, **DASHED, zorder=1)
-        ends.append((level, f"{label} {_short(level)}", MUTED))
-    for index, line in enumerate(lines):
-        color = COLORS[index % len(COLORS)]
-        drawn = _draw_line(axes, line, color)
-        ends += [(drawn, f"{line.label} {_short(drawn)}".strip(), color)] if drawn is not None else []
-    axes.margins(x=0.02, y=0.1)
-    _label_ends(axes, ends)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        _wrap(axes.xaxis.label, box.width)
+        _wrap(axes.yaxis.label, box.height)
+    # The wrapped labels have moved the axes.
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        room = _right_end(figure, axes) - TITLE_GAP * figure.dpi / 72 - axes.get_window_extent().x0
+        for title in axes.findobj(Text):
+            if isinstance(title, Text) and title.get_text() == axes.get_title(loc="left"):
+                _wrap(title, room)
+
+
+def _right_end(figure: Figure, axes: Axes) -> float:
+    """Where the next axes to the right begin, with their labels; else the figure's edge."""
+    boxes = [other.get_tightbbox() for other in figure.axes
+             if other.get_window_extent().x0 > axes.get_window_extent().x1]  # fmt: skip
+    return min([float(figure.bbox.x1), *(float(box.x0) for box in boxes if box is not None)])
 
 
 def _style(axes: Axes) -> None:
@@ -105,45 +94,24 @@ def _style(axes: Axes) -> None:
     axes.spines["bottom"].set_color(MUTED)
     axes.grid(axis="y", color=GRID, linewidth=0.9)
     axes.set_axisbelow(True)
+    axes.set_facecolor("none")
     axes.tick_params(axis="both", colors=MUTED, labelsize=10, length=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
 
 
-def _draw_line(axes: Axes, line: Line, color: str) -> float | None:
-    """Draw one line; return its last finite value, None if it has none."""
-    x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
-    if line.low is not None and line.high is not None:
-        axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, linewidth=0)
-    finite = y[np.isfinite(y)]
-    axes.plot(x, y, color=color, linewidth=2, marker="o", markersize=5, solid_capstyle="round")
-    return float(finite[-1]) if len(finite) else None
+def _wrap(text: Text, room: float) -> None:
+    """Break a text after spaces and slashes into lines of at most `room` pixels, where its parts allow it."""
+    lines = [""]
+    for part in re.split(r"(?<=[ /])", text.get_text()):
+        text.set_text((lines[-1] + part).rstrip())
+        if _length(text) <= room or not lines[-1]:
+            lines[-1] += part
+        else:
+            lines.append(part)
+    text.set_text("\n".join(line.rstrip() for line in lines))
 
 
-def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Write labels beyond the right edge, each at the height of its value, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    ends = sorted(ends)
-    heights = _spread([float(np.clip((value - low) / (high - low), 0, 1)) for value, _, _ in ends])
-    for height, (_, text, color) in zip(heights, ends, strict=True):
-        axes.annotate(
-            textwrap.fill(text, LABEL_WIDTH), (1.0, height), xycoords="axes fraction",
-            xytext=(6, 0), textcoords="offset points", va="center", color=color, fontsize=10, fontweight="bold",
-        )  # fmt: skip
-
-
-def _spread(heights: list[float]) -> list[float]:
-    """Ascending heights, moved apart by `LABEL_GAP` from the lowest up, then back down from the top edge."""
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + LABEL_GAP) if placed else height)
-    ceiling = 1.0 + LABEL_GAP
-    for index in reversed(range(len(placed))):
-        ceiling = placed[index] = min(placed[index], ceiling - LABEL_GAP)
-    return placed
-
-
-def _short(value: float) -> str:
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+def _length(text: Text) -> float:
+    box = text.get_window_extent()
+    return box.height if text.get_rotation() == 90 else box.width
