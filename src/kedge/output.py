@@ -13,6 +13,7 @@ from kedge.errors import OutputError
 
 __all__ = [
     "CONFIG_FILE",
+    "DATA_FILE",
     "DIAGNOSTIC_FILES",
     "FINISHED_FILE",
     "INCIDENTS_FILE",
@@ -29,6 +30,9 @@ __all__ = [
 
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
+
+DATA_FILE = "data.json"
+"""How many rows of the data a run uses, and why others are dropped; written when the run starts."""
 
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""

@@ -97,8 +97,20 @@ def test_every_kind_of_record_is_split():
     assert not {record.completion for record in split.train} & {record.completion for record in split.eval}
 
 
+def test_rows_that_share_one_prompt_are_held_out_one_by_one():
+    # A classification turned into preferences: 40 reviews under one instruction, the first two equal.
+    records = [Comparison("Good or bad?", f"good {max(index, 1)}", "bad") for index in range(40)]
+    split = split_eval(records, 0.1, 0)
+    assert (len(split.train), len(split.eval)) in ((36, 4), (35, 5))
+    assert not set(split.train) & set(split.eval)
+    assert not split.by_prompt
+    assert split_eval([*records, Comparison("Else?", "a", "b")], 0.1, 0).by_prompt
+
+
 def test_what_cannot_be_split():
-    with pytest.raises(DataError, match="all 2 rows have the same prompt"):
+    with pytest.raises(DataError, match="all 2 rows are equal"):
         split_eval([Prompt("a"), Prompt("a")], 0.5, 0)
+    with pytest.raises(DataError, match="the only row"):
+        split_eval([Prompt("a")], 0.5, 0)
     with pytest.raises(ValueError, match="fraction is 1"):
         split_eval([Prompt("a"), Prompt("b")], 1, 0)

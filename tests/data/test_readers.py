@@ -238,6 +238,60 @@ def test_prompts_are_cut_only_where_asked_for(tokenizer, limit):
         assert 0 < len(encode_prompt(tokenizer, cut)) <= limit
 
 
+ROWS = {
+    read_demonstrations: {"prompt": "The boat lay here. " * 9, "completion": " So it was."},
+    read_comparisons: {"prompt": "The boat lay here. " * 9, "chosen": " So it was, I think.", "rejected": " No."},
+}
+
+
+@pytest.mark.parametrize("read", ROWS)
+@pytest.mark.parametrize("truncate", ["keep_start", "keep_end"])
+def test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer(read, truncate):
+    row = ROWS[read]
+    answers = [row[name] for name in ("completion", "chosen", "rejected") if name in row]
+    table = read([row], tokenizer=PLAIN, max_length=40, truncate=truncate)
+    prompt, *texts = vars(table.records[0]).values()
+    assert (row["prompt"].startswith if truncate == "keep_start" else row["prompt"].endswith)(prompt)
+    assert texts[: len(answers)] == answers
+    lengths = [sum(map(len, encode_example(PLAIN, prompt, answer))) for answer in answers]
+    assert 37 <= max(lengths) <= 40
+    assert table.num_cut == 1
+    assert "at most 40 fit" in reason(read, row, tokenizer=PLAIN, max_length=40)
+
+
+@pytest.mark.parametrize("read", ROWS)
+def test_an_answer_that_is_too_long_is_rejected_and_never_cut(read):
+    row = {**ROWS[read], "completion": "sea " * 50, "rejected": "sea " * 50}
+    rejection = one(read, row, max_length=20, truncate="keep_end")
+    assert rejection.kind == "answer alone longer than max_length=20"
+
+
+def test_of_a_conversation_the_oldest_turns_are_cut():
+    system, first, last = (
+        {"role": "system", "content": "Brief."},
+        [{"role": "user", "content": "word " * 40}, {"role": "assistant", "content": "Well."}],
+        [{"role": "user", "content": "Why?"}],
+    )
+    row = {"messages": [system, *first, *last]}
+    kept = one(read_prompts, row, max_prompt_tokens=80, truncate="keep_end")
+    assert kept.text == CHAT.apply_chat_template([system, *last], tokenize=False, add_generation_prompt=True)
+    assert kept.columns["messages"] == [system, *last]
+    trained = {"messages": [system, *first, *last, ANSWER]}
+    assert one(read_demonstrations, trained, max_length=90, truncate="keep_end") == Demonstration(kept.text, "Because.")
+    for truncate in ("never", "keep_start"):
+        assert "at most 80 fit" in reason(read_prompts, row, max_prompt_tokens=80, truncate=truncate)
+
+
+def test_rows_are_counted_by_reason():
+    rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}, {"question": "b"}]
+    table = read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10, max_rejected_fraction=1)
+    assert table.dropped() == {
+        "prompt longer than max_prompt_tokens=10": 2,
+        "field 'prompt' is empty": 1,
+        "field 'prompt' is missing": 1,
+    }
+
+
 def test_a_conversation_needs_a_chat_template():
     with pytest.raises(DataError, match=r"^list:2: the row is a conversation, .* no chat template: use an instruction"):
         read_prompts(["a", {"messages": [QUESTION]}], tokenizer=PLAIN)

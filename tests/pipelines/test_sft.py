@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
 from kedge.errors import DataError, KedgeError, OutputError
+from kedge.inspect.page.data import data_sentences
+from kedge.inspect.record import read_run
 from kedge.logs.metrics import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
@@ -120,7 +122,7 @@ def test_an_interrupted_run_saves_its_model(tmp_path, monkeypatch):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_bad_rows_are_written_to_a_file_and_too_many_stop_the_run(tmp_path):
+def test_bad_rows_are_written_to_a_file_and_too_many_stop_the_run(tmp_path, capsys):
     rows = [*ROWS, {"prompt": "No answer"}]
     with pytest.raises(KedgeError, match="1 of 11 rows"):
         run_sft(config_for(tmp_path, "strict"), demonstrations=rows)
@@ -128,6 +130,12 @@ def test_bad_rows_are_written_to_a_file_and_too_many_stop_the_run(tmp_path):
     result = run_sft(config_for(tmp_path, "lenient", "data.max_rejected_fraction=0.2"), demonstrations=rows)
     rejected = [json.loads(line) for line in (result.folder / "rejected.jsonl").read_text().splitlines()]
     assert [row["line"] for row in rejected] == [11]
+    line = "10 of 11 rows used, 2 of them held out; 1 dropped: 1 field 'completion' is missing"
+    assert f"demonstrations: {line}\n" in capsys.readouterr().err
+    assert f"| demonstrations | {line} |" in (result.model / "README.md").read_text(encoding="utf-8")
+    record = read_run(result.folder)
+    assert record.data["demonstrations"]["dropped"] == {"field 'completion' is missing": 1}
+    assert data_sentences(record) == [f"Demonstrations: {line}."]
 
 
 def test_the_corrected_command_runs_in_the_same_folder(tmp_path):

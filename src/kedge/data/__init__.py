@@ -19,9 +19,11 @@ from kedge.data.tokens import (
     pad_left,
     pad_right,
 )
+from kedge.data.usage import DataUsage
 
 __all__ = [
     "Comparison",
+    "DataUsage",
     "Demonstration",
     "EncodedExample",
     "Padded",

@@ -9,6 +9,8 @@ from kedge.data.fields import Fields, check_fields, entries_of, field_of, messag
 from kedge.data.prompt_answers import (
     ReadingOptions,
     check_lengths,
+    cut_conversation,
+    cut_text,
     prompt_and_answers,
     render_prompt_and_answers,
     tldr_prompt,
@@ -16,7 +18,7 @@ from kedge.data.prompt_answers import (
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_example
-from kedge.data.truncation import reject_oversized, truncate_prompt
+from kedge.data.truncation import reject_oversized
 
 __all__ = ["parse_comparison", "parse_demonstration", "parse_prompt"]
 
@@ -76,9 +78,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     name = next((name for name in ("prompt", "messages", "text") if name in fields), "prompt")
     prompt = field_of(fields, name)
     if isinstance(prompt, str):
-        text = text_of(prompt, name)
-        if options.max_prompt_tokens is not None:
-            text = truncate_prompt(options.tokenizer, text, options.max_prompt_tokens, options.truncate)
+        text = cut_text(text_of(prompt, name), {}, options)
         check_lengths(text, {}, options)
         if fields.get("messages") is not None:
             messages_of(fields["messages"], "messages")  # reward models render this column
@@ -86,6 +86,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     messages = messages_of(prompt, name)
     if name == "messages" and messages[-1]["role"] == "assistant" and len(messages) > 1:
         messages = messages[:-1]
+    messages = cut_conversation(messages, {}, options)
     text = render_prompt(options.tokenizer, messages)
     check_lengths(text, {}, options)
     return Prompt(text, {**_columns(fields, name), "messages": messages})
@@ -109,10 +110,11 @@ def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
 
 def _plain_text(text: str, options: ReadingOptions) -> Demonstration:
     if options.max_length is not None:
-        reject_oversized(options.tokenizer, text, options.max_length, "the text")
+        kind = f"text longer than max_length={options.max_length}"
+        reject_oversized(options.tokenizer, text, options.max_length, "the text", kind)
         length = sum(map(len, encode_example(options.tokenizer, "", text)))
         if length > options.max_length:
-            raise RowError(f"the text is {length} tokens long, at most {options.max_length} fit")
+            raise RowError(f"the text is {length} tokens long, at most {options.max_length} fit", kind)
     return Demonstration("", text)
 
 

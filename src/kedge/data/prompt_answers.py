@@ -6,7 +6,7 @@ A row holds them as texts, as conversations, as a TL;DR post, or with the prompt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from kedge.data.fields import Fields, Messages, field_of, messages_of, text_of
 from kedge.data.rejections import RowError
 from kedge.data.templates import render_tldr, tldr_response
 from kedge.data.tokens import encode_completion, encode_prompt
-from kedge.data.truncation import Truncate, reject_oversized
+from kedge.data.truncation import Truncate, reject_oversized, truncate_conversation, truncate_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +24,8 @@ __all__ = [
     "ReadingOptions",
     "Template",
     "check_lengths",
+    "cut_conversation",
+    "cut_text",
     "prompt_and_answers",
     "render_prompt_and_answers",
     "tldr_prompt",
@@ -31,6 +33,17 @@ __all__ = [
 
 Template: TypeAlias = Literal["none", "tldr"]
 _TLDR_FIELDS = ("subreddit", "title", "post")
+
+
+@dataclass
+class CutCounter:
+    """Number of prompts that were cut to fit."""
+
+    count: int = 0
+
+    def note(self, kept: object, whole: object) -> None:
+        """Count a prompt of which something is missing."""
+        self.count += kept != whole
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,8 @@ class ReadingOptions:
         template: `tldr` builds prompts from the fields `subreddit`, `title` and `post`.
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
-        truncate: what to do with a plain-text prompt over `max_prompt_tokens`.
+        truncate: what to do with a prompt that is too long by itself or with its answers; answers are never cut.
+        cuts: counts the prompts that were cut.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -50,6 +64,7 @@ class ReadingOptions:
     max_prompt_tokens: int | None = None
     max_length: int | None = None
     truncate: Truncate = "never"
+    cuts: CutCounter = field(default_factory=lambda: CutCounter())
 
 
 def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
@@ -66,11 +81,7 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
     """
     if options.template == "tldr":
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
-        _reject_oversized(texts, options)
-        longest = max(len(encode_completion(options.tokenizer, text)) for text in texts.values())
-        limits = (options.max_prompt_tokens, None if options.max_length is None else options.max_length - longest)
-        budget = min((limit for limit in limits if limit is not None), default=None)
-        prompt = tldr_prompt(fields, options, budget=budget)
+        prompt = tldr_prompt(fields, options, budget=_prompt_budget(texts, options))
         return check_lengths(prompt, texts, options)
     if "chosen" in answers and _holds_prompt_in_answers(fields):
         return render_prompt_and_answers(*_split_prompt(answers["chosen"], answers["rejected"]), options)
@@ -78,17 +89,43 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
 
 
 def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
-    """The texts of a prompt and its answers, any of which may be a conversation."""
+    """The texts of a prompt and its answers, any of which may be a conversation; all answers share one cut prompt."""
     if not any(isinstance(part, (list, tuple)) for part in (prompt, *answers.values())):
         texts = {name: text_of(answer, name) for name, answer in answers.items()}
-        return check_lengths(text_of(prompt, "prompt"), texts, options)
+        return check_lengths(cut_text(text_of(prompt, "prompt"), texts, options), texts, options)
     messages = _as_messages(prompt, "prompt", "user")
-    start = render_prompt(options.tokenizer, messages)
-    texts = {
-        name: text_of(render_answer(options.tokenizer, messages, _as_messages(answer, name, "assistant")), name)
-        for name, answer in answers.items()
-    }
-    return check_lengths(start, texts, options)
+    ends = {name: _as_messages(answer, name, "assistant") for name, answer in answers.items()}
+    texts = _render_answers(messages, ends, options)
+    kept = cut_conversation(messages, texts, options)
+    if kept != messages:
+        texts = _render_answers(kept, ends, options)
+    return check_lengths(render_prompt(options.tokenizer, kept), texts, options)
+
+
+def cut_text(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> str:
+    """A plain-text prompt, cut to what its answers leave if `options.truncate` allows it.
+
+    Raises:
+        RowError: An answer alone is too long.
+    """
+    if options.truncate == "never" or (budget := _prompt_budget(answers, options)) is None:
+        return prompt
+    kept = truncate_prompt(options.tokenizer, prompt, budget, options.truncate, _kind(budget, options))
+    options.cuts.note(kept, prompt)
+    return kept
+
+
+def cut_conversation(prompt: Messages, answers: Mapping[str, str], options: ReadingOptions) -> Messages:
+    """A conversation, cut to what its answers leave if `options.truncate` allows it; errors as in `cut_text`."""
+    if options.truncate == "never" or (budget := _prompt_budget(answers, options)) is None:
+        return prompt
+    kept = truncate_conversation(options.tokenizer, prompt, budget, options.truncate, _kind(budget, options))
+    options.cuts.note(kept, prompt)
+    return kept
+
+
+def _render_answers(prompt: Messages, answers: Mapping[str, Messages], options: ReadingOptions) -> dict[str, str]:
+    return {name: text_of(render_answer(options.tokenizer, prompt, turn), name) for name, turn in answers.items()}
 
 
 def _as_messages(value: object, name: str, role: str) -> Messages:
@@ -134,29 +171,73 @@ def _shared_characters(first: str, second: str) -> int:
 def tldr_prompt(fields: Fields, options: ReadingOptions, *, budget: int | None) -> str:
     """The TL;DR prompt of a row, at most `budget` tokens long."""
     subreddit, title, post = (text_of(field_of(fields, name), name) for name in _TLDR_FIELDS)
-    return render_tldr(subreddit, title, post, options.tokenizer, budget)
+    prompt = render_tldr(subreddit, title, post, options.tokenizer, budget)
+    options.cuts.note(post.strip() in prompt, True)
+    return prompt
 
 
 def check_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> tuple[str, ...]:
     """The texts, after their lengths have been checked against the limits."""
-    limits = [limit for limit in (options.max_prompt_tokens, options.max_length) if limit is not None]
-    if limits:
-        reject_oversized(options.tokenizer, prompt, min(limits), "the prompt")
+    tokenizer, longest, longest_prompt = options.tokenizer, options.max_length, options.max_prompt_tokens
+    if longest_prompt is not None:
+        reject_oversized(tokenizer, prompt, longest_prompt, "the prompt", _prompt_kind(longest_prompt))
+    if longest is not None:
+        reject_oversized(
+            tokenizer, prompt, longest, "the prompt", f"prompt and answer longer than max_length={longest}"
+        )
     _reject_oversized(answers, options)
-    length = len(encode_prompt(options.tokenizer, prompt))
+    length = len(encode_prompt(tokenizer, prompt))
     if length == 0:
         raise RowError("the prompt has no tokens")
-    if options.max_prompt_tokens is not None and length > options.max_prompt_tokens:
-        raise RowError(f"the prompt is {length} tokens long, at most {options.max_prompt_tokens} fit")
-    if options.max_length is not None:
+    if longest_prompt is not None and length > longest_prompt:
+        raise RowError(
+            f"the prompt is {length} tokens long, at most {longest_prompt} fit", _prompt_kind(longest_prompt)
+        )
+    if longest is not None:
         for name, answer in answers.items():
-            total = length + len(encode_completion(options.tokenizer, answer))
-            if total > options.max_length:
-                raise RowError(f"prompt and {name!r} are {total} tokens long, at most {options.max_length} fit")
+            own = len(encode_completion(tokenizer, answer))
+            if length + own > longest:
+                parts = "answer alone" if own >= longest else "prompt and answer"
+                raise RowError(
+                    f"prompt and {name!r} are {length + own} tokens long, at most {longest} fit",
+                    f"{parts} longer than max_length={longest}",
+                )
     return (prompt, *answers.values())
+
+
+def _prompt_kind(limit: int) -> str:
+    return f"prompt longer than max_prompt_tokens={limit}"
+
+
+def _kind(budget: int, options: ReadingOptions) -> str:
+    """The kind of a prompt that is over a budget: which of the two limits it comes from."""
+    if budget == options.max_prompt_tokens:
+        return _prompt_kind(budget)
+    return f"prompt and answer longer than max_length={options.max_length}"
+
+
+def _prompt_budget(answers: Mapping[str, str], options: ReadingOptions) -> int | None:
+    """The most tokens that a prompt may have next to the longest of its answers; None for no limit.
+
+    Raises:
+        RowError: An answer leaves no token for the prompt.
+    """
+    if options.max_length is None or not answers:
+        return options.max_prompt_tokens
+    _reject_oversized(answers, options)
+    lengths = {name: len(encode_completion(options.tokenizer, answer)) for name, answer in answers.items()}
+    name = max(lengths, key=lambda name: lengths[name])
+    room = options.max_length - lengths[name]
+    if room < 1:
+        raise RowError(
+            f"{name!r} alone is {lengths[name]} tokens long, at most {options.max_length} fit with its prompt",
+            f"answer alone longer than max_length={options.max_length}",
+        )
+    return room if options.max_prompt_tokens is None else min(room, options.max_prompt_tokens)
 
 
 def _reject_oversized(answers: Mapping[str, str], options: ReadingOptions) -> None:
     if options.max_length is not None:
+        kind = f"answer alone longer than max_length={options.max_length}"
         for name, answer in answers.items():
-            reject_oversized(options.tokenizer, answer, options.max_length, repr(name))
+            reject_oversized(options.tokenizer, answer, options.max_length, repr(name), kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +38,7 @@ def read_demonstrations(
     max_length: int | None = None,
     max_prompt_tokens: int | None = None,
     template: Template = "none",
+    truncate: Truncate = "never",
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Demonstration]:
@@ -48,6 +50,8 @@ def read_demonstrations(
         max_length: the longest prompt with its completion, tokens, EOS included; None for no limit.
         max_prompt_tokens: the longest prompt, tokens; None for no limit.
         template: `tldr` builds the prompt from `subreddit`, `title` and `post`, cut at a paragraph where necessary.
+        truncate: what to do with a plain-text prompt or conversation over a limit: reject the row, or keep the start
+            or the end of the prompt (see `truncate_prompt`, `truncate_conversation`). Completions are never cut.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
 
@@ -57,8 +61,8 @@ def read_demonstrations(
 
     Source: spec §2.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length)
-    return _read(source, lambda value: parse_demonstration(value, options), max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate)
+    return _read(source, parse_demonstration, options, max_rejected_fraction, rejected_to)
 
 
 def read_comparisons(
@@ -68,15 +72,17 @@ def read_comparisons(
     max_length: int | None = None,
     max_prompt_tokens: int | None = None,
     template: Template = "none",
+    truncate: Truncate = "never",
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Comparison | Ranking]:
     """Preferences: `prompt` + `chosen` + `rejected`, or ranked lists of `prompt` + `responses` + `ranks`.
 
-    Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer.
+    Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer, and all answers
+    share one cut prompt.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length)
-    return _read(source, lambda value: parse_comparison(value, options), max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate)
+    return _read(source, parse_comparison, options, max_rejected_fraction, rejected_to)
 
 
 def read_prompts(
@@ -91,32 +97,34 @@ def read_prompts(
 ) -> Table[Prompt]:
     """Prompts to sample responses to: `prompt`, `messages`, `text`, TL;DR posts or bare strings.
 
-    Arguments and errors as in `read_demonstrations`. A plain-text prompt that is too long is rejected
-    (`truncate="never"`) or cut to its first (`keep_start`) or last (`keep_end`) tokens. Conversations are never cut,
-    since that would cut into the template.
+    Arguments and errors as in `read_demonstrations`.
     """
     options = ReadingOptions(tokenizer, template, max_prompt_tokens, truncate=truncate)
-    return _read(source, lambda value: parse_prompt(value, options), max_rejected_fraction, rejected_to)
+    return _read(source, parse_prompt, options, max_rejected_fraction, rejected_to)
 
 
 def _read(
     source: Source,
-    record_of: Callable[[object], RecordT],
+    parse: Callable[[object, ReadingOptions], RecordT],
+    options: ReadingOptions,
     max_rejected_fraction: float,
     rejected_to: Path | None,
 ) -> Table[RecordT]:
     table: Table[RecordT] = Table([], [])
+    num_cut = 0
     for row in rows_of(source):
+        before = options.cuts.count
         try:
-            table.records.append(record_of(_decoded(row)))
+            table.records.append(parse(_decoded(row), options))
+            num_cut += options.cuts.count > before
         except RowError as error:
-            table.rejected.append(Rejection.of(row, str(error)))
+            table.rejected.append(Rejection.of(row, error))
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
     if rejected_to is not None:
         write_rejections(rejected_to, table.rejected)
     check_rejections(table, name=_name(source), max_rejected_fraction=max_rejected_fraction)
-    return table
+    return replace(table, num_cut=num_cut)
 
 
 def _decoded(row: Row) -> object:

@@ -14,7 +14,14 @@ from kedge.data.rows import Row
 from kedge.errors import DataError
 from kedge.output import writing
 
-__all__ = ["MAX_REJECTED_FRACTION", "Rejection", "RowError", "Table", "check_rejections", "write_rejections"]
+__all__ = [
+    "MAX_REJECTED_FRACTION",
+    "Rejection",
+    "RowError",
+    "Table",
+    "check_rejections",
+    "write_rejections",
+]
 
 MAX_REJECTED_FRACTION = 0.05
 
@@ -22,7 +29,17 @@ RecordT = TypeVar("RecordT")
 
 
 class RowError(ValueError):
-    """The reason why a row cannot be used; the reader turns it into a `Rejection`."""
+    """The reason why a row cannot be used; the reader turns it into a `Rejection`.
+
+    Args:
+        reason: What is wrong with this row.
+        kind: The reason without what differs between rows, under which rows are counted; by default what precedes the
+            first detail of `reason`, without numbers.
+    """
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind or _kind_of(reason)
 
 
 @dataclass(frozen=True)
@@ -34,17 +51,19 @@ class Rejection:
         line: its line or row number, counted from 1.
         reason: what is wrong with it.
         preview: its first characters, safe to print.
+        kind: the reason without what differs between rows; rows are counted by it.
     """
 
     source: str
     line: int
     reason: str
     preview: str = ""
+    kind: str = ""
 
     @classmethod
-    def of(cls, row: Row, reason: str) -> Rejection:
+    def of(cls, row: Row, error: RowError) -> Rejection:
         """The rejection of a row."""
-        return cls(row.source, row.line, reason, row.preview)
+        return cls(row.source, row.line, str(error), row.preview, error.kind)
 
 
 @dataclass(frozen=True)
@@ -54,10 +73,16 @@ class Table(Generic[RecordT]):
     Attributes:
         records: the usable rows, in order.
         rejected: the unusable rows.
+        num_cut: usable rows whose prompt was cut to fit.
     """
 
     records: list[RecordT]
     rejected: list[Rejection]
+    num_cut: int = 0
+
+    def dropped(self) -> dict[str, int]:
+        """Number of unusable rows by reason, most frequent first."""
+        return dict(Counter(rejection.kind or rejection.reason for rejection in self.rejected).most_common())
 
 
 def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
@@ -103,8 +128,12 @@ def check_rejections(
 
 
 def _commonest_reason(rejections: Sequence[Rejection]) -> tuple[str, int, Rejection]:
-    # Reasons that differ only in numbers (columns, token counts) count as one.
-    kinds = [re.sub(r"\d+", "0", rejection.reason) for rejection in rejections]
+    kinds = [rejection.kind for rejection in rejections]
     [(kind, count)] = Counter(kinds).most_common(1)
     first = rejections[kinds.index(kind)]
     return first.reason, count, first
+
+
+def _kind_of(reason: str) -> str:
+    """`field 'x' is missing (the row has 'y')` → `field 'x' is missing`; `3 responses …` → `N responses …`."""
+    return re.sub(r"\d[\d,]*", "N", re.split(r": | \(|, expected ", reason, maxsplit=1)[0])

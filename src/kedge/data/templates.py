@@ -52,7 +52,10 @@ def render_tldr(
     # Bisection finds the same cut as dropping line by line, without encoding a long post once per line.
     kept = bisect_right(range(1, len(lines)), max_tokens, key=num_tokens)
     if kept == 0:
-        raise RowError(f"the post is too long: at most {max_tokens} tokens fit, and its first paragraph alone has more")
+        raise RowError(
+            f"the post is too long: at most {max_tokens} tokens fit, and its first paragraph alone has more",
+            "post whose first paragraph is too long",
+        )
     return prompt(kept)
 
 

@@ -1,16 +1,18 @@
-"""Truncation of plain-text prompts that are too long, at a token boundary."""
+"""Limits of length: prompts that are too long are cut, texts at a token and conversations at a turn, or rejected."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from kedge.data.chat import render_prompt
+from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_prompt, encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Truncate", "oversized_prefix", "reject_oversized", "truncate_prompt"]
+__all__ = ["Truncate", "oversized_prefix", "reject_oversized", "truncate_conversation", "truncate_prompt"]
 
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
@@ -30,17 +32,26 @@ def oversized_prefix(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: 
     return start if len(start) < len(text) and len(encode_prompt(tokenizer, start)) > 2 * max_tokens else None
 
 
-def reject_oversized(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, name: str) -> None:
+def reject_oversized(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, name: str, kind: str) -> None:
     """Reject a text that is certainly too long, without encoding all of it.
+
+    Args:
+        tokenizer: measures the text.
+        text: the text.
+        max_tokens: the limit.
+        name: what the text is, for the reason.
+        kind: see `RowError`.
 
     Raises:
         RowError: The text is oversized.
     """
     if oversized_prefix(tokenizer, text, max_tokens) is not None:
-        raise RowError(f"{name} is {len(text)} characters long, at most {max_tokens} tokens fit")
+        raise RowError(f"{name} is {len(text)} characters long, at most {max_tokens} tokens fit", kind)
 
 
-def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate) -> str:
+def truncate_prompt(
+    tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate, kind: str = ""
+) -> str:
     """A prompt cut to its first or last tokens, as text; unchanged if it fits.
 
     Args:
@@ -48,19 +59,20 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
         text: the prompt.
         max_tokens: the longest prompt, BOS included.
         truncate: which end to keep; `never` rejects a prompt that is too long.
+        kind: of the rejection, see `RowError`.
 
     Raises:
         RowError: The prompt is too long and may not be cut, or is empty once cut.
     """
     if truncate == "never":
-        reject_oversized(tokenizer, text, max_tokens, "the prompt")
+        reject_oversized(tokenizer, text, max_tokens, "the prompt", kind)
     elif (start := oversized_prefix(tokenizer, text, max_tokens)) is not None:
         text = start if truncate == "keep_start" else text[-len(start) :]
     ids = encode_prompt(tokenizer, text)
     if len(ids) <= max_tokens:
         return text
     if truncate == "never":
-        raise RowError(f"the prompt is {len(ids)} tokens long, at most {max_tokens} fit")
+        raise RowError(f"the prompt is {len(ids)} tokens long, at most {max_tokens} fit", kind)
     # Without special tokens: encoding the cut prompt adds BOS back.
     plain = encode_text(tokenizer, text)
     for count in range(max_tokens, 0, -1):
@@ -70,3 +82,39 @@ def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: i
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
             return cut
     raise RowError(f"the prompt is empty when cut to {max_tokens} tokens")
+
+
+def truncate_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, max_tokens: int, truncate: Truncate, kind: str = ""
+) -> Messages:
+    """A conversation without its oldest turns, as many as necessary; unchanged if it fits.
+
+    A cut inside the rendered text would cut into the template. So `keep_end` drops whole turns, after the system
+    message and up to a message of the user. `keep_start` would drop the question, so that it rejects like `never`.
+
+    Args:
+        tokenizer: renders and measures the conversation.
+        messages: the conversation.
+        max_tokens: the longest prompt, BOS included.
+        truncate: see above.
+        kind: of the rejection, see `RowError`.
+
+    Raises:
+        RowError: The conversation is too long, and may not be cut or its last turn alone is too long.
+        DataError: The tokenizer has no chat template.
+    """
+    text = render_prompt(tokenizer, messages)
+    if _fits(tokenizer, text, max_tokens):
+        return messages
+    num_system = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    for start in range(num_system + 1, len(messages)) if truncate == "keep_end" else ():
+        kept = [*messages[:num_system], *messages[start:]]
+        if messages[start]["role"] == "user" and _fits(tokenizer, render_prompt(tokenizer, kept), max_tokens):
+            return kept
+    reject_oversized(tokenizer, text, max_tokens, "the prompt", kind)
+    length, alone = len(encode_prompt(tokenizer, text)), ", and so is its last turn" if truncate == "keep_end" else ""
+    raise RowError(f"the prompt is {length} tokens long, at most {max_tokens} fit{alone}", kind)
+
+
+def _fits(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> bool:
+    return oversized_prefix(tokenizer, text, max_tokens) is None and len(encode_prompt(tokenizer, text)) <= max_tokens

@@ -16,7 +16,7 @@ from kedge.logs.details import DETAILS_FILE
 from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, ROLES_FILE
+from kedge.output import CONFIG_FILE, DATA_FILE, FINISHED_FILE, INCIDENTS_FILE, ROLES_FILE
 
 __all__ = ["RunRecord", "build_record", "last_written", "read_config", "read_json_object", "read_run"]
 
@@ -38,6 +38,8 @@ class RunRecord:
         samples: Rows of `samples.jsonl`.
         incidents: Rows of `incidents.jsonl`.
         roles: `roles.json`: the size of each model, by role.
+        data: `data.json`: by role (`demonstrations`, `comparisons`, `prompts`, `pretraining`) an object with `sources`,
+            `rows`, `used`, `held_out`, `cut`, `dropped` (counts by reason), `notes` and `line`, the same in words.
         summary: `finished.json` and `summary.json` merged; empty before the end.
         state: Whether the run finished, is running as far as its files show, or stopped early.
     """
@@ -50,6 +52,7 @@ class RunRecord:
     samples: Sequence[dict[str, Any]] = ()
     incidents: Sequence[dict[str, Any]] = ()
     roles: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     state: Literal["finished", "running", "stopped"] = "finished"
 
@@ -124,6 +127,7 @@ def build_record(
         samples=samples,
         incidents=incidents,
         roles=read_json_object(folder / ROLES_FILE),
+        data=read_json_object(folder / DATA_FILE),
         summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
         state="finished" if finished else _guess_state(folder, metrics),
     )

@@ -72,8 +72,11 @@ def run_evaluate(
     sampling = sampling_of(config)
     room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    chosen = all_prompts[: settings.num_prompts]
+    if len(chosen) < len(all_prompts):
+        run.data.add("prompts", used=len(chosen), note="evaluate.num_prompts leaves out the rest")
     evaluator = Evaluator(
-        all_prompts[: settings.num_prompts],
+        chosen,
         reader=policy,
         judge=load_judge(judge, config, run, policy.tokenizer),
         sampling=sampling,

@@ -9,13 +9,12 @@ Source: spec §3.8–11.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import split_eval
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_comparisons, load_demonstrations
@@ -82,7 +81,7 @@ def run_reward(
         if demonstrations or config.data.demonstrations
         else []
     )
-    split = split_eval(records, config.data.eval_fraction, config.runtime.seed)
+    split = run.data.split("comparisons", records, config)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
     with supervised_training(config, run, num_steps, shown=("loss", "accuracy", "eval/accuracy")) as training:
@@ -96,7 +95,7 @@ def run_reward(
             **settings.model_dump(exclude={"base"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report))
+        save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report, run.data.facts()))
         end_training(config, run, report.outcome)
     run.finish({"summary": summary})
     say_findings(run.folder)
@@ -114,8 +113,8 @@ def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: 
     return summary
 
 
-def _card(source: str, report: RewardModelReport) -> ModelCard:
-    facts: dict[str, object] = {"optimizer steps": report.outcome.num_steps}
+def _card(source: str, report: RewardModelReport, data: Mapping[str, object]) -> ModelCard:
+    facts: dict[str, object] = {**data, "optimizer steps": report.outcome.num_steps}
     if report.agreement is not None:
         facts["held-out accuracy"] = report.agreement.accuracy
         facts["accuracy of taking the longer answer"] = report.agreement.length_accuracy

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
 
 from kedge.config import Config
-from kedge.data import Demonstration, encode_example, split_eval
+from kedge.data import Demonstration, encode_example
 from kedge.models import (
     LanguageModel,
     ModelCard,
@@ -84,12 +84,12 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
 
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
-    split = split_eval(records, config.data.eval_fraction, config.runtime.seed)
+    split = run.data.split("demonstrations", records, config)
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
 
     with supervised_training(config, run, num_steps, shown=("loss", "eval/loss")) as training:
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
-        facts = {"demonstrations": len(split.train), "optimizer steps": outcome.num_steps, **outcome.evaluation}
+        facts = {**run.data.facts(), "optimizer steps": outcome.num_steps, **outcome.evaluation}
         stop_ids = own_stop_tokens(tokenizer, model).ids
         card = ModelCard("sft", source, facts)
         save_policy(model, tokenizer, run.folder / "model", card=card, stop_tokens=stop_ids)

@@ -36,15 +36,19 @@ def load_prompts(
         DataError: The data cannot be read, or too many rows are unusable.
     """
     data = config.data
+    limit = data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room)
     table = read_prompts(
         Sources(tuple(data.prompts)) if prompts is None else prompts,
         tokenizer=tokenizer,
-        max_prompt_tokens=data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room),
+        max_prompt_tokens=limit,
         template=data.template,
         truncate=data.truncate,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )
+    own = limit == data.max_prompt_tokens
+    name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
+    run.data.note("prompts", table, data.prompts if prompts is None else (), {f"max_prompt_tokens={limit}": name})
     # Missing columns become None: a reward function that takes a column must get it for every response.
     names = dict.fromkeys(name for record in table.records for name in record.columns)
     return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -35,7 +35,10 @@ def load_demonstrations(
         DataError: The data cannot be read, or too many rows are unusable.
     """
     source = Sources(tuple(config.data.demonstrations)) if rows is None else rows
-    return read_demonstrations(source, **_reading(config, run, tokenizer, context_length)).records
+    reading = _reading(config, run, tokenizer, context_length)
+    table = read_demonstrations(source, **reading)
+    run.data.note("demonstrations", table, config.data.demonstrations if rows is None else (), _limits(config, reading))
+    return table.records
 
 
 def load_comparisons(
@@ -48,7 +51,10 @@ def load_comparisons(
 ) -> list[Comparison | Ranking]:
     """Read `config.data.comparisons`, or rows in its place; arguments and errors as in `load_demonstrations`."""
     source = Sources(tuple(config.data.comparisons)) if rows is None else rows
-    return read_comparisons(source, **_reading(config, run, tokenizer, context_length)).records
+    reading = _reading(config, run, tokenizer, context_length)
+    table = read_comparisons(source, **reading)
+    run.data.note("comparisons", table, config.data.comparisons if rows is None else (), _limits(config, reading))
+    return table.records
 
 
 def _reading(
@@ -60,6 +66,17 @@ def _reading(
         "max_length": min(data.max_length, context_length or data.max_length),
         "max_prompt_tokens": data.max_prompt_tokens,
         "template": data.template,
+        "truncate": data.truncate,
         "max_rejected_fraction": data.max_rejected_fraction,
         "rejected_to": run.folder / REJECTED_FILE,
+    }
+
+
+def _limits(config: Config, reading: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the limits, by the names that readers use."""
+    longest, longest_prompt = reading["max_length"], config.data.max_prompt_tokens
+    own = longest == config.data.max_length
+    return {
+        f"max_prompt_tokens={longest_prompt}": f"data.max_prompt_tokens={longest_prompt}",
+        f"max_length={longest}": f"data.max_length={longest}" if own else f"the context of {longest} tokens",
     }

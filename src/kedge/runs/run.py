@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, FINISHED_FILE, REJECTED_FILE, is_run, replace_file, writing
+from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
 from kedge.training.checkpoint.resume import CHECKPOINTS
@@ -67,6 +68,7 @@ class Run:
         fingerprint: Hashes of the run's inputs; see `input_hashes`.
         resumed: The folder contains an earlier start of this run.
         checkpoint: The checkpoint to resume from; None starts from the beginning.
+        data: How much of the data the run uses; filled while it is loaded.
     """
 
     folder: Path
@@ -78,9 +80,10 @@ class Run:
     fingerprint: Mapping[str, str]
     resumed: bool = False
     checkpoint: Checkpoint | None = None
+    data: DataLog = field(default_factory=DataLog)
 
     def start(self) -> None:
-        """Create the folder with `config.yaml`. Called after everything is loaded and checked.
+        """Create the folder with `config.yaml` and `data.json`. Called after everything is loaded and checked.
 
         An earlier error leaves no files, so the corrected command can use the same folder.
 
@@ -90,6 +93,7 @@ class Run:
         if not self.resumed:
             create_run_folder(self.folder)
         write_config(self.folder, self.config_text, self.facts)
+        self.data.publish(self.folder)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as finished and write its summary."""

@@ -51,8 +51,9 @@ class DataConfig(Section):
     )
     truncate: Literal["never", "keep_start", "keep_end"] = field(
         "never",
-        meaning="What to do with a prompt longer than max_prompt_tokens: reject the row, keep its start, or keep its "
-        "end.",
+        meaning="What to do with a prompt that is too long, by itself (max_prompt_tokens) or with its completion "
+        "(max_length): reject the row, keep the prompt's start, or keep its end (of a conversation, the last turns). "
+        "Completions are never cut.",
         source="kedge: a truncated prompt is a different task, so truncation is opt-in; template=tldr always truncates "
         "at a paragraph",
     )

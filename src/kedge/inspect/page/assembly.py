@@ -9,6 +9,7 @@ from typing import Any
 from kedge.inspect.page.clipping import clipping
 from kedge.inspect.page.cost import cost
 from kedge.inspect.page.curves import curves
+from kedge.inspect.page.data import data_sentences
 from kedge.inspect.page.frontier import FrontierPoint, frontier
 from kedge.inspect.page.panels import PANELS, find_panels
 from kedge.inspect.page.responses import shown_responses
@@ -92,7 +93,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "stage": record.stage,
         "state": record.state,
         "facts": dict(record.facts),
-        "sentences": describe_run(record),
+        "sentences": [*describe_run(record), *data_sentences(record)],
         "findings": None if run.findings is None else [dict(finding) for finding in run.findings],
         "incidents": len(record.incidents),
         "first_and_last": first_and_last(record),

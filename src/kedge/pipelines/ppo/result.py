@@ -51,6 +51,7 @@ def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
 
 def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
     facts: dict[str, object] = {
+        **run.data.facts(),
         "PPO updates": len(metrics),
         "responses": len(metrics) * config.responses_per_update,
         "reward": roles.reward.name,

@@ -213,9 +213,11 @@ def _load_pretraining(
         Sources(tuple(config.data.pretraining)),
         tokenizer=tokenizer,
         max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
+        truncate=config.data.truncate,
         max_rejected_fraction=config.data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )
+    run.data.note("pretraining", table, config.data.pretraining)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],

@@ -1,0 +1,20 @@
+from kedge.data import DataUsage
+
+
+def test_the_line_says_what_is_used_held_out_and_dropped():
+    dropped = {"longer than data.max_prompt_tokens=512": 1180, "field 'prompt' is empty": 8}
+    usage = DataUsage(("a.jsonl", "b.jsonl"), 2400, 1212, held_out=60, cut=3, dropped=dropped, notes=["by row"])
+    assert usage.line == (
+        "1,212 of 2,400 rows of a.jsonl, b.jsonl used, 60 of them held out; 1,188 dropped: "
+        "1,180 longer than data.max_prompt_tokens=512, 8 field 'prompt' is empty; 3 prompts cut to fit; by row"
+    )
+    assert usage.as_json()["line"] == usage.line
+    assert DataUsage((), 3, 3).line == "all 3 rows used"
+    assert DataUsage(tuple("abcde"), 3, 3).line == "all 3 rows of a, b, c and 2 more used"
+
+
+def test_a_model_card_names_no_folder_of_the_machine():
+    assert (
+        DataUsage(("./secret/place/rows.jsonl", "org/name"), 3, 3).public_line
+        == "all 3 rows of rows.jsonl, org/name used"
+    )
