@@ -71,7 +71,7 @@ prompt_lists = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=40).fi
 
 @given(prompts=prompt_lists, fraction=st.floats(0.01, 0.9), seed=st.integers(0, 5))
 def test_no_prompt_is_in_both_parts(prompts, fraction, seed):
-    records = [Comparison(prompt, str(index), "x") for index, prompt in enumerate(prompts)]
+    records: list[Comparison | Ranking] = [Comparison(prompt, str(index), "x") for index, prompt in enumerate(prompts)]
     split = split_eval(records, fraction, seed)
     assert not {record.prompt for record in split.train} & {record.prompt for record in split.eval}
     assert sorted([*split.train, *split.eval], key=records.index) == records

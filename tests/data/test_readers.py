@@ -1,6 +1,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,14 +31,14 @@ POST = {"subreddit": "boats", "title": "Help", "post": "The rope broke."}
 TLDR = "SUBREDDIT: r/boats\n\nTITLE: Help\n\nPOST: The rope broke.\n\nTL;DR:"
 
 
-def one(read, row, *, tokenizer=CHAT, **settings):
+def one(read: Any, row: Any, *, tokenizer: Any = CHAT, **settings: Any) -> Any:
     """The record of one row, or its rejection."""
     good = {**POST, "prompt": "a", "completion": "b", "summary": "b", "chosen": "b", "rejected": "c"}
     table = read([good, row], tokenizer=tokenizer, max_rejected_fraction=0.5, **settings)
     return (table.records[1:] or table.rejected)[0]
 
 
-def reason(read, row, **settings) -> str:
+def reason(read: Any, row: Any, **settings: Any) -> str:
     """The reason why a row is rejected."""
     rejection = one(read, row, **settings)
     assert (rejection.source, rejection.line) == ("list", 2)
@@ -300,10 +301,10 @@ def test_a_conversation_needs_a_chat_template():
 def test_a_conversation_is_encoded_as_its_template_writes_it():
     record = one(read_demonstrations, {"messages": [QUESTION, ANSWER]})
     halves = encode_example(CHAT, record.prompt, record.completion)
-    rendered = CHAT.apply_chat_template([QUESTION, ANSWER], tokenize=False)
+    rendered = str(CHAT.apply_chat_template([QUESTION, ANSWER], tokenize=False))
     assert rendered == RENDERED + "Because.<eos>\n"
     assert CHAT.decode([*halves.prompt, *halves.completion]) == rendered.rstrip()
-    assert halves.completion.count(CHAT.eos_token_id) == 1
+    assert [id for id in halves.completion if id == CHAT.eos_token_id] == [CHAT.eos_token_id]
 
 
 def test_a_row_that_the_chat_template_rejects_is_a_bad_row():
