@@ -1,29 +1,37 @@
-"""`python -m handbook`: writes the generated pages and their figures."""
+"""`python -m handbook`: writes the generated pages, the README's table of results, and all figures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from handbook.demo import draw_demo, read_demo, with_results
 from handbook.pages import generated_pages
 from handbook.token import compute_update, read_record
 from handbook.token_pictures import draw_pictures
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
 def main() -> None:
     """Write the pages that changed, and draw all figures."""
     write_pages()
     draw_pictures(compute_update(read_record()), DOCS / "pictures")
+    draw_demo(read_demo(), DOCS / "pictures")
 
 
 def write_pages() -> None:
     """Write the pages that changed."""
+    readme = ROOT / "README.md"
+    _write(readme, with_results(readme.read_text(encoding="utf-8"), read_demo()))
     for name, text in generated_pages().items():
-        page = DOCS / name
-        if not page.is_file() or page.read_text(encoding="utf-8") != text:
-            page.write_text(text, encoding="utf-8")
-            print(f"docs/{name} updated")
+        _write(DOCS / name, text)
+
+
+def _write(page: Path, text: str) -> None:
+    if not page.is_file() or page.read_text(encoding="utf-8") != text:
+        page.write_text(text, encoding="utf-8")
+        print(f"{page.relative_to(ROOT)} updated")
 
 
 if __name__ == "__main__":

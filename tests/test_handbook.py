@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from handbook.demo import DemoRecord, draw_demo, duration, read_demo, results_block, with_results
 from handbook.pages import generated_pages
 from handbook.site import on_page_content
 from handbook.token import TokenUpdate, compute_update, read_record
 from handbook.token_pictures import PICTURES, draw_pictures
+from kedge.cli import app
 from kedge.config import PRESETS
 from kedge.config.explain.describe import all_fields
+from kedge.demo.recipe import DURATION
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -51,9 +55,15 @@ def test_every_field_has_an_entry_with_its_documentation() -> None:
     assert "- **default:** `0.2`\n" in entries["ppo.clip_range"]
     assert "- **too low:** " in entries["ppo.clip_range"]
     assert [name for name, entry in entries.items() if "- **source:** " not in entry] == []
+    # Rows are packed: docs/trl.md.
+    assert [name for name, entry in entries.items() if "padded to" in entry] == []
     set_by = re.findall(r"`(\S+)` (\S+)", entries["ppo.kl_coef"].split("- **presets:** ")[1])
     assert len(set_by) == 2  # presets whose value is not the default of 0.05
     assert all(PRESETS[name].values["ppo.kl_coef"].value == float(value.strip(",")) for name, value in set_by)
+
+
+def svg_texts(path: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +109,37 @@ def test_the_tokens_values_follow_from_the_definitions(update: TokenUpdate) -> N
 def test_the_figures_show_the_records_values(update: TokenUpdate, tmp_path: Path) -> None:
     draw_pictures(update, tmp_path)
     for name in PICTURES:
-        drawn, kept = (re.findall(r"<text[^>]*>([^<]*)</text>", (folder / f"{name}.svg").read_text(encoding="utf-8"))
-                       for folder in (tmp_path, DOCS / "pictures"))  # fmt: skip
+        drawn, kept = (svg_texts(folder / f"{name}.svg") for folder in (tmp_path, DOCS / "pictures"))
         assert drawn == kept, f"docs/pictures/{name}.svg is out of date: run `make docs-pages`"
     clip = (DOCS / "pictures" / "clip.svg").read_text(encoding="utf-8")
     assert all(f"ρ = {float(epoch[update.row, update.token]):.2f}" in clip for epoch in update.ratios)
+
+
+@pytest.fixture(scope="module")
+def demo() -> DemoRecord:
+    return read_demo()
+
+
+def test_the_demos_table_and_figure_show_its_record(demo: DemoRecord, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_results(readme, demo) == readme, "README.md is out of date: run `make docs-pages`"
+    assert f"on two cores: {demo.seconds:.0f} s" in results_block(demo)
+    draw_demo(demo, tmp_path)
+    drawn, kept = (svg_texts(folder / "demo.svg") for folder in (tmp_path, DOCS / "pictures"))
+    assert drawn == kept, "docs/pictures/demo.svg is out of date: run `make docs-pages`"
+    assert f"PPO policy {demo.gold_quality['ppo']:.3f}" in kept
+
+
+def test_the_demos_duration_is_the_same_everywhere(demo: DemoRecord) -> None:
+    """Every sentence that names the demo and a number of minutes states the recorded duration."""
+    pages = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *DOCS.glob("*.md"))}
+    commands = {name: command.help or "" for name, command in get_command(app).commands.items()}  # pyright: ignore
+    texts = [re.sub(r"\s+", " ", text) for text in (*pages.values(), *commands.values())]
+    sentence = r"[^.|`]*\b(?:demo|summarizer)\b[^.|`]*\b\w+(?: to \w+)? minutes?[^.|`]*"
+    stated = [found for text in texts for found in re.findall(sentence, text)]
+    assert duration(demo) == DURATION
+    assert len(stated) >= 3
+    assert [found for found in stated if DURATION not in found] == []
 
 
 def test_long_names_may_break_except_in_a_first_column() -> None:

@@ -23,6 +23,7 @@ from kedge.cli.options import (
 )
 from kedge.cli.resolving import resolve, resume_from
 from kedge.config import choose_output
+from kedge.demo.recipe import DURATION
 
 __all__ = ["app"]
 
@@ -192,9 +193,9 @@ def evaluate(
     run_evaluate(resolved)
 
 
-@app.command()
+@app.command(help=f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}.")
 def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
-    """Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: 5 minutes on two cores."""
+    """Run the demo."""
     folder = choose_output(out, "demo")
     from kedge.pipelines.demo import run_demo
 

@@ -38,7 +38,7 @@ class DataConfig(Section):
         gt=0,
         meaning="Maximum prompt length, in tokens.",
         source="N+ (TL;DR queries)",
-        too_high="a few very long prompts take most of the memory and time, since batches are padded to the longest",
+        too_high="a few very long prompts take most of the memory and time",
         too_low="prompts are rejected, or lose text that the response needs",
     )
     max_length: int = field(

@@ -1,0 +1,122 @@
+"""The demo's published figures: `python -m handbook.demo runs/demo` records them, `python -m handbook` writes them.
+
+`handbook/demo.json` is the one source of the README's table, of the figure, and of every statement about the demo's
+duration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handbook.svg import save_svg
+from kedge.algorithm.statistics import Interval
+from kedge.demo.gold_evaluation import CurvePoint
+from kedge.demo.report import WITHOUT_KL, draw_curve
+
+__all__ = ["DemoRecord", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
+
+RECORD = Path(__file__).parent / "demo.json"
+BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
+WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}
+
+
+@dataclass(frozen=True)
+class DemoRecord:
+    """Figures of one run of the demo.
+
+    Attributes:
+        gold_quality: Mean quality by writer.
+        gold_axes: Mean score per axis, by writer.
+        win_rates: Win rate of PPO, by opponent.
+        reward_model_accuracy: Share of held-out comparisons.
+        kl: Nats per response.
+        curve: The run without KL penalty.
+        num_posts: Posts of the evaluation.
+        seconds: Duration.
+    """
+
+    gold_quality: dict[str, float]
+    gold_axes: dict[str, dict[str, float]]
+    win_rates: dict[str, Interval]
+    reward_model_accuracy: float
+    kl: float
+    curve: list[CurvePoint]
+    num_posts: int
+    seconds: float
+
+
+def read_demo(path: Path = RECORD) -> DemoRecord:
+    """The record."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    curve = [CurvePoint(**{**point, "gold": Interval(**point["gold"])}) for point in record.pop("curve")]
+    win_rates = {name: Interval(**rate) for name, rate in record.pop("win_rates").items()}
+    return DemoRecord(curve=curve, win_rates=win_rates, **record)
+
+
+def duration(record: DemoRecord) -> str:
+    """The duration as the documentation states it: minutes, rounded up."""
+    names = ("one minute", "two minutes", "three minutes", "four minutes", "five minutes")
+    return f"about {names[math.ceil(record.seconds / 60) - 1]} on two cores"
+
+
+def results_block(record: DemoRecord) -> str:
+    """The README's table of results."""
+    return f"""\
+| writer | gold quality | coverage | accuracy | PPO win rate against it |
+|---|---|---|---|---|
+{_rows(record)}
+
+{record.num_posts} held-out posts, 95 % confidence intervals. The reward model agrees with the annotator on \
+{100 * record.reward_model_accuracy:.0f} % of held-out
+comparisons. KL between the PPO policy and the SFT policy: {record.kl:.1f} nats per response. Total time on two cores: \
+{record.seconds:.0f} s.
+"""
+
+
+def with_results(text: str, record: DemoRecord) -> str:
+    """A page with the table between its markers renewed."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + results_block(record) + END + rest.split(END)[1]
+
+
+def draw_demo(record: DemoRecord, folder: Path) -> None:
+    """Write the over-optimization curve, `demo.svg`."""
+    save_svg(draw_curve(record.curve, record.gold_quality), folder / "demo.svg")
+
+
+def _rows(record: DemoRecord) -> str:
+    return "\n".join(
+        f"| {label} | {record.gold_quality[name]:.2f} | {record.gold_axes[name]['coverage']:.2f} | "
+        f"{record.gold_axes[name]['accuracy']:.2f} | {_percentages(record.win_rates.get(name))} |"
+        for name, label in WRITERS.items()
+    )
+
+
+def _percentages(rate: Interval | None) -> str:
+    return "–" if rate is None else f"{100 * rate.value:.0f} % ({100 * rate.low:.0f}–{100 * rate.high:.0f})"
+
+
+def main(folder: Path) -> None:
+    """Record a finished demo."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    same = ("gold_quality", "gold_axes", "reward_model_accuracy", "kl", "num_posts", "seconds")
+    rates = {"sft": summary["win_rate_over_sft"], "references": summary["win_rate_over_references"]}
+    record = {name: summary[name] for name in same} | {"win_rates": rates, "curve": summary["curves"][WITHOUT_KL]}
+    RECORD.write_text(json.dumps(_rounded(record), indent=1) + "\n", encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
