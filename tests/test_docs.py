@@ -65,7 +65,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
-    [example] = [block for page, block in blocks("yaml") if page == "docs/configuration.md"]
+    example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
@@ -263,11 +263,12 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
         return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
+    small["schedules"] = {"ppo.clip_range": {1: 0.2}}
     config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)
     run_ppo(config, prompts=["The boat"], reward=[vowels, judge])
     found = measured(tmp_path / "run")
     assert found >= {"score/vowels", "score/judging"}
-    found = {name.replace("vowels", "NAME").replace("judging", "NAME") for name in found}
+    found = {re.sub("vowels|judging|ppo.clip_range", "NAME", name) for name in found}
     assert found | {"memory/device"} == documented("PPO")  # CUDA only
 
 

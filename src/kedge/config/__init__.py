@@ -7,6 +7,7 @@ from kedge.config.loading.changes import changed_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.presets import PRESETS, Preset
+from kedge.config.schedules import config_at, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
@@ -42,6 +43,7 @@ __all__ = [
     "changed_settings",
     "check_stage",
     "choose_output",
+    "config_at",
     "config_from_settings",
     "describe_presets",
     "explain",
@@ -49,5 +51,6 @@ __all__ = [
     "load_config",
     "resolved_yaml",
     "schedule_in_words",
+    "scheduled_values",
     "with_values",
 ]

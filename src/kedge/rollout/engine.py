@@ -21,6 +21,10 @@ class Engine(Protocol):
         """
         ...
 
+    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Engine:
+        """The same engine with another length limit and temperature."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],

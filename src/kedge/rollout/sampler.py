@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -59,6 +59,10 @@ class Sampler:
     def _stops(self) -> Int[Tensor, " stops"]:
         """The stop tokens on the device, where each step compares with them."""
         return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
+
+    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Sampler:
+        """A sampler of the same policy with another length limit and temperature."""
+        return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
 
     @torch.no_grad()
     def generate(

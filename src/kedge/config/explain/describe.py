@@ -103,6 +103,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield f"any of {', '.join(_kinds(arguments[0]))}"
     elif origin is list and get_origin(arguments[0]) in (Union, types.UnionType):
         yield "a list of these"
+    elif origin is dict:
+        yield "a mapping of fields to {update: value}"
     elif origin is list:
         yield "a source or a list of sources"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):

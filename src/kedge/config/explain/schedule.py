@@ -43,6 +43,9 @@ def _run(config: Config, num_prompts_available: int | None) -> list[str]:
             f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
             f"controllers cover the {_count(config.ppo.num_policy_updates, 'update')} after them."
         )
+    for field, points in config.schedules.items():
+        changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
+        lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
     if num_prompts_available:
         lines.append(
             f"It uses {_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "

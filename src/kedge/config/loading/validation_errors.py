@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
+from kedge.config.schedules import check_schedules
 from kedge.config.schema.reward_term import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
@@ -27,9 +28,11 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
         ConfigError: One line with the first mistake, and the names of the other fields with one.
     """
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error.errors(include_url=False), places)) from None
+    check_schedules(config)
+    return config
 
 
 def _one_line(errors: list[ErrorDetails], places: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.checkpoint import CheckpointConfig
 from kedge.config.schema.data import DataConfig
@@ -41,6 +42,25 @@ def _as_terms(value: object) -> object:
     return value
 
 
+def _as_schedules(value: object) -> object:
+    """Flatten `{ppo: {kl_coef: …}}`, which a file may have, to `{ppo.kl_coef: …}`; refuse true and false as numbers."""
+    if not isinstance(value, Mapping):
+        return value
+    flat: dict[str, Any] = {}
+    for name, entry in cast("Mapping[str, Any]", value).items():
+        fields = _entries(entry)
+        nested = fields and all(isinstance(points, Mapping) for points in fields.values())
+        flat |= {f"{name}.{field}": points for field, points in fields.items()} if nested else {name: entry}
+    if any(isinstance(number, bool) for points in flat.values() for number in _entries(points).values()):
+        raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
+    return flat
+
+
+def _entries(value: object) -> Mapping[str, Any]:
+    """A mapping's entries; none for another value."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
 class Config(Section):
     """Everything that a run reads. Each stage reads its own section and the shared ones."""
 
@@ -70,6 +90,12 @@ class Config(Section):
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
     rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
     ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
+    schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field(
+        {},
+        meaning="Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g. "
+        "{ppo.entropy_coef: {1: 0.01, 100: 0}}.",
+        source="kedge: every coefficient stays constant unless asked",
+    )
     rlhf: RlhfConfig = field(RlhfConfig(), meaning="The three stages in a row.", source="InstructGPT")
     generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")
     evaluate: EvaluateConfig = field(EvaluateConfig(), meaning="Comparison of policies.", source="kedge")

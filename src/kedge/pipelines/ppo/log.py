@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kedge.algorithm.experience import Experience
-from kedge.config import Config, field_advice, schedule_in_words
+from kedge.config import Config, config_at, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
 from kedge.logs.experience_metrics import describe_experience, describe_samples
@@ -83,7 +83,7 @@ class PpoLog:
             prompts: One per response.
             result: The result of the PPO epochs.
         """
-        passes, loss = result.passes, self.config.ppo.objective
+        passes, loss = result.passes, config_at(self.config, update).ppo.objective
         clipped = loss.policy_loss == "clipped"
         clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
         samples = describe_samples(

@@ -92,16 +92,16 @@ def train(
         at_start = loop.done == 0
         for update in loop.steps(config.ppo.loop.num_updates):
             with guarded_update(config, update, guard, loop, log.metrics):
-                clock = Stopwatch(run.device)
+                clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
                 with clock.phase("rollout"):
                     drawn = prompts.next(config.rollout.num_prompts)
-                    rollout = steps.sample(drawn, update)
+                    rollout = now.sample(drawn, update)
                     guard.check_rollout(rollout)
 
                 with clock.phase("reward"):
                     is_known = roles.missing_eos.is_known
-                    scored = steps.score(rollout, drawn, update)
+                    scored = now.score(rollout, drawn, update)
 
                 if not is_known:
                     log.say_missing_eos()
@@ -111,14 +111,14 @@ def train(
                         fixed.sample(0, coefficients)
 
                 with clock.phase("experience"):
-                    learner = steps.learner(update, coefficients)
-                    experience = steps.collect(scored, coefficients, learner=learner)
+                    learner = now.learner(update, coefficients)
+                    experience = now.collect(scored, coefficients, learner=learner)
                     guard.check_experience(experience)
 
                 with clock.phase("train"):
                     loop.begin_changes()
-                    result = steps.improve(learner, experience, coefficients, update, check_step=guard.allows)
-                    moved = steps.distance_moved(learner, experience)
+                    result = now.improve(learner, experience, coefficients, update, check_step=guard.allows)
+                    moved = now.distance_moved(learner, experience)
 
                 metrics = {
                     **log.describe(scored, experience, result),
@@ -126,13 +126,13 @@ def train(
                     **coefficients.metrics(),
                     **roles.missing_eos.metrics(),
                     **guard.metrics(),
-                    **steps.costs(rollout, learner, result, update),
-                    **steps.metrics(update, drawn, rollout),
+                    **now.costs(rollout, learner, result, update),
+                    **now.metrics(update, drawn, rollout),
                     **clock.metrics(num_tokens=rollout.num_tokens),
                     **memory_in_use(run.device),
                 }
                 log.write(update, metrics, experience, scored.prompts, result)
-                if steps.trains_policy(update) and not result.refused:
+                if now.trains_policy(update) and not result.refused:
                     coefficients.adapt(metrics, num_responses=experience.num_rows)
                 fixed.sample(update, coefficients)
                 on_update(update, roles)

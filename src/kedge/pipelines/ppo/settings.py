@@ -6,11 +6,11 @@ from torch import Tensor
 
 from kedge.algorithm.advantages import Advantage, GeneralizedAdvantage, NStepAdvantage, RewardToGo, TotalReward
 from kedge.algorithm.experience import Experience
-from kedge.config import Config
+from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective, Surrogate
 
-__all__ = ["advantage_of", "coefficients_of", "objective_of", "reward_kl_coef"]
+__all__ = ["advantage_of", "coefficients_of", "follow_schedules", "objective_of", "reward_kl_coef"]
 
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
@@ -51,6 +51,14 @@ def coefficients_of(config: Config) -> Coefficients:
         surrogate_kl_target=ppo.objective.surrogate_kl_target if adaptive else None,
     )
     return Coefficients(controllers, ppo.kl.kl_coef, ppo.objective.entropy_coef, ppo.objective.surrogate_kl_coef)
+
+
+def follow_schedules(coefficients: Coefficients, config: Config, update: int) -> None:
+    """Give the coefficients that are scheduled the values of an update; no controller adapts these."""
+    values = scheduled_values(config, update)
+    coefficients.kl_coef = values.get("ppo.kl_coef", coefficients.kl_coef)
+    coefficients.entropy_coef = values.get("ppo.entropy_coef", coefficients.entropy_coef)
+    coefficients.surrogate_kl_coef = values.get("ppo.surrogate_kl_coef", coefficients.surrogate_kl_coef)
 
 
 def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:

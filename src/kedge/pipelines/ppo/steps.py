@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.config import Config
+from kedge.config import Config, config_at, scheduled_values
 from kedge.data import Prompt, encode_prompt
 from kedge.pipelines.ppo.costs import Costs
 from kedge.pipelines.ppo.roles import Roles
-from kedge.pipelines.ppo.settings import advantage_of, objective_of, reward_kl_coef
+from kedge.pipelines.ppo.settings import advantage_of, follow_schedules, objective_of, reward_kl_coef
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import collect_experience
 from kedge.runs.run import Run
@@ -41,6 +41,13 @@ class PpoSteps:
     run: Run
     roles: Roles
 
+    def at(self, update: int, coefficients: Coefficients) -> PpoSteps:
+        """The steps of an update, with the scheduled fields' values of then, which `coefficients` gets as well."""
+        if not self.config.schedules:
+            return self
+        follow_schedules(coefficients, self.config, update)
+        return replace(self, config=config_at(self.config, update))
+
     def sample(self, drawn: Sequence[Prompt], update: int) -> Rollout:
         """Sample the update's responses, `rollout.num_responses` per prompt."""
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
@@ -58,7 +65,9 @@ class PpoSteps:
             policy_version: Updates that the policy has completed.
         """
         encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
-        return self.roles.engine.generate(
+        rollout = self.config.rollout
+        engine = self.roles.engine.with_sampling(max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
+        return engine.generate(
             [encoded[group] for group in groups],
             seeds=[stream_seed(self.config.runtime.seed, *stream, row) for row in range(len(groups))],
             groups=groups,
@@ -193,6 +202,7 @@ class PpoSteps:
             "policy/learning_rate": self.learning_rate(update),
             "policy/staleness": update - 1 - int(rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in drawn}) / len(drawn),
+            **{f"schedule/{field}": value for field, value in scheduled_values(self.config, update).items()},
         }
 
     @cached_property

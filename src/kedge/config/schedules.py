@@ -1,0 +1,123 @@
+"""Scheduled fields: values that change during a PPO run, linearly between given updates."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from kedge.config.explain.describe import accepts, find_field, suggestion, written
+from kedge.config.schema.root import Config
+from kedge.errors import ConfigError
+
+__all__ = ["SCHEDULABLE", "check_schedules", "config_at", "scheduled_values"]
+
+SCHEDULABLE = (
+    "ppo.clip_range",
+    "ppo.clip_range_high",
+    "ppo.dual_clip",
+    "ppo.early_stop_kl",
+    "ppo.entropy_coef",
+    "ppo.gae_lambda",
+    "ppo.gamma",
+    "ppo.importance_cap",
+    "ppo.kl_coef",
+    "ppo.learning_rate",
+    "ppo.max_grad_norm",
+    "ppo.num_epochs",
+    "ppo.surrogate_kl_coef",
+    "ppo.value_clip_range",
+    "ppo.value_coef",
+    "rollout.max_new_tokens",
+    "rollout.temperature",
+)
+"""The fields that every update reads anew."""
+
+_WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
+
+
+def scheduled_values(config: Config, update: int) -> dict[str, float]:
+    """The values of the scheduled fields in an update, by dotted name.
+
+    Linear between two points, constant before the first and after the last; whole numbers are rounded.
+    """
+    values = {field: _interpolated(points, update) for field, points in config.schedules.items()}
+    return {field: round(value) if field in _WHOLE else value for field, value in values.items()}
+
+
+def config_at(config: Config, update: int) -> Config:
+    """The configuration of an update: the scheduled fields have their values of then."""
+    return _with(config, scheduled_values(config, update)) if config.schedules else config
+
+
+def check_schedules(config: Config) -> None:
+    """Refuse a schedule of a field that cannot change during a run, and values that its field does not accept.
+
+    Raises:
+        ConfigError: One line with the first mistake.
+    """
+    for field, points in config.schedules.items():
+        if field not in SCHEDULABLE:
+            raise ConfigError(
+                f"schedules: {written(field)} cannot be scheduled{suggestion(field, SCHEDULABLE)}; "
+                f"the fields that can: {', '.join(SCHEDULABLE)}"
+            )
+        if not points or min(points) < 1:
+            raise ConfigError(f"schedules: {field} needs one or more points, update: value, with updates from 1")
+        for update, value in points.items():
+            try:
+                _with(config, {field: int(value) if field in _WHOLE and value == int(value) else value})
+            except ValidationError:
+                info = find_field(field)
+                assert info is not None, "a schedulable field"
+                raise ConfigError(
+                    f"schedules: {field} at update {update} must be {accepts(info)}; it is {written(value)}"
+                ) from None
+    _check_conflicts(config)
+
+
+def _check_conflicts(config: Config) -> None:
+    """Refuse schedules of what a controller changes, or of what is planned for before the first update."""
+    ppo, schedules = config.ppo, config.schedules
+    controllers = {
+        "ppo.kl_coef": f"ppo.kl_controller={ppo.kl.kl_controller}" if ppo.kl.kl_controller != "fixed" else "",
+        "ppo.entropy_coef": f"ppo.entropy_target={ppo.objective.entropy_target}"
+        if ppo.objective.entropy_target
+        else "",
+        "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
+        if ppo.objective.policy_loss == "kl_penalty_adaptive"
+        else "",
+    }
+    for field in schedules:
+        if controllers.get(field):
+            raise ConfigError(f"schedules: {field} is also adapted by {controllers[field]}; remove one of the two")
+    if "ppo.kl_coef" in schedules and not ppo.kl.needs_reference:
+        raise ConfigError(
+            "schedules: with ppo.kl_coef=0 no reference model is loaded, so it cannot be scheduled; set ppo.kl_coef to "
+            "its largest value, or ppo.measure_kl=true"
+        )
+    longest = max(schedules.get("rollout.max_new_tokens", {0: 0}).values())
+    if longest > config.rollout.max_new_tokens:
+        raise ConfigError(
+            f"schedules: rollout.max_new_tokens reaches {longest:g}, but prompts are chosen to leave room for "
+            f"rollout.max_new_tokens={config.rollout.max_new_tokens}; set that field to the largest value"
+        )
+
+
+def _with(config: Config, values: Mapping[str, float]) -> Config:
+    """A copy with new values. Raises pydantic's `ValidationError`."""
+    settings: dict[str, Any] = config.model_dump()
+    for field, value in values.items():
+        section, _, name = field.partition(".")
+        settings[section][name] = value
+    return Config.model_validate(settings)
+
+
+def _interpolated(points: Mapping[int, float], update: int) -> float:
+    updates = sorted(points)
+    place = bisect_right(updates, update)
+    if place in (0, len(updates)):
+        return points[updates[max(place - 1, 0)]]
+    before, after = updates[place - 1], updates[place]
+    share = (update - before) / (after - before)
+    return points[before] + share * (points[after] - points[before])
