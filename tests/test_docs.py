@@ -137,7 +137,7 @@ def test_tldr_posts_are_read() -> None:
 def test_every_field_exists_and_every_setting_is_possible(page: str) -> None:
     for span in spans(PAGES[page]):
         named = re.findall(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})\.[a-z_]+)(?![\w./]*\()", span)
-        named = [name for name in named if not name.endswith((".py", ".md", ".yaml", ".jsonl"))]
+        named = [name for name in named if not name.endswith((".py", ".md", ".yaml", ".json", ".jsonl"))]
         assert set(named) <= dict(all_fields()).keys(), span
         if all(OVERRIDE.fullmatch(part) for part in span.split()):
             load_config(overrides=span.split())
