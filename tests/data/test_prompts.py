@@ -31,6 +31,31 @@ def test_the_draw_depends_on_the_seed_and_not_on_the_chunks():
     assert drawn(3, 35) != drawn(4, 35)
 
 
+def test_a_curriculum_starts_with_the_easy_prompts_and_shuffles_the_later_passes():
+    levels = [3, 1, 2, 1.5, 3, 1, 2, 2, 1, 3]
+    pool = [Prompt(str(index), {"steps": level}) for index, level in enumerate(levels)]
+    stream = PromptStream(pool, seed=0, curriculum="steps")
+    first = stream.next(7)
+    resumed = PromptStream(pool, seed=0, curriculum="steps")
+    resumed.load_state_dict(stream.state_dict())
+    first += resumed.next(3)
+    assert [prompt.columns["steps"] for prompt in first] == sorted(levels)
+    assert sorted(texts(first)) == sorted(texts(pool))
+    easy = texts(first[:3])
+    assert any(texts(PromptStream(pool, seed=seed, curriculum="steps").next(3)) != easy for seed in range(1, 6))
+    second = [prompt.columns["steps"] for prompt in resumed.next(10)]
+    assert sorted(second) == sorted(levels) != second
+
+
+@pytest.mark.parametrize(("value", "found"), [(None, "None"), ("3", "'3'"), (True, "True"), (float("nan"), "nan")])
+def test_a_curriculum_needs_a_number_in_every_prompt(value, found):
+    pool = [Prompt("easy", {"steps": 1}), Prompt("The tide", {"steps": value})]
+    with pytest.raises(DataError, match=rf"data\.curriculum=steps: .*'The tide' has {found}$"):
+        PromptStream(pool, seed=0, curriculum="steps")
+    with pytest.raises(DataError, match="'easy' has no such column"):
+        PromptStream(pool, seed=0, curriculum="level")
+
+
 @given(world_size=st.integers(1, 5), per_rank=st.integers(1, 7), seed=st.integers(0, 3))
 def test_ranks_together_draw_what_one_rank_would(world_size, per_rank, seed):
     alone = PromptStream(POOL, seed=seed)

@@ -6,7 +6,7 @@ import pytest
 
 from kedge.errors import RewardError
 from kedge.rewards import Responses, load_reward
-from kedge.rewards.penalties import blank, ill_formed, repetitive, too_long, unfinished
+from kedge.rewards.penalties import blank, ill_formed, off_length, off_target_length, repetitive, too_long, unfinished
 
 
 def test_too_long_has_the_published_shape():
@@ -19,6 +19,22 @@ def test_too_long_with_another_window():
     assert too_long([[0] * n for n in (5, 6, 8, 10)], 10, window=0.5) == pytest.approx([0, -0.2, -0.6, -1])
     with pytest.raises(RewardError, match="window 0 is not in"):
         too_long([[0]], 10, window=0)
+
+
+def test_off_length_is_free_near_the_target_and_falls_on_both_sides():
+    # Target 100 ± 20: 40 tokens are 60 off, 40 of them beyond the tolerance, a share of 0.4; at most −1.
+    lengths = [100, 80, 120, 40, 160, 500, 1]
+    expected = [0, 0, 0, -0.4, -0.4, -1, -0.79]
+    assert off_length([[0] * n for n in lengths], target=100) == pytest.approx(expected)
+    assert off_target_length([[0] * 10] * 3, [10, 20, 5], tolerance=0) == pytest.approx([0, -0.5, -1])
+
+
+@pytest.mark.parametrize("target", [0, -3, True, "9", None, float("nan")])
+def test_a_target_length_is_a_number_above_zero(target):
+    with pytest.raises(RewardError, match="must be a number of tokens above 0"):
+        off_target_length([[0]], [target])
+    with pytest.raises(RewardError, match="the tolerance of a length, -1, must be 0 or more"):
+        off_length([[0]], target=3, tolerance=-1)
 
 
 def test_unfinished_and_blank():
@@ -46,6 +62,11 @@ def test_ill_formed_matches_the_whole_response():
 def test_each_works_by_its_name_alone(name):
     batch = Responses(["p"], ["fine words"], [[3]], [[4, 2]], [True], {}, max_new_tokens=20)
     assert load_reward(f"kedge.rewards.penalties:{name}").score(batch) == [0.0]
+
+
+def test_the_target_length_comes_from_the_data():
+    batch = Responses(["p"] * 2, ["fine"] * 2, [[3]] * 2, [[4, 2]] * 2, [True] * 2, {"target_length": [2, 8]})
+    assert load_reward("kedge.rewards.penalties:off_target_length").score(batch) == pytest.approx([0.0, -0.55])
 
 
 def test_too_long_without_a_limit_says_what_is_missing():

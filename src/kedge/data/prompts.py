@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 
 from kedge.data.records import Prompt
 from kedge.errors import ConfigError, DataError
 
-__all__ = ["PromptStream", "room_for_prompt"]
+__all__ = ["PromptStream", "difficulties", "room_for_prompt"]
 
 
 def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
@@ -28,6 +29,23 @@ def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) 
     return room
 
 
+def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
+    """The numbers in a column.
+
+    Raises:
+        DataError: A prompt has no finite number there.
+    """
+    values = [prompt.columns.get(column) for prompt in prompts]
+    for prompt, value in zip(prompts, values, strict=True):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            found = "no such column" if column not in prompt.columns else f"{value!r}"[:60]
+            raise DataError(
+                f"data.curriculum={column}: every prompt needs a number in this column; "
+                f"{prompt.text[:40]!r} has {found}"
+            )
+    return [float(value) for value in values if value is not None]
+
+
 class PromptStream:
     """An endless stream of prompts, reshuffled on every pass.
 
@@ -35,21 +53,34 @@ class PromptStream:
     rank keeps its own n. Ranks therefore never overlap, a pass visits every prompt once, and eight ranks drawing n
     prompts each see the same prompts as one rank drawing 8·n.
 
+    With a curriculum the first pass goes from the lowest value of a column to the highest, equal ones shuffled; the
+    later passes, which have seen every level, are shuffled.
+
     Source: spec §2.6.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], *, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        curriculum: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         """Start at the first prompt of the first pass.
 
         Args:
             prompts: the pool, the same on every rank.
             seed: seed of the shuffles, the same on every rank.
+            curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass, too.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
         Raises:
-            DataError: There are no prompts.
+            DataError: There are no prompts, or one has no number in the column.
         """
+        self._levels = None if curriculum is None else difficulties(prompts, curriculum)
         if not prompts:
             raise DataError("the list of prompts is empty")
         if not 0 <= rank < world_size:
@@ -93,4 +124,5 @@ class PromptStream:
         order = list(range(len(self._prompts)))
         # The order depends on seed and pass number only, so that resuming needs no generator state.
         random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
-        return order
+        levels = self._levels
+        return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)

@@ -9,7 +9,7 @@ import re
 
 from kedge.errors import RewardError
 
-__all__ = ["blank", "ill_formed", "repetitive", "too_long", "unfinished"]
+__all__ = ["blank", "ill_formed", "off_length", "off_target_length", "repetitive", "too_long", "unfinished"]
 
 
 def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: float = 0.2) -> list[float]:
@@ -33,6 +33,41 @@ def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: fl
         raise RewardError(f"too_long: window {window} is not in (0, 1]")
     width = window * max_new_tokens
     return [max(-1.0, min(0.0, (max_new_tokens - width - len(ids)) / width)) for ids in completion_ids]
+
+
+def off_length(completion_ids: list[list[int]], *, target: float, tolerance: float = 0.2) -> list[float]:
+    """A penalty for responses much shorter or longer than a target.
+
+    penalty(n) = −min(1, max(0, |n − target| − tolerance · target) / target)
+
+    Args:
+        completion_ids: Responses in tokens, including the stop token.
+        target: The wanted length, tokens, > 0.
+        tolerance: Deviation without a penalty, as a fraction of the target, ≥ 0.
+
+    Raises:
+        RewardError: A target of 0 or less, or a negative tolerance.
+    """
+    return off_target_length(completion_ids, [target] * len(completion_ids), tolerance=tolerance)
+
+
+def off_target_length(
+    completion_ids: list[list[int]], target_length: list[float], *, tolerance: float = 0.2
+) -> list[float]:
+    """`off_length` with a target per prompt, from the column `target_length` of the data.
+
+    Raises:
+        RewardError: A target that is not a number above 0, or a negative tolerance.
+
+    Source: LCPO's length reward, made relative to the target (L1, arXiv 2503.04697).
+    """
+    if not tolerance >= 0:
+        raise RewardError(f"the tolerance of a length, {tolerance!r}, must be 0 or more")
+    for target in target_length:
+        if isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0:
+            raise RewardError(f"the target of a length, {target!r}, must be a number of tokens above 0")
+    deviations = (abs(len(ids) - target) / target for ids, target in zip(completion_ids, target_length, strict=True))
+    return [-min(1.0, max(0.0, deviation - tolerance)) for deviation in deviations]
 
 
 def unfinished(stopped: list[bool]) -> list[float]:

@@ -57,6 +57,12 @@ class DataConfig(Section):
         source="kedge: a truncated prompt is a different task, so truncation is opt-in; template=tldr always truncates "
         "at a paragraph",
     )
+    curriculum: str | None = field(
+        None,
+        meaning="Column of the prompts with their difficulty, a number: the first pass over the prompts goes from low "
+        "to high; null shuffles every pass.",
+        source="kedge: off; shuffled prompts are what the papers use",
+    )
     template: Literal["none", "tldr"] = field(
         "none",
         meaning="How a row becomes a prompt: its text unchanged, or the TL;DR format of Reddit fields.",

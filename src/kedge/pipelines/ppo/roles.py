@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Prompt, encode_example, room_for_prompt
+from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
 from kedge.errors import ConfigError
@@ -103,6 +104,8 @@ def load_roles(
         reference.requires_grad_(False)
     room = _longest_prompt(config, actor_critic, models)
     records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+    if config.data.curriculum is not None:
+        difficulties(records, config.data.curriculum)
     rewards.check(sorted({name for record in records for name in record.columns}))
     return Roles(
         tokenizer=tokenizer,
