@@ -17,7 +17,10 @@ __all__ = [
     "DIAGNOSTIC_FILES",
     "FINISHED_FILE",
     "INCIDENTS_FILE",
+    "JUDGMENTS_FILE",
+    "PROGRESS_FILE",
     "REJECTED_FILE",
+    "RESPONSES_FILE",
     "REWARD_LOG",
     "ROLES_FILE",
     "check_output",
@@ -48,6 +51,15 @@ REWARD_LOG = "reward.log"
 
 INCIDENTS_FILE = "incidents.jsonl"
 """Non-finite values and loss spikes that a run refused to train on."""
+
+PROGRESS_FILE = "progress.jsonl"
+"""How far a stage without updates is: a row per batch of responses."""
+
+JUDGMENTS_FILE = "judgments.jsonl"
+"""The responses of both sides of an evaluation, and which one the judge prefers."""
+
+RESPONSES_FILE = "responses.jsonl"
+"""The responses of a generate run."""
 
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""

@@ -11,6 +11,7 @@ from kedge.evaluation.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.evaluation.opponents import read_references, render_for
 from kedge.evaluation.policy import Policy, SampledBatch, Sampling, policy_kl
 from kedge.evaluation.responses import join_responses, written_responses
+from kedge.logs.phases import JUDGING, OnPhase
 from kedge.rewards import Responses
 from kedge.rewards.model import share_tokens
 
@@ -47,6 +48,7 @@ class Evaluator:
         template: The template that rendered the prompts, e.g. `tldr`.
         confidence: Coverage of the intervals, in (0, 1).
         num_resamples: Bootstrap resamples of an interval.
+        on_phase: Told how far sampling and judging are.
     """
 
     prompts: Sequence[Prompt]
@@ -57,6 +59,7 @@ class Evaluator:
     template: str
     confidence: float = 0.95
     num_resamples: int = 10_000
+    on_phase: OnPhase = lambda *_: None
 
     def references(self) -> ScoredResponses:
         """The reference responses in the data; `DataError` if a prompt has none."""
@@ -77,6 +80,7 @@ class Evaluator:
         """
         batches = self._sample(policy, self.sampling)
         scored = self._score(self._as_read(policy, batches))
+        self.on_phase(JUDGING, 0, len(scored.responses))
         outcomes = self.judge.compare(scored, opponent)
         return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
 
@@ -85,11 +89,12 @@ class Evaluator:
         return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
 
     def _score(self, responses: Responses) -> ScoredResponses:
+        self.on_phase(JUDGING, 0, len(responses))
         return ScoredResponses(responses, self.judge.score(responses))
 
     def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
         prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
-        return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}")
+        return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}", on_phase=self.on_phase)
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""

@@ -51,9 +51,9 @@ class PairOutcomes:
         return decided
 
     @property
-    def counts(self) -> str:
-        """How many pairs were won, tied and lost: `5 / 2 / 3`."""
-        return " / ".join(str(self.wins.count(outcome)) for outcome in (1.0, 0.5, 0.0))
+    def counts(self) -> dict[str, int]:
+        """How many pairs were won, tied and lost."""
+        return {name: self.wins.count(win) for name, win in (("won", 1.0), ("tied", 0.5), ("lost", 0.0))}
 
     def position_bias(self) -> dict[str, float] | None:
         """Position bias of the judge; None for a judge that scores.

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.kl import sequence_kl
 from kedge.data import Prompt, encode_prompt
+from kedge.logs.phases import OnPhase
 from kedge.logs.progress import Progress
 from kedge.models import (
     LanguageModel,
@@ -100,13 +101,18 @@ class Policy:
             )
             yield SampledBatch(rollout, described)
 
-    def sample_all(self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str) -> list[SampledBatch]:
-        """Sample all batches, with a progress display."""
+    def sample_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str, on_phase: OnPhase = lambda *_: None
+    ) -> list[SampledBatch]:
+        """Sample all batches, with a progress display; `on_phase` is called before the first batch and after each."""
         batches: list[SampledBatch] = []
+        on_phase(title, 0, len(prompts))
         with Progress(title, total=len(prompts)) as progress:
             for batch in self.sample(prompts, sampling):
                 batches.append(batch)
-                progress.update(sum(len(done.responses) for done in batches))
+                done = sum(len(each.responses) for each in batches)
+                progress.update(done)
+                on_phase(title, done, len(prompts))
         return batches
 
 

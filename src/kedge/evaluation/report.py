@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from operator import eq
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +17,7 @@ from kedge.evaluation.judges import ScoredResponses
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
+from kedge.output import JUDGMENTS_FILE, replace_file
 
 __all__ = ["Evaluation", "report"]
 
@@ -67,10 +69,9 @@ class Evaluation:
             "judge_mode": self.evaluator.judge.mode,
             "num_prompts": len(outcomes.wins),
             "num_judged": len(wins),
+            "num_equal": sum(map(eq, *(each.responses.completions for each in (self.policy.scored, self.opponent)))),
             "win_rate": asdict(self.win_rate(self.policy)),
-            "won": wins.count(1.0),
-            "tied": wins.count(0.5),
-            "lost": wins.count(0.0),
+            **outcomes.counts,
             "score": _plain(self.score(self.policy.scored)),
             "score_against": _plain(self.score(self.opponent)),
             "kl": _plain(self.policy.kl),
@@ -84,6 +85,7 @@ class Evaluation:
                 {
                     "model": each.name,
                     "win_rate": asdict(self.win_rate(each)),
+                    **each.outcomes.counts,
                     "score": _plain(self.score(each.scored)),
                     "kl": _plain(each.kl),
                 }
@@ -93,14 +95,17 @@ class Evaluation:
 
 
 def report(evaluation: Evaluation, folder: Path, *, plots: bool) -> dict[str, Any]:
-    """Write judgments, summary and plot, print a table, and return the summary."""
+    """Write judgments, plot and summary, print a table, and return the summary.
+
+    The summary is written last, because a folder with one counts as finished.
+    """
     summary = evaluation.summary()
-    with closing(JsonLines(folder / "judgments.jsonl")) as lines:
+    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
         for row in _judgments(evaluation):
             lines.write(row)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if plots and evaluation.frontier:
         _plot(evaluation, folder / "plots" / "frontier.png")
+    replace_file(folder / "summary.json", [json.dumps(summary, indent=2).encode(), b"\n"])
     _print(evaluation, summary)
     return summary
 
@@ -114,6 +119,8 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
             "completion": ours.responses.completions[index],
             "completion_against": theirs.responses.completions[index],
             "winner": winners[win],
+            "length": len(ours.responses.response_ids[index]),
+            "length_against": len(theirs.responses.response_ids[index]),
         }
         if ours.scores is not None and theirs.scores is not None:
             row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
@@ -146,7 +153,7 @@ def _plot(evaluation: Evaluation, path: Path) -> None:
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     rows: dict[str, list[Cell]] = {
-        each.name: [evaluation.win_rate(each), each.outcomes.counts, *_figures(evaluation, each.scored, each.kl)]
+        each.name: [evaluation.win_rate(each), _counts(each), *_figures(evaluation, each.scored, each.kl)]
         for each in (evaluation.policy, *evaluation.frontier)
     }
     opponent = f"against: {evaluation.opponent_name}"
@@ -160,6 +167,10 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
             f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
             f"contradicted itself on {bias['contradicted']:.0%} of the pairs, which count as ties."
         )
+
+
+def _counts(result: PolicyResult) -> str:
+    return " / ".join(map(str, result.outcomes.counts.values()))
 
 
 def _figures(evaluation: Evaluation, scored: ScoredResponses, kl: Interval | None) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,39 @@ from kedge.errors import DataError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.logs.phases import JUDGING
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, DATA_FILE, FINISHED_FILE, INCIDENTS_FILE, ROLES_FILE
+from kedge.output import (
+    CONFIG_FILE,
+    DATA_FILE,
+    FINISHED_FILE,
+    INCIDENTS_FILE,
+    JUDGMENTS_FILE,
+    PROGRESS_FILE,
+    RESPONSES_FILE,
+    ROLES_FILE,
+)
 
-__all__ = ["RunRecord", "build_record", "last_written", "read_config", "read_json_object", "read_run"]
+__all__ = [
+    "RESULTS",
+    "RunRecord",
+    "build_record",
+    "last_written",
+    "read_config",
+    "read_json_object",
+    "read_results",
+    "read_run",
+]
 
 SUMMARY_FILE = "summary.json"
 QUIET_SECONDS = 60.0
 """A run that has written nothing for this long, and for three of its own updates, counts as stopped."""
+
+JUDGING_SECONDS = 600.0
+"""The same while a judge reads all responses at once, during which nothing is written."""
+
+RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
+"""The stages without updates, and the file with their results."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +66,8 @@ class RunRecord:
         roles: `roles.json`: the size of each model, by role.
         data: `data.json`: by role (`demonstrations`, `comparisons`, `prompts`, `pretraining`) an object with `sources`,
             `rows`, `used`, `held_out`, `cut`, `dropped` (counts by reason), `notes` and `line`, the same in words.
+        progress: Rows of `progress.jsonl`, of a stage without updates.
+        results: Rows of `judgments.jsonl` or `responses.jsonl`.
         summary: `finished.json` and `summary.json` merged; empty before the end.
         state: Whether the run finished, is running as far as its files show, or stopped early.
     """
@@ -53,6 +81,8 @@ class RunRecord:
     incidents: Sequence[dict[str, Any]] = ()
     roles: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    progress: Sequence[dict[str, Any]] = ()
+    results: Sequence[dict[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     state: Literal["finished", "running", "stopped"] = "finished"
 
@@ -60,6 +90,11 @@ class RunRecord:
     def stage(self) -> str:
         """`sft`, `reward`, `ppo`, …"""
         return self.facts.get("stage", "")
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether the stage trains in updates; `evaluate` and `generate` do not."""
+        return self.stage not in RESULTS
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; None if the run's configuration lacks it."""
@@ -99,7 +134,19 @@ def read_run(folder: Path) -> RunRecord:
         details=_rows(folder / DETAILS_FILE),
         samples=_rows(folder / SAMPLES_FILE),
         incidents=_rows(folder / INCIDENTS_FILE),
+        progress=_rows(folder / PROGRESS_FILE),
+        results=read_results(folder, facts),
     )
+
+
+def read_results(folder: Path, facts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The judged pairs or responses of a stage without updates; empty for other stages.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    name = RESULTS.get(facts.get("stage", ""))
+    return _rows(folder / name) if name else []
 
 
 def build_record(
@@ -111,13 +158,17 @@ def build_record(
     details: Sequence[dict[str, Any]],
     samples: Sequence[dict[str, Any]],
     incidents: Sequence[dict[str, Any]],
+    progress: Sequence[dict[str, Any]] = (),
+    results: Sequence[dict[str, Any]] = (),
 ) -> RunRecord:
     """A run's record from the rows of its logs; its small JSON files are read here.
 
     Raises:
         DataError: A JSON file is damaged.
     """
-    finished = read_json_object(folder / FINISHED_FILE)
+    finished, summary = (read_json_object(folder / name) for name in (FINISHED_FILE, SUMMARY_FILE))
+    # Evaluations of earlier versions have a summary but no finished.json.
+    is_finished = bool(finished) or (facts.get("stage") in RESULTS and bool(summary))
     return RunRecord(
         folder,
         facts=facts,
@@ -128,8 +179,10 @@ def build_record(
         incidents=incidents,
         roles=read_json_object(folder / ROLES_FILE),
         data=read_json_object(folder / DATA_FILE),
-        summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
-        state="finished" if finished else _guess_state(folder, metrics),
+        progress=progress,
+        results=results,
+        summary={**finished, **summary},
+        state="finished" if is_finished else _guess_state(folder, metrics, progress),
     )
 
 
@@ -152,9 +205,12 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
 
 
 def last_written(folder: Path) -> float:
-    """When a run wrote its last row of metrics, or its configuration if it has none yet; seconds since the epoch."""
-    path = folder / METRICS_FILE
-    return (path if path.is_file() else folder / CONFIG_FILE).stat().st_mtime
+    """When a run wrote its last row of metrics, or its configuration if it has none yet; seconds since the epoch.
+
+    A stage without updates writes its progress and its results instead.
+    """
+    written = [path for name in (METRICS_FILE, PROGRESS_FILE, *RESULTS.values()) if (path := folder / name).is_file()]
+    return max(path.stat().st_mtime for path in written or [folder / CONFIG_FILE])
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
@@ -172,10 +228,15 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _guess_state(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Literal["running", "stopped"]:
+def _guess_state(
+    folder: Path, metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]
+) -> Literal["running", "stopped"]:
     """Whether an unfinished run is still running, judged by its last write and the length of its updates."""
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
-    return "running" if time.time() - last_written(folder) < max(QUIET_SECONDS, 3 * slowest) else "stopped"
+    times = [row.get("seconds", 0.0) for row in progress[-10:]]
+    slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
+    quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
+    return "running" if time.time() - last_written(folder) < max(quiet, 3 * slowest) else "stopped"
 
 
 def _is_called(name: str, term: Mapping[str, Any]) -> bool:

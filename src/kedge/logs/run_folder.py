@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.output import CONFIG_FILE, DATA_FILE, DIAGNOSTIC_FILES, ROLES_FILE, check_output, writing
+from kedge.output import (
+    CONFIG_FILE,
+    DATA_FILE,
+    DIAGNOSTIC_FILES,
+    PROGRESS_FILE,
+    ROLES_FILE,
+    check_output,
+    writing,
+)
 
 __all__ = ["create_run_folder", "discard_run_folder", "write_config"]
+
+BEFORE_RESULTS = frozenset({CONFIG_FILE, DATA_FILE, PROGRESS_FILE, ROLES_FILE})
+"""Files that a run writes before it has any result."""
 
 
 def create_run_folder(path: str | Path) -> Path:
@@ -25,10 +36,10 @@ def create_run_folder(path: str | Path) -> Path:
 def discard_run_folder(folder: Path) -> None:
     """Remove the folder of a run that has no results; diagnostic files stay.
 
-    Only the configuration, `data.json`, the roles and empty logs are removed. If there is anything else, nothing is.
+    Only what a run writes before its first result is removed. If there is anything else, nothing is.
     """
     paths = [path for path in folder.iterdir() if path.name not in DIAGNOSTIC_FILES]
-    if not all(path.name in (CONFIG_FILE, DATA_FILE, ROLES_FILE) or _is_empty_log(path) for path in paths):
+    if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
         return
     for path in paths:
         path.unlink()

@@ -1,6 +1,6 @@
 """Evaluation: a policy's win rate against another policy, or against the references in the data.
 
-    prompts ─▶ responses of both sides ─▶ judge ─▶ win rate with interval ─▶ judgments.jsonl, summary.json
+    prompts ─▶ responses of both sides ─▶ judge ─▶ win rate with interval ─▶ judgments.jsonl, summary.json, report
 
 Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL).
 """
@@ -8,7 +8,8 @@ Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from kedge.errors import ConfigError
 from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.policy import Policy
 from kedge.evaluation.report import Evaluation, report
+from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
+from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
@@ -87,13 +90,18 @@ def run_evaluate(
     )
     evaluator.judge.check(list(all_prompts[0].columns))
 
-    with run.started():
+    with run.started(), closing(PhaseLog(run.folder)) as log:
+        evaluator = replace(evaluator, on_phase=log.write)
         opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
         result = evaluator.compare(_announced(policy), opponent, against)
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
+        log.write("done", len(evaluator.prompts), len(evaluator.prompts))
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
+    run.finish({"num_judged": summary["num_judged"]})
+    leave_stage_report(config, run.folder, interrupted=False)
+    say_findings(run.folder)
     return EvaluateResult(run.folder, evaluation.win_rate(result), summary)
 
 

@@ -20,17 +20,18 @@ from kedge.errors import RewardError
 from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses, response_rows
 from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
+from kedge.output import RESPONSES_FILE, replace_file
 from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import open_run
 
 __all__ = ["GenerateResult", "run_generate"]
-
-RESPONSES_FILE = "responses.jsonl"
 
 
 @dataclass(frozen=True)
@@ -83,32 +84,42 @@ def run_generate(
     with run.started():
         say(policy.stop_tokens.line)
         batches = policy.sample(repeated, sampling)
-        responses, scores = _write_scored(batches, scorer, run.folder / RESPONSES_FILE, total=len(repeated))
+        responses, scores = _write_scored(batches, scorer, run.folder, total=len(repeated))
     score = None if scores is None else _mean_score(scores, config)
     summary = {
         "model": policy.source,
         "num_prompts": len(distinct),
         "num_responses": len(repeated),
+        "num_distinct": len(set(responses.completions)),
         "length": mean(map(len, responses.response_ids)),
         "eos_rate": mean(map(float, responses.stopped)),
+        **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": asdict(score)}),
     }
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    replace_file(run.folder / "summary.json", [json.dumps(summary, indent=2).encode(), b"\n"])
+    run.finish({"num_responses": len(repeated)})
     print_table(
         f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
         ["policy", "score", "tokens", "stopped"],
         {policy.source: [score, summary["length"], summary["eos_rate"]]},
     )
+    leave_stage_report(config, run.folder, interrupted=False)
+    say_findings(run.folder)
     return GenerateResult(run.folder, summary, score)
 
 
 def _write_scored(
-    batches: Iterable[SampledBatch], scorer: WeightedReward | None, path: Path, *, total: int
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, *, total: int
 ) -> tuple[Responses, Scores | None]:
     """Score and write each batch; return all responses, and their scores if there is a reward."""
     parts: list[Responses] = []
     scores: Scores = []
-    with Progress("generate", total=total) as progress, closing(JsonLines(path)) as lines:
+    with (
+        Progress("generate", total=total) as progress,
+        closing(PhaseLog(folder)) as log,
+        closing(JsonLines(folder / RESPONSES_FILE)) as lines,
+    ):
+        log.write("generate", 0, total)
         for sampled in batches:
             batch = sampled.responses
             batch_scores = None if scorer is None else scorer.score(batch)
@@ -116,7 +127,9 @@ def _write_scored(
                 lines.write(row)
             parts.append(batch)
             scores += batch_scores or []
-            progress.update(sum(len(part) for part in parts))
+            done = sum(len(part) for part in parts)
+            progress.update(done)
+            log.write("generate", done, total)
     return join_responses(parts), None if scorer is None else scores
 
 

@@ -10,7 +10,10 @@ from kedge.inspect.page.clipping import clipping
 from kedge.inspect.page.cost import cost
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.data import data_sentences
+from kedge.inspect.page.evaluation import evaluation
 from kedge.inspect.page.frontier import FrontierPoint, frontier
+from kedge.inspect.page.generation import generation
+from kedge.inspect.page.judge_agreement import judge_agreement
 from kedge.inspect.page.panels import PANELS, find_panels
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
@@ -69,7 +72,7 @@ def page_data(
         written: When the page was written, as text.
     """
     points = max(FEWEST_POINTS_OF_A_RUN, min(MOST_POINTS_OF_A_RUN, MOST_POINTS // max(1, len(runs))))
-    num_with_samples = sum(1 for run in runs if run.record.samples)
+    num_with_samples = sum(1 for run in runs if run.record.samples or run.record.results)
     shown = [
         {"index": index, **_run(run, points, MOST_SAMPLE_BYTES // max(1, num_with_samples))}
         for index, run in enumerate(runs)
@@ -81,6 +84,7 @@ def page_data(
         "written": written,
         "headlines": [vars(headline) for headline in headlines],
         "runs": shown,
+        "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
         "panels": {stage: find_panels(stage, metrics[stage]) for stage in stages},
     }
 
@@ -103,6 +107,8 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "frontier": frontier(record, run.frontier),
         "cost": cost(record),
         "reward_models": [{"name": name, **reward_model(trained)} for name, trained in models.items()],
+        "evaluation": evaluation(record, most_bytes=most_bytes),
+        "generation": generation(record, most_bytes=most_bytes),
         "policy_scores": policy_scores(record),
     }
 

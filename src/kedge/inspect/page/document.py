@@ -18,8 +18,12 @@ __all__ = ["MARKER", "is_page", "render_page"]
 MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
 
-SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "main")
+SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "texts",
+           "evaluation", "generation", "main")  # fmt: skip
 """Parts of the page's script, in order of dependency."""
+
+STYLES = ("style", "evaluation")
+"""Parts of the page's style sheet."""
 
 ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """JSON escapes of characters that could end a script or start a comment."""
@@ -40,7 +44,7 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
         marker=MARKER,
         title=html.escape(str(data.get("title", ""))),
         policy=_policy(script, connect="'none'" if live is None else "'self'"),
-        style=_asset("style.css"),
+        style="\n".join(_asset(f"{name}.css") for name in STYLES),
         data=_as_json({**data, "live": live}),
         plotly=_plotly(),
         script=script,

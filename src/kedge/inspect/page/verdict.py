@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kedge.inspect.page.curves import items_per_update
+from kedge.inspect.page.evaluation import describe_evaluation
+from kedge.inspect.page.generation import describe_generation
 from kedge.inspect.page.numbers import mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
@@ -74,7 +76,11 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def describe_run(record: RunRecord) -> list[str]:
-    """Two sentences about the run."""
+    """One or two sentences about the run."""
+    if record.stage == "evaluate":
+        return describe_evaluation(record)
+    if record.stage == "generate":
+        return describe_generation(record)
     if not record.metrics:
         return [f"{_progress(record)}.", "No metrics yet."]
     if record.stage == "ppo":

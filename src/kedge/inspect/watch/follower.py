@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import Finding
-from kedge.inspect.record import RunRecord, build_record, last_written, read_config
+from kedge.inspect.record import RESULTS, RunRecord, build_record, last_written, read_config
 from kedge.inspect.watch.tail import Tail
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE, with_current_names
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, INCIDENTS_FILE
+from kedge.output import CONFIG_FILE, INCIDENTS_FILE, PROGRESS_FILE
 
 __all__ = ["Follower", "Snapshot"]
 
@@ -57,10 +57,18 @@ class Follower:
         self._details = Tail(folder / DETAILS_FILE)
         self._incidents = Tail(folder / INCIDENTS_FILE)
         self._samples = Tail(folder / SAMPLES_FILE, keep=NEWEST_SAMPLES, last_bytes=SAMPLE_BYTES)
+        self._progress = Tail(folder / PROGRESS_FILE)
+        self._results = [
+            Tail(folder / name, keep=NEWEST_SAMPLES, last_bytes=SAMPLE_BYTES, numbered=False)
+            for name in RESULTS.values()
+        ]
+        logs = (self._metrics, self._details, self._incidents, self._samples, self._progress)
+        self._logs = (*logs, *self._results)
         self._config: tuple[float, Mapping[str, str], Mapping[str, Any]] | None = None
         self._findings: Sequence[Finding] = ()
         self._next_diagnosis = 0.0
         self._is_first = self._is_undiagnosed = True
+        self._last_state = ""
 
     def look(self) -> Snapshot:
         """The current state of the run.
@@ -68,7 +76,7 @@ class Follower:
         Raises:
             DataError: The folder is not a run's, or a file in it is damaged.
         """
-        grown = [log.read() for log in (self._metrics, self._details, self._incidents, self._samples)]
+        grown = [log.read() for log in self._logs]
         is_new, self._is_first = self._is_first or any(grown), False
         self._is_undiagnosed |= is_new
         facts, config = self._read_config()
@@ -80,7 +88,11 @@ class Follower:
             details=self._details.rows,
             samples=self._samples.rows,
             incidents=self._incidents.rows,
+            progress=self._progress.rows,
+            results=[row for log in self._results for row in log.rows],
         )
+        self._is_undiagnosed |= record.state != self._last_state  # the summary is written after the last row
+        self._last_state = record.state
         self._update_findings(record)
         return Snapshot(record, self._findings, max(0.0, time.time() - last_written(self.folder)), is_new)
 

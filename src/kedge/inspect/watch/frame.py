@@ -16,6 +16,7 @@ from kedge.inspect.doctor import Finding
 from kedge.inspect.doctor.terminal import STYLES
 from kedge.inspect.record import RunRecord
 from kedge.inspect.watch.follower import Snapshot
+from kedge.inspect.watch.results import draw_phase, draw_results, newest_result
 from kedge.inspect.watch.series import labeled_series
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_duration, format_figure
@@ -56,7 +57,8 @@ def draw_frame(snapshot: Snapshot, console: Console, *, height: int | None = Non
     record, is_low = snapshot.record, height is not None and height < LOW
     most = max(FEWEST_METRICS, (height or 0) - OTHER_LINES) if is_low else None
     series = labeled_series(record)[:most]
-    above: list[RenderableType] = [*_head(snapshot), *_metrics(series, console.width)]
+    measured = _metrics(series, console.width) if record.has_updates else draw_results(record)
+    above: list[RenderableType] = [*_head(snapshot), *measured]
     above += [*_findings(snapshot, brief=is_low), *_incidents(record)]
     if height is None:
         return Group(*above, *_sample(record, None))
@@ -73,7 +75,7 @@ def _head(snapshot: Snapshot) -> Iterator[RenderableType]:
     name = Text.assemble((printable(record.stage) or "run", "bold"), "  ", (printable(str(record.folder)), "dim"))
     title.add_row(name, Text.assemble((state, style), (f", wrote {format_duration(snapshot.age)} ago", "dim")))
     yield title
-    yield _progress(record)
+    yield _progress(record) if record.has_updates else draw_phase(record)
 
 
 def _progress(record: RunRecord) -> RenderableType:
@@ -158,13 +160,14 @@ def _incidents(record: RunRecord) -> Iterator[RenderableType]:
 
 
 def _sample(record: RunRecord, most_lines: int | None) -> Iterator[RenderableType]:
-    sample = _newest_sample(record)
+    sample = _newest_sample(record) if record.has_updates else newest_result(record)
     if sample is None:
         return
     score = sample.get("score")
     scored = f"score {format_figure(score)}" if isinstance(score, (int, float)) else "no score"
     stopped = "" if sample.get("stopped", True) else ", cut at the token limit"
-    yield Rule(f"newest response, update {sample['update']}: {scored}{stopped}", align="left", style="dim")
+    update = f", update {sample['update']}" if "update" in sample else ""
+    yield Rule(f"newest response{update}: {scored}{stopped}", align="left", style="dim")
     prompt, response = (Text(_literal(str(sample.get(part, "")))) for part in ("prompt", "response"))
     prompt.stylize("dim")
     yield _Shortened(prompt, most_lines and PROMPT_LINES, from_end=True)

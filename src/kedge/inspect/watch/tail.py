@@ -26,6 +26,7 @@ class Tail:
         keep: Number of newest rows to keep; None keeps all.
         last_bytes: Number of bytes to read from the end of the file at first; None reads all.
         convert: Applied to each row.
+        numbered: Whether rows have an update number; rows without one are then left out.
     """
 
     def __init__(
@@ -35,15 +36,16 @@ class Tail:
         keep: int | None = None,
         last_bytes: int | None = None,
         convert: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        numbered: bool = True,
     ) -> None:
-        self._path, self._last_bytes, self._convert = path, last_bytes, convert
+        self._path, self._last_bytes, self._convert, self._numbered = path, last_bytes, convert, numbered
         self._rows: deque[dict[str, Any]] = deque(maxlen=keep)
         self._file: tuple[int, int] | None = None
         self._offset, self._is_within_line = 0, False
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
-        """The rows so far, without those that lack an update number."""
+        """The rows so far."""
         return list(self._rows)
 
     def read(self) -> bool:
@@ -85,4 +87,5 @@ class Tail:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             raise DataError(f"{str(self._path)!r} is damaged: a line is not JSON ({error})") from error
-        return self._convert(row) if isinstance(row, dict) and isinstance(row.get("update"), int) else None
+        is_row = isinstance(row, dict) and (not self._numbered or isinstance(row.get("update"), int))
+        return self._convert(row) if is_row else None

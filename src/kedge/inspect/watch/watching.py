@@ -14,14 +14,14 @@ from rich.text import Text
 from kedge.errors import DataError
 from kedge.inspect.doctor import Advice, diagnose, no_advice
 from kedge.inspect.page import render_page
-from kedge.inspect.record import QUIET_SECONDS, SUMMARY_FILE, last_written
+from kedge.inspect.record import QUIET_SECONDS, RESULTS, SUMMARY_FILE, last_written
 from kedge.inspect.report import collect_page, runs_in
 from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
 from kedge.local_server import LocalServer
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, is_run
+from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, PROGRESS_FILE, is_run
 from kedge.texts import printable
 
 __all__ = ["serve_run", "watch_run"]
@@ -35,7 +35,8 @@ REDRAW_INTERVAL = 5.0
 PATIENCE = 5.0
 """Seconds a file may be unreadable before it counts as damaged: it may be in the middle of a write."""
 
-WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, SUMMARY_FILE, FINISHED_FILE)
+WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, PROGRESS_FILE,
+                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE)  # fmt: skip
 
 
 def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Advice = no_advice) -> None:

@@ -33,7 +33,10 @@ const here = new IntersectionObserver(entries => {
 
 /** The data of all sections; live updates replace its entries in place. */
 const data = JSON.parse(document.getElementById("data").textContent);
-const parts = [verdict, curves, samples, clipping, frontier, cost, rewardModel].map(make => make(data));
+const isTrained = run => !["evaluate", "generate"].includes(run.stage);
+const OF_TRAINING = [curves, samples, clipping, frontier, cost, rewardModel];
+const parts = [verdict, evaluation, generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
+  .map(make => make(data)).filter(Boolean);
 nav.append(...parts.map(part => el("a", { href: `#${part.id}` }, part.id === "verdict" ? "Verdict" : part.title)));
 main.replaceChildren(...parts.map(part => part.node));
 foot.textContent = data.written;

@@ -1,12 +1,12 @@
 // Reward model: accuracy, calibration, and distributions of its scores.
 
-const distributions = (title, unit, scores, note) => chart({ title, unit, note, size: "tall",
+const distributions = (title, unit, scores, note, axis = "score") => chart({ title, unit, note, size: "tall",
   summary: scores.named.map(each => `${each.name}: median ${format(each.median, 3)}`).join("; "),
   build: () => {
     const middles = scores.edges.slice(1).map((edge, bin) => (edge + scores.edges[bin]) / 2);
     return { traces: scores.named.map((each, at) => ({ type: "bar", name: `${plain(each.name)} (median ${format(each.median, 3)})`, x: middles, y: each.shares,
       marker: { color: faint(runColor(at ? 1 : 0), 0.55), line: { width: 0 } }, hovertemplate: "%{y:.3~%}" })),
-    layout: { barmode: "overlay", bargap: 0, xaxis: { title: { text: "score" } }, yaxis: { tickformat: "~%", rangemode: "tozero" },
+    layout: { barmode: "overlay", bargap: 0, xaxis: { title: { text: axis } }, yaxis: { tickformat: "~%", rangemode: "tozero" },
       shapes: scores.named.map((each, at) => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: each.median, x1: each.median, line: { color: runColor(at ? 1 : 0), width: 1.5, dash: "dash" } })) } };
   } });
 

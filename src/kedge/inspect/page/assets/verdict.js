@@ -36,7 +36,7 @@ const runCard = (data, run) => {
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
     run.incidents ? el("p", { class: "down" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: see incidents.jsonl.`) : null,
     findingsOf(run),
-    el("div", { class: many ? "stack" : "two" },
+    run.first_and_last.length === 0 ? null : el("div", { class: many ? "stack" : "two" },
       el("details", { open: !many || run.stage === "ppo" }, el("summary", {}, "First and last values: means over the first and last 5% of the run"), valuesTable(run)),
       many ? null : el("div", { class: "stack" }, firstCurves(data, run))),
     versions.length ? el("p", { class: "muted small" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null);

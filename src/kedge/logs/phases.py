@@ -1,0 +1,41 @@
+"""How far a stage without updates is, as rows of `progress.jsonl` for those who watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kedge.logs.json_lines import JsonLines
+from kedge.output import PROGRESS_FILE
+
+__all__ = ["JUDGING", "OnPhase", "PhaseLog"]
+
+JUDGING = "judge"
+"""The phase in which a judge reads all responses of a side at once."""
+
+OnPhase = Callable[[str, int, int], None]
+"""Called with the name of a phase, the responses done, and their total."""
+
+
+class PhaseLog:
+    """Writes a row per batch: `phase`, `done`, `total`, and `seconds` since the start.
+
+    Args:
+        folder: The run's folder.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines, self._clock = JsonLines(folder / PROGRESS_FILE), clock
+        self._started, self._rows = clock(), 0
+
+    def write(self, phase: str, done: int, total: int) -> None:
+        """Append a row; the rows are numbered from 1 as `update`, like those of all logs."""
+        self._rows += 1
+        seconds = round(self._clock() - self._started, 3)
+        self._lines.write({"update": self._rows, "phase": phase, "done": done, "total": total, "seconds": seconds})
+
+    def close(self) -> None:
+        """Flush all rows to disk and close the file."""
+        self._lines.close()

@@ -1,0 +1,45 @@
+"""Filtering and searching the pairs of an evaluation in a real Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kedge.inspect.page import ReportedRun, page_data, render_page
+from tests.inspect.page.judged import evaluation_record, generation_record, judgment
+from tests.inspect.page.test_browser import CHROMIUM
+from tests.inspect.page.test_document import NASTY
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+
+def test_pairs_are_filtered_and_searched_and_nothing_is_markup(tmp_path: Path) -> None:
+    rows = [judgment(number, "model" if number % 3 else "against") for number in range(30)]
+    rows[3]["completion"] = "".join(NASTY)
+    runs = [ReportedRun("e", evaluation_record(rows), []), ReportedRun("g", generation_record(), [])]
+    (tmp_path / "report.html").write_bytes(render_page(page_data(runs, title="judged")))
+    messages: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.goto((tmp_path / "report.html").as_uri())
+        assert page.locator("main > section").evaluate_all("all => all.map(each => each.id)") == [
+            "verdict", "evaluation", "generation",
+        ]  # fmt: skip
+        pairs = page.locator("#evaluation .pair")
+        assert pairs.count() == 20
+        page.get_by_role("radio", name="lost 10").check()
+        assert pairs.count() == 10
+        page.locator("#evaluation").get_by_role("searchbox").fill("deck 3:")
+        assert pairs.count() == 1
+        assert "<script>window.caught" in pairs.first.inner_text()
+        page.locator("#generation").get_by_text("highest score").click()
+        assert "score 3" in page.locator("#generation .pair").first.inner_text()
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("window.caught") is None
+        browser.close()
+    assert messages == []
