@@ -87,5 +87,6 @@ class Tail:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             raise DataError(f"{str(self._path)!r} is damaged: a line is not JSON ({error})") from error
-        is_row = isinstance(row, dict) and (not self._numbered or isinstance(row.get("update"), int))
-        return self._convert(row) if is_row else None
+        if not isinstance(row, dict) or (self._numbered and not isinstance(row.get("update"), int)):
+            return None
+        return self._convert(row)
