@@ -1,4 +1,4 @@
-"""`python -m handbook`: writes the generated pages, the README's table of results, and all figures."""
+"""`python -m handbook`: writes the generated pages, the demo's table of results, and all figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from handbook.token_pictures import draw_pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+WITH_RESULTS = (ROOT / "README.md", DOCS / "index.md")
+"""Written by hand, except for the demo's table."""
 
 
 def main() -> None:
@@ -22,8 +24,8 @@ def main() -> None:
 
 def write_pages() -> None:
     """Write the pages that changed."""
-    readme = ROOT / "README.md"
-    _write(readme, with_results(readme.read_text(encoding="utf-8"), read_demo()))
+    for page in WITH_RESULTS:
+        _write(page, with_results(page.read_text(encoding="utf-8"), read_demo()))
     for name, text in generated_pages().items():
         _write(DOCS / name, text)
 

@@ -112,6 +112,8 @@ def _escaped(text: str) -> str:
     """The text with Markdown's special characters escaped, except inside backticks."""
     parts = text.split("`")
     for index in range(0, len(parts), 2):
-        for sign in "*|<>[]":
+        for sign in "*|[]":
             parts[index] = parts[index].replace(sign, f"\\{sign}")
+        # Python-Markdown knows no backslash before an angle bracket.
+        parts[index] = parts[index].replace("<", "&lt;").replace(">", "&gt;")
     return "`".join(parts)

@@ -1,20 +1,37 @@
-"""Hooks of mkdocs."""
+"""Hooks of mkdocs, which only the extra `docs` installs: its types are not named here."""
 
 from __future__ import annotations
 
-import re
+import sys
+from pathlib import Path
+from typing import Any
 
-__all__ = ["on_page_content"]
+# mkdocs loads this file by its path, outside its package.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from handbook.dark import dark_name, dark_svg, with_dark_pictures
+from handbook.formulas import with_formulas
+from handbook.tables import with_readable_tables
+
+__all__ = ["on_files", "on_page_content", "on_page_markdown"]
 
 
-def on_page_content(html: str, **_: object) -> str:
-    """Allow line breaks in long names in table cells, except in the first column."""
-    return re.sub(r"(</td>\s*<td>)(.*?)(?=</td>)", lambda cell: cell[1] + _with_breaks(cell[2]), html, flags=re.DOTALL)
+def on_files(files: Any, config: Any) -> Any:
+    """Add the counterpart of each chart for dark pages."""
+    from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
+
+    for picture in [file for file in files if file.src_uri.startswith("pictures/") and file.src_uri.endswith(".svg")]:
+        files.append(File.generated(config, dark_name(picture.src_uri), content=dark_svg(picture.content_string)))
+    return files
 
 
-def _with_breaks(cell: str) -> str:
-    return re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_breaks(code[1])}</code>", cell)
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """Give the front page the whole width. GitHub would show a front matter as a table."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
+    return markdown
 
 
-def _breaks(name: str) -> str:
-    return re.sub(r"(::|[/_=])(?=\w)", r"\1<wbr>", name)
+def on_page_content(html: str, files: Any, **_: object) -> str:
+    """Formulas, tables for narrow screens, pictures for dark pages."""
+    return with_dark_pictures(with_readable_tables(with_formulas(html)), [file.src_uri for file in files])

@@ -95,7 +95,7 @@ def draw_overoptimization(
 
     Source: Gao et al. (arXiv 2210.10760), figure 1.
     """
-    figure, (above, below) = new_axes(2, 1, height=6.4)
+    figure, (above, below) = new_axes(2, 1, width=6.8, height=5.6)
     roots, values = _roots(kl), [each.value for each in gold]
     draw_lines(above, [Line(roots, proxy, SCORE)])
     label_axes(above, title="Proxy: the reward model that PPO maximizes", y_label="score")
