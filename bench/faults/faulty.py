@@ -14,6 +14,9 @@ __all__ = ["FAULTS"]
 AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
 """A policy with the freedom and the time to find out what the reward pays for."""
 
+HOT_HEAD: Final = {"ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
+"""The policy's steps are sound; the values jump in the first update and come back later."""
+
 SAMPLER: Final = (
     Case("sampler weights up to 3 updates old", "stale_rollouts", bug=bugs.stale_sampler(4, recorded=True)),
     Case(
@@ -53,6 +56,7 @@ EXPLORATION: Final = (
 STEPS: Final = (
     Case("learning rate × 100", "steps_too_large", {"ppo.learning_rate": 3e-2}),
     Case("learning rate × 10", "steps_too_large", {"ppo.learning_rate": 3e-3}),
+    Case("head rate × 30, no value clip", "first_update_too_large", HOT_HEAD),
     Case("20 epochs", "steps_too_large", {"ppo.num_epochs": 20}),
     Case("learning rate / 1000", "steps_too_small", {"ppo.learning_rate": 3e-7}),
     Case("every 11th gradient × 1000", "gradient_spikes", bug=bugs.gradient_spikes),
@@ -104,6 +108,7 @@ REWARD: Final = (
         {"ppo.on_nonfinite": "skip", "ppo.max_skips": 20},
         function("dividing"),
     ),
+    Case("reward function that mostly returns None", "responses_unscored", reward=function("picky")),
     Case("slow reward function", "reward_dominates_time", {"ppo.num_updates": 8}, function("slow")),
     Case("memory leak", "memory_growing", bug=bugs.memory_leak),
 )

@@ -12,6 +12,7 @@ __all__ = [
     "long",
     "nearly_constant",
     "noise",
+    "picky",
     "raising",
     "repeating",
     "short",
@@ -58,6 +59,11 @@ def dividing(completions: list[str]) -> list[float]:
     return [
         math.nan if "Easter" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)
     ]
+
+
+def picky(completions: list[str]) -> list[float | None]:
+    """Scores only responses without a certain letter pair; the others get no score, as a function may choose."""
+    return [None if "th" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)]
 
 
 def repeating(completions: list[str]) -> list[float]:

@@ -76,7 +76,7 @@ def test_the_exit_code_is_1_for_serious_findings_only(
     assert ("docs/doctor.md#" in capsys.readouterr().out) == bool(metrics)
     assert command(folder, "--json", monkeypatch=monkeypatch) == code
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["findings"]
+    assert list(printed) == ["findings", "checks", "not_judged", "verdict"]
     assert printed["findings"] == [finding.as_json() for finding in kedge.doctor(folder)]
 
 
@@ -125,9 +125,11 @@ def test_a_serious_finding_is_reported_once_and_early(tmp_path: Path) -> None:
     faulty = synthetic_run(40, {"policy/clip_fraction": [0.5] * 40, "prompt/distinct": [0.5] * 40})
     for update, metrics in rows(faulty):
         doctor.see(update, metrics)
-        assert len(said) == (update >= 4)
-    assert said[0].startswith("serious: steps_too_large: up to 50% of the tokens are clipped")
-    assert "Try: lower ppo.learning_rate from 1e-05 to 3.3e-06" in said[0]
+        assert len(said) == 1 + (update >= 4)
+    assert said[0].startswith("warning: first_update_too_large: update 1 clips 50% of the tokens")
+    assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[0]
+    assert said[1].startswith("serious: steps_too_large: up to 50% of the tokens are clipped")
+    assert "Try: lower ppo.learning_rate from 1e-05 to 3.3e-06" in said[1]
 
 
 def test_a_resumed_run_includes_earlier_updates(tmp_path: Path) -> None:

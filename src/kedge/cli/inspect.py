@@ -28,14 +28,15 @@ def doctor(
     from rich.console import Console
 
     from kedge.config import field_advice
-    from kedge.inspect.diagnosis import diagnose_run
-    from kedge.inspect.doctor import print_findings
+    from kedge.inspect.diagnosis import examine_run
+    from kedge.inspect.doctor import merge, print_examinations
 
-    findings = diagnose_run(run, advice=field_advice)
+    examined = examine_run(run, advice=field_advice)
+    findings = merge(examined.values()).findings
     if as_json:
-        typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}, ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(merge(examined.values()).as_json(), ensure_ascii=False, indent=2))
     else:
-        print_findings(str(run), findings, Console(highlight=False))
+        print_examinations(examined, Console(highlight=False))
     raise typer.Exit(any(finding.severity == "serious" for finding in findings))
 
 

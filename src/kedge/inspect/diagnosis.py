@@ -7,18 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.inspect.doctor import Advice, Finding, diagnose, no_advice, one_line, severity_rank
+from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
+from kedge.inspect.doctor.first_update import FIRST_UPDATE_TOO_LARGE, NUM_FIRST
 from kedge.inspect.record import RunRecord, read_run
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.output import is_run
 
-__all__ = ["LiveDoctor", "diagnose_run"]
+__all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
 
 STAGES = ("sft", "reward", "ppo")
 """Stages in the order in which they run."""
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
+
+FIRST_UPDATE = FIRST_UPDATE_TOO_LARGE.name
+"""A warning that is worth a line at once, while little is lost by starting again."""
 
 FIRST, LATEST = 50, 450
 """Updates kept in memory for a run in progress: its start and its latest. A run may have no fixed end."""
@@ -37,20 +41,29 @@ def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
     Raises:
         DataError: The folder is not a run, or a file is damaged.
     """
+    examined = examine_run(folder, advice=advice).values()
+    return sorted((finding for examination in examined for finding in examination.findings), key=severity_rank)
+
+
+def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examination]:
+    """The findings of `diagnose_run` and the checks that could not be made, by run: the folder itself, or its stages.
+
+    Args:
+        folder: As for `diagnose_run`.
+        advice: As for `diagnose_run`.
+
+    Raises:
+        DataError: The folder is not a run, or a file is damaged.
+    """
     stages = [path for path in sorted(folder.glob("*")) if is_run(path)]
     if not stages:
-        return diagnose(read_run(folder), advice=advice)
+        return {str(folder): examine(read_run(folder), advice=advice)}
     records = sorted((read_run(path) for path in stages), key=_stage_order)
-    found = [
-        replace(finding, seen=f"{record.folder.name}: {finding.seen}")
-        for record in records
-        for finding in diagnose(record, advice=advice)
-    ]
-    return sorted(found, key=severity_rank)
+    return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
 
 
 class LiveDoctor:
-    """Diagnoses a run in progress and reports each serious finding once.
+    """Diagnoses a run in progress and reports each serious finding once, and a first update that is too large.
 
         doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
         doctor.see(update, metrics)
@@ -76,19 +89,29 @@ class LiveDoctor:
         texts = {name: str(fact) for name, fact in facts.items()}
         self._run = RunRecord(folder, texts, config, self._rows, state="running")
         self._say, self._reported, self._advice = say, set[str](), advice
+        warmup = int(self._run.setting("ppo.value_warmup_updates") or 0)
+        self._first_updates = range(warmup + 1, warmup + 1 + NUM_FIRST)
         self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:
         """Add an update's metrics, and diagnose the run if the next diagnosis is due."""
         self._rows.append({"update": update, **metrics})
         del self._rows[FIRST:-LATEST]
-        if update < self._next:
+        if update < self._next and update not in self._first_updates:
             return
-        self._next = update + max(EVERY, update // 10)
+        if update >= self._next:
+            self._next = update + max(EVERY, update // 10)
         for finding in diagnose(self._run, advice=self._advice):
-            if finding.severity == "serious" and finding.rule not in self._reported:
+            is_early = update in self._first_updates and finding.rule == FIRST_UPDATE
+            if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
                 self._reported.add(finding.rule)
                 self._say(f"{one_line(finding)}. Try: {finding.try_}")
+
+
+def _of_stage(record: RunRecord, examination: Examination) -> Examination:
+    """The same findings, each with the name of the stage."""
+    named = (replace(finding, seen=f"{record.folder.name}: {finding.seen}") for finding in examination.findings)
+    return replace(examination, findings=tuple(named))
 
 
 def _stage_order(record: RunRecord) -> tuple[int, str]:

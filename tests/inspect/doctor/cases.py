@@ -44,6 +44,17 @@ def reward_model(value: float, length: float) -> RunRecord:
     )
 
 
+def nothing_held_out(accuracy: float, loss: float, *, steps: int = 40, batch_size: int = 32) -> RunRecord:
+    """A reward model of which only the training figures are known."""
+    return run_with(
+        steps,
+        {"loss": [loss] * steps, "accuracy": [accuracy] * steps},
+        facts={"stage": "reward"},
+        settings={"reward_model.batch_size": batch_size},
+        summary={"num_comparisons": 1280},
+    )
+
+
 def held_out(*losses: float) -> list[float | None]:
     """A held-out loss measured five times in forty steps."""
     return [losses[step // 8] if step % 8 == 7 else None for step in range(40)]
@@ -87,7 +98,25 @@ CASES = [
         {"reward/mine_failures": [0.0] * 15 + [1.0], "reward/mine_given_up": [0.0] * 15 + [100.0]},
         {"reward/mine_failures": 0.0, "reward/mine_given_up": 0.0},
     ),
-    metrics("reward_function_failing", "serious", {"reward/unscored": [13.0] * 16}, {"reward/unscored": 0.0}),
+    metrics(
+        "reward_function_failing",
+        "serious",
+        {"reward/unscored": [13.0] * 16, "reward/mine_given_up": [13.0] * 16},
+        {"reward/unscored": [13.0] * 16},
+    ),
+    metrics("responses_unscored", "note", {"reward/unscored": [20.0] * 16}, {"reward/unscored": [12.0] * 16}),
+    metrics(
+        "responses_unscored",
+        "warning",
+        {"reward/unscored": [80.0] * 16},
+        {"reward/unscored": [80.0] * 16, "reward/mine_given_up": [80.0] * 16},
+    ),
+    metrics(
+        "first_update_too_large",
+        "note",
+        {"policy/clip_fraction": [0.3] + [0.01] * 15},
+        {"policy/clip_fraction": [0.01, 0.3] + [0.01] * 14},
+    ),
     metrics(
         "sampling_not_mirrored",
         "serious",
@@ -339,6 +368,7 @@ CASES = [
         supervised("sft", loss=towards(4.0, 2.0)),
     ),
     Case("reward_model_at_chance", "serious", reward_model(0.54, 0.4), reward_model(0.56, 0.4)),
+    Case("reward_model_at_chance", "serious", nothing_held_out(0.5, 0.6931), nothing_held_out(0.6, 0.65)),
     Case("reward_model_barely_better_than_length", "warning", reward_model(0.68, 0.66), reward_model(0.68, 0.64)),
     Case("reward_model_barely_better_than_length", "serious", reward_model(0.62, 0.68), reward_model(0.68, 0.64)),
     Case(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import DAMAGED, FUNCTION, held_out, reward_model, supervised
+from tests.inspect.doctor.cases import DAMAGED, FUNCTION, JUDGED, held_out, nothing_held_out, reward_model, supervised
 from tests.inspect.doctor.synthetic import Series, synthetic_run, towards
 
 SERIOUS, WARNING, NOTE, SILENT = "serious", "warning", "note", ""
@@ -36,6 +36,11 @@ class Edge(NamedTuple):
 def step(before: float, after: float) -> list[float]:
     """A value that changes once, after the fourth of sixteen updates."""
     return [before] * 4 + [after] * 12
+
+
+def first(name: str, value: float) -> dict[str, Series]:
+    """A metric that is out of the ordinary in the first update alone."""
+    return {name: [value] + [0.01] * 15}
 
 
 def of_16(count: int, odd: float, usual: float) -> list[float]:
@@ -104,13 +109,65 @@ EDGES: list[Edge] = [
         (SERIOUS, surprisal(logprobs=[-0.3] * 16, nats=[0.0144] * 16)),
         (SILENT, surprisal(logprobs=[-0.3] * 16, nats=[0.0136] * 16)),
     ),
+    # Responses without a score are not measured: those that remain may be likelier, or nearer to the reference.
+    *(
+        edge
+        for rule, wrong in (
+            ("sampling_not_mirrored", surprisal(logprobs=[-50.0] * 16)),
+            ("kl_negative", {"objective/kl": [-1.0] * 16}),
+        )
+        for edge in metrics(
+            rule,
+            (SERIOUS, {**wrong, "reward/unscored": [12.0] * 16}),
+            (SILENT, {**wrong, "reward/unscored": [13.0] * 16}),
+        )
+    ),
     Edge("not_finite", SERIOUS, incidents(3)),
     Edge("not_finite", WARNING, incidents(2)),
     *metrics(
         "reward_function_failing",
-        (SERIOUS, {"reward/unscored": [13.0] * 16}),
-        (WARNING, {"reward/unscored": [12.0] * 16}),
+        (SERIOUS, {"reward/mine_given_up": [13.0] * 16}),
+        (WARNING, {"reward/mine_given_up": [12.0] * 16}),
+        (SILENT, {"reward/unscored": [127.0] * 16}),
     ),
+    # A function's None is documented; only failed calls are failures, whether they cost the score or not.
+    *metrics(
+        "responses_unscored",
+        (NOTE, {"reward/unscored": [13.0] * 16}),
+        (SILENT, {"reward/unscored": [12.0] * 16}),
+        (WARNING, {"reward/unscored": [65.0] * 16}),
+        (NOTE, {"reward/unscored": [63.0] * 16}),
+        (SILENT, {"reward/unscored": [40.0] * 16, "reward/mine_given_up": [28.0] * 16}),
+        (NOTE, {"reward/unscored": [41.0] * 16, "reward/mine_given_up": [28.0] * 16}),
+    ),
+    *metrics(
+        "responses_unscored",
+        (NOTE, {"reward/unscored": [40.0] * 16, "reward/mine_given_up": [40.0] * 16}),
+        **{"reward_functions.on_error": "value"},
+    ),
+    *metrics(
+        "responses_unscored",
+        (NOTE, {"reward/unscored": [40.0] * 16, "score/gold": 0.5, "reward/gold_given_up": [40.0] * 16}),
+        reward=JUDGED,
+    ),
+    *metrics(
+        "first_update_too_large",
+        (NOTE, first("policy/clip_fraction", 0.151)),
+        (SILENT, first("policy/clip_fraction", 0.149)),
+        (NOTE, first("policy/approx_kl", 0.0501)),
+        (SILENT, first("policy/approx_kl", 0.0499)),
+        (NOTE, first("policy/ratio_max", 50.1)),
+        (SILENT, first("policy/ratio_max", 49.9)),
+        (NOTE, {"value/explained_variance": [0.0, -1.01] + [0.03] * 14}),
+        (SILENT, {"value/explained_variance": [0.0, -0.99] + [0.03] * 14}),
+        (SILENT, {"policy/clip_fraction": [0.4] * 16}),  # steps_too_large says it of more updates
+    ),
+    *metrics(
+        "first_update_too_large",
+        (NOTE, {"policy/clip_fraction": [0.0, 0.0, 0.3] + [0.01] * 13}),
+        **{"ppo.value_warmup_updates": 2},
+    ),
+    Edge("first_update_too_large", WARNING, synthetic_run(1, {"policy/clip_fraction": [0.3]})),
     *metrics(
         "kl_sign_flipped",
         (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}),
@@ -349,6 +406,11 @@ EDGES: list[Edge] = [
             (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
         )
     ),
+    Edge("dead_critic", NOTE, critic(7)),
+    Edge("dead_critic", NOTE, critic(3)),
+    Edge("dead_critic", SILENT, critic(2)),
+    Edge("dead_critic", SILENT, synthetic_run(7, {"value/explained_variance": [-0.5] * 4 + [0.0] * 3})),
+    Edge("dead_critic", SILENT, synthetic_run(7, {"value/explained_variance": [-0.5] * 7}, state="running")),
     Edge("dead_critic", WARNING, critic(50)),
     Edge("dead_critic", NOTE, critic(49)),
     *metrics(
@@ -373,6 +435,16 @@ EDGES: list[Edge] = [
     Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
     Edge("reward_model_at_chance", SERIOUS, reward_model(0.549, 0.4)),
     Edge("reward_model_at_chance", SILENT, reward_model(0.551, 0.4)),
+    Edge("reward_model_at_chance", SERIOUS, nothing_held_out(0.549, 0.68)),
+    Edge("reward_model_at_chance", SILENT, nothing_held_out(0.551, 0.68)),
+    # Two standard errors of the last 10 of 40 steps: 0.079 with 16 pairs in a step, 0.111 with 8
+    Edge("reward_model_at_chance", SERIOUS, nothing_held_out(0.549, 0.68, batch_size=16)),
+    Edge("reward_model_at_chance", WARNING, nothing_held_out(0.549, 0.68, batch_size=8)),
+    # Equal scores have a loss of ln 2 = 0.6931
+    Edge("reward_model_at_chance", WARNING, nothing_held_out(0.6, 0.6932)),
+    Edge("reward_model_at_chance", SILENT, nothing_held_out(0.6, 0.6931)),
+    Edge("reward_model_at_chance", SERIOUS, nothing_held_out(0.5, 0.69, steps=4)),
+    Edge("reward_model_at_chance", SILENT, nothing_held_out(0.5, 0.69, steps=3)),
     Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.68, 0.651)),
     Edge("reward_model_barely_better_than_length", SILENT, reward_model(0.68, 0.649)),
     Edge("reward_model_barely_better_than_length", SERIOUS, reward_model(0.62, 0.671)),
@@ -442,7 +514,9 @@ MIN_UPDATES: dict[str, tuple[int, dict[str, float]]] = {
         8,
         {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0},
     ),
-    "dead_critic": (8, {"value/explained_variance": -1.5}),
+    "dead_critic": (3, {"value/explained_variance": -0.5}),
+    "first_update_too_large": (1, {"policy/clip_fraction": 0.3}),
+    "responses_unscored": (1, {"reward/unscored": 40.0}),
     "value_clip_binding": (8, {"value/clip_fraction": 0.9}),
     "beta_too_large": (8, {"objective/kl_coef": 9.0, "reward/score_mean": 1.0}),
     "reward_flat": (12, {"reward/score_mean": 1.0}),

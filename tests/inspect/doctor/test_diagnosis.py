@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from kedge.inspect.doctor import RULES, Finding, diagnose, one_line, print_findings
+from kedge.inspect.doctor import RULES, Examination, Finding, diagnose, examine, merge, one_line, print_examinations
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES
+from tests.inspect.doctor.cases import CASES, JUDGED, Case, nothing_held_out
 from tests.inspect.doctor.synthetic import HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
@@ -107,7 +107,8 @@ def test_json_has_six_fields() -> None:
 def test_four_updates_are_enough_for_what_is_wrong_from_the_start() -> None:
     rows = {"policy/clip_fraction": [0.5] * 4, "policy/approx_kl": [0.3] * 4}
     assert [finding.rule for finding in diagnose(run_with(4, rows))] == ["steps_too_large"]
-    assert diagnose(run_with(3, {name: figures[:3] for name, figures in rows.items()})) == []
+    shorter = diagnose(run_with(3, {name: figures[:3] for name, figures in rows.items()}))
+    assert [finding.rule for finding in shorter] == ["first_update_too_large"]
 
 
 def test_a_single_outlier_is_no_finding() -> None:
@@ -120,9 +121,9 @@ def test_findings_are_printed_in_full_and_without_control_characters() -> None:
         "not_finite", "serious", "the [red]score\x1b[2J", "it is broken", "", "switch", "fix it", "docs/doctor.md#x"
     )
     text = io.StringIO()
-    print_findings("runs/ppo", [finding], Console(file=text, width=100, highlight=False))
+    print_examinations({"runs/ppo": Examination((finding,), 31)}, Console(file=text, width=100, highlight=False))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert lines[0] == "runs/ppo: 1 serious"
+    assert lines[0] == "runs/ppo: 1 serious in 31 checks"
     assert lines[2] == "serious  not_finite"
     assert lines[3].startswith("  seen   the [red]score")
     assert "\x1b" not in text.getvalue()
@@ -132,5 +133,85 @@ def test_findings_are_printed_in_full_and_without_control_characters() -> None:
 
 def test_a_healthy_run_has_no_problems() -> None:
     text = io.StringIO()
-    print_findings("runs/ppo", [], Console(file=text))
-    assert text.getvalue() == "runs/ppo: no problems found\n"
+    print_examinations({"runs/ppo": examine(JUDGED_RUN)}, Console(file=text, width=200))
+    assert text.getvalue() == "✓ runs/ppo: nothing wrong in 36 checks\n"
+
+
+JUDGED_RUN = synthetic_run(metrics={"score/gold": towards(0.5, 0.6)}, settings={"reward": JUDGED})
+"""A run in which every rule of the stage has what it needs."""
+
+
+def test_a_short_run_says_what_could_not_be_judged() -> None:
+    found = examine(synthetic_run(6, state="running"))
+    assert found.verdict == (
+        "nothing wrong in 20 checks so far; 16 could not be made: 15 need 8 to 12 updates, and the run has 6; "
+        "1 because no judge (a reward of weight 0) measures what the score misses"
+    )
+    assert {gap.rule for gap in found.gaps} >= {"reward_flat", "dead_critic", "proxy_up_judge_down"}
+
+
+def test_what_was_not_measured_could_not_be_judged() -> None:
+    [gap] = examine(
+        synthetic_run(
+            metrics={"score/gold": 0.5, "value/mean": None, "value/clip_fraction": None},
+            settings={"reward": JUDGED, "ppo.value_clip_range": None},
+        )
+    ).gaps[:1]
+    assert (gap.rule, gap.reason) == ("value_scale_mismatch", "value/mean was not recorded")
+    without_kl = examine(synthetic_run(metrics={"objective/kl": None, "reward/kl": None}))
+    assert "4 because the KL was not measured (ppo.measure_kl=true measures it)" in without_kl.verdict
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict"),
+    [
+        (synthetic_run(0), "nothing was checked: 35 need 1 to 12 updates, and the run has 0; 1 because no judge"),
+        (run_with(0, {}, facts={"stage": "evaluate"}), "nothing was checked: there are no rules for this stage"),
+        (
+            nothing_held_out(0.6, 0.65),
+            "nothing wrong in 2 checks; 3 could not be made: 1 because policy/grad_norm or grad_norm",
+        ),
+        (nothing_held_out(0.5, 0.6931), "1 serious in 2 checks"),
+    ],
+)
+def test_a_verdict_covers_only_what_was_examined(run: RunRecord, verdict: str) -> None:
+    examination = examine(run)
+    assert examination.verdict.startswith(verdict)
+    assert examination.is_clean == verdict.startswith("nothing wrong")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_without_what_it_needs_finds_nothing_or_says_so(case: Case) -> None:
+    rule = next(rule for rule in RULES if rule.name == case.rule)
+    assert rule.needs.concerns(case.faulty)
+    assert rule.needs.gap(rule.name, case.faulty) is None
+    assert {part for name in rule.needs.metrics for part in name.split("|")} <= {*rule.reads}
+
+
+def test_examinations_of_several_runs_are_merged() -> None:
+    parts = [examine(synthetic_run(6)), examine(synthetic_run(metrics=FAST))]
+    merged = merge(parts)
+    assert merged.num_checks == sum(part.num_checks for part in parts)
+    assert [finding.severity for finding in merged.findings] == ["serious"] * 2 + ["warning"] * 2
+    assert list(merged.as_json()) == ["findings", "checks", "not_judged", "verdict"]
+
+
+def test_the_suggested_learning_rate_follows_from_the_size_of_the_first_update() -> None:
+    early = {"policy/clip_fraction": [0.19], "policy/approx_kl": [0.085], "policy/ratio_max": [27.4]}
+    [finding] = diagnose(synthetic_run(1, early, settings={"ppo.learning_rate": 4e-4}))
+    assert finding.seen == (
+        "update 1 clips 19% of the tokens and moves the policy by 0.0850 nats per token, one token by a factor of 27.4"
+    )
+    assert "lower ppo.learning_rate from 0.0004 to 0.00014" in finding.try_  # × √(0.01 / 0.085)
+    [finding] = diagnose(
+        synthetic_run(2, {"value/explained_variance": [0.0, -1.8]}, settings={"ppo.value_head_rate": 30.0})
+    )
+    assert "lower ppo.value_head_rate from 30 to 10" in finding.try_
+
+
+@pytest.mark.parametrize(("explained", "field"), [(-0.2, "ppo.value_head_rate"), (-0.05, "ppo.value_coef")])
+def test_values_that_are_noise_are_trained_less_and_constant_ones_more(explained: float, field: str) -> None:
+    settings = {"ppo.value_head_rate": 30.0, "ppo.value_coef": 0.1}
+    for updates in (6, 16):
+        run = synthetic_run(updates, {"value/explained_variance": [explained] * updates}, settings=settings)
+        assert [finding.field for finding in diagnose(run)] == [field]

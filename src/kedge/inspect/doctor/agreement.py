@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kedge.inspect.doctor.finding import Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import set_to
-from kedge.inspect.doctor.trends import SIGNIFICANT, Series, combine, fmt, read, span
+from kedge.inspect.doctor.responses import selected_by_score
+from kedge.inspect.doctor.trends import MIN_LEVEL, SIGNIFICANT, Series, combine, fmt, read, span
 from kedge.inspect.record import RunRecord
 
 __all__ = ["MAX_RATIO", "SAMPLER_TRAINER_MISMATCH", "SAMPLING_NOT_MIRRORED", "STALE_ROLLOUTS"]
@@ -70,7 +72,7 @@ def _surprisal_ratio(logprobs: float, nats: float, length: float, moved: float) 
 
 def _not_mirrored(run: RunRecord) -> Symptom | None:
     ratio = combine(run, SURPRISAL_METRICS, _surprisal_ratio)
-    if ratio is None or 1 / OFF <= ratio.overall <= OFF:
+    if ratio is None or selected_by_score(run) or 1 / OFF <= ratio.overall <= OFF:
         return None
     if abs(ratio.overall - 1.0) < SIGNIFICANT * ratio.overall_error:
         return None
@@ -102,14 +104,16 @@ STALE_ROLLOUTS = Rule(
     "range is used up before the first optimizer step.",
     ("policy/staleness", *RATIOS),
     _stale,
+    Needs(("policy/staleness",)),
 )
 
 SAMPLING_NOT_MIRRORED = Rule(
     "sampling_not_mirrored",
     "Tokens are drawn from a different distribution than the one their logprobs come from: a top-k or top-p filter, or "
     "a different temperature. The policy being trained is not the policy being sampled, and its KL may turn negative.",
-    SURPRISAL_METRICS,
+    (*SURPRISAL_METRICS, "reward/unscored"),
     _not_mirrored,
+    Needs(SURPRISAL_METRICS, MIN_LEVEL, lacks=selected_by_score),
 )
 
 SAMPLER_TRAINER_MISMATCH = Rule(
@@ -118,4 +122,5 @@ SAMPLER_TRAINER_MISMATCH = Rule(
     "weights, active dropout, or rounding. Every ratio, every gradient and the KL are wrong by that factor.",
     tuple(RATIOS),
     _mismatch,
+    Needs(("|".join(RATIOS),)),
 )

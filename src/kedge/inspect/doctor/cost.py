@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from kedge.inspect.doctor.finding import Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.trends import MIN_TREND, Series, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["MEMORY_GROWING", "REWARD_DOMINATES_TIME"]
@@ -74,6 +75,7 @@ MEMORY_GROWING = Rule(
     "Memory grows with every update and does not level off: a leak. The run will eventually be killed for it.",
     ("memory/process", "memory/device"),
     _memory_growing,
+    Needs(("memory/process|memory/device",), MIN_TREND + WARMUP),
 )
 
 REWARD_DOMINATES_TIME = Rule(
@@ -81,4 +83,5 @@ REWARD_DOMINATES_TIME = Rule(
     "Most of each update is spent waiting for the reward function.",
     ("time/reward", "time/update"),
     _reward_dominates,
+    Needs(("time/reward", "time/update"), MIN_LEVEL),
 )

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import nearly_all_truncated
 from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
-from kedge.inspect.doctor.trends import MIN_TREND, Series, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
@@ -21,6 +22,10 @@ learned the mean. The demo's is off by 0.6 after three updates and by 0.1 at the
 HARMFUL = -1.0
 """Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
 down to −0.7."""
+
+NOISY = -0.1
+"""Explained variance at which the values are no longer constant but vary on their own: the critic's steps are too
+large. Values unrelated to the returns have minus the square of their relative standard deviation."""
 
 CONSTANT = 0.01
 """Standard deviation of the values, relative to the returns', of a head that outputs nearly the same everywhere."""
@@ -49,6 +54,8 @@ CRITIC_METRICS = (
     "value/std",
     "reward/score_std",
 )
+NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std|reward/score_std")
+"""Of these, the ones without which nothing can be said about a critic."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,9 @@ def _critic(run: RunRecord) -> _Critic | None:
 
 def _dead(run: RunRecord) -> Symptom | None:
     critic = _critic(run)
-    if critic is None or (critic.explained > 0.0 and critic.bias < BIASED):
+    if critic is None:
+        return _below_zero(run)
+    if critic.explained > 0.0 and critic.bias < BIASED:
         return None
     constant = critic.values_std is not None and critic.values_std < CONSTANT
     serious = critic.bias >= BIASED or critic.explained < HARMFUL or constant
@@ -95,7 +104,30 @@ def _dead(run: RunRecord) -> Symptom | None:
     if constant:
         seen += "; the values are nearly constant"
     severity = "serious" if serious else "warning" if critic.updates >= TRAINED else "note"
-    return Symptom(severity, seen, tuple(_train_critic_more(run)))
+    noisy = critic.explained < NOISY and critic.bias < BIASED
+    return Symptom(severity, seen, tuple(_train_critic_less(run) if noisy else _train_critic_more(run)))
+
+
+def _below_zero(run: RunRecord) -> Symptom | None:
+    """A run too short for a verdict on its critic, at whose end the values do harm."""
+    explained = read(run, "value/explained_variance", at_least=WINDOW)
+    if explained is None or len(explained) >= MIN_TREND or run.state == "running" or explained.late >= 0:
+        return None
+    return Symptom(
+        "note",
+        f"explained variance is {fmt(explained.late)} at the end ({explained.late_span}), after {len(explained)} "
+        "updates of training the critic",
+        tuple(_train_critic_less(run) if explained.late < NOISY else _train_critic_more(run)),
+    )
+
+
+def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
+    if run.setting("ppo.critic") == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
+        yield scale(run, "ppo.value_head_rate", 1 / 3)
+    else:
+        yield scale(run, "ppo.learning_rate", 1 / 3)
+    if not run.setting("ppo.value_warmup_updates"):
+        yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
 
 
 def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
@@ -179,6 +211,11 @@ WHITENING_CONSTANT_BATCH = Rule(
     "the policy trains on rounding errors.",
     ("advantage/std", "reward/score_mean", "reward/score_std", "value/returns_mean", "response/eos_rate"),
     _constant_batch,
+    Needs(
+        ("reward/score_mean", "reward/score_std"),
+        MIN_LEVEL,
+        fits=lambda run: run.setting("ppo.whiten_advantages") is not False,
+    ),
 )
 
 VALUE_SCALE_MISMATCH = Rule(
@@ -187,6 +224,7 @@ VALUE_SCALE_MISMATCH = Rule(
     "gradient swamps the policy's.",
     (*CRITIC_METRICS, "value/loss"),
     _scale_mismatch,
+    Needs(NEEDED, MIN_TREND),
 )
 
 VALUE_CLIP_BINDING = Rule(
@@ -195,6 +233,11 @@ VALUE_CLIP_BINDING = Rule(
     "returns.",
     ("value/clip_fraction", *CRITIC_METRICS),
     _clip_binding,
+    Needs(
+        ("value/clip_fraction", *NEEDED),
+        MIN_TREND,
+        fits=lambda run: not run.config or run.setting("ppo.value_clip_range") is not None,
+    ),
 )
 
 DEAD_CRITIC = Rule(
@@ -203,4 +246,5 @@ DEAD_CRITIC = Rule(
     "with all its noise, on every token.",
     CRITIC_METRICS,
     _dead,
+    Needs(NEEDED, MIN_TREND),
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
@@ -103,6 +104,7 @@ NO_EXPLORATION = Rule(
     "from.",
     ("policy/entropy", "response/length"),
     _no_exploration,
+    Needs(("policy/entropy", "response/length"), MIN_LEVEL),
 )
 
 ENTROPY_RISING = Rule(
@@ -111,6 +113,7 @@ ENTROPY_RISING = Rule(
     "steps destroy what the policy had learned.",
     ("policy/entropy",),
     _rising,
+    Needs(("policy/entropy",), MIN_LEVEL),
 )
 
 ENTROPY_COLLAPSE = Rule(
@@ -119,4 +122,5 @@ ENTROPY_COLLAPSE = Rule(
     "learn from.",
     ("policy/entropy", "response/length"),
     _collapse,
+    Needs(("policy/entropy", "response/length"), MIN_TREND),
 )

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.record import RunRecord
 
-__all__ = ["DOCS", "Advice", "Direction", "Finding", "Remedy", "Rule", "Severity", "Symptom", "no_advice"]
+__all__ = [
+    "DOCS",
+    "Advice",
+    "Direction",
+    "Finding",
+    "Remedy",
+    "Rule",
+    "Severity",
+    "Symptom",
+    "no_advice",
+    "severity_rank",
+]
 
 Severity = Literal["serious", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Direction = Literal["too_high", "too_low", "switch"]
 
 DOCS = "docs/doctor.md"
@@ -90,12 +103,19 @@ class Rule:
         means: What it is, in one or two sentences.
         reads: The metrics it reads; `NAME` stands for the name of a reward term.
         check: Looks for it. None if there is no sign of it, or too little data.
+        needs: What a run must have for None to mean that there is no sign of it.
     """
 
     name: str
     means: str
     reads: tuple[str, ...]
     check: Callable[[RunRecord], Symptom | None]
+    needs: Needs
+
+
+def severity_rank(finding: Finding) -> int:
+    """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
+    return SEVERITIES.index(finding.severity)
 
 
 def no_advice(field: str, direction: Direction) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import adjust, scale
 from kedge.inspect.doctor.responses import eos_is_scored
 from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
@@ -96,6 +97,10 @@ def _by_not_stopping(run: RunRecord) -> Symptom | None:
     )
 
 
+def _no_judge(run: RunRecord) -> str:
+    return "" if run.judges else "no judge (a reward of weight 0) measures what the score misses"
+
+
 def _judge_down(run: RunRecord) -> Symptom | None:
     score = _rising_score(run)
     for name in run.judges:
@@ -121,6 +126,7 @@ PROXY_UP_JUDGE_DOWN = Rule(
     "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
     ("reward/score_mean", "score/NAME"),
     _judge_down,
+    Needs(("reward/score_mean",), MIN_TREND, lacks=_no_judge),
 )
 
 HACKING_BY_LENGTH = Rule(
@@ -128,6 +134,7 @@ HACKING_BY_LENGTH = Rule(
     "The score tracks the length of a response, and the policy exploits that instead of improving.",
     ("reward/score_mean", "response/length", "reward/length_correlation"),
     _by_length,
+    Needs(("reward/score_mean", "response/length", "reward/length_correlation"), MIN_TREND),
 )
 
 HACKING_BY_REPETITION = Rule(
@@ -135,6 +142,7 @@ HACKING_BY_REPETITION = Rule(
     "Repetition raises the score, and the policy exploits that instead of improving.",
     ("reward/score_mean", "response/repetition"),
     _by_repetition,
+    Needs(("reward/score_mean", "response/repetition"), MIN_TREND),
 )
 
 HACKING_BY_NOT_STOPPING = Rule(
@@ -142,4 +150,5 @@ HACKING_BY_NOT_STOPPING = Rule(
     "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
     ("reward/score_mean", "response/eos_rate", "reward/length_correlation"),
     _by_not_stopping,
+    Needs(("reward/score_mean", "response/eos_rate"), MIN_TREND),
 )

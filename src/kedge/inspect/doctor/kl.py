@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fmt, read, rose
+from kedge.inspect.doctor.responses import selected_by_score
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 
 __all__ = ["BETA_TOO_LARGE", "BETA_TOO_SMALL", "KL_EXPLODING", "KL_NEGATIVE", "KL_SIGN_FLIPPED"]
@@ -54,7 +56,7 @@ def _sign_flipped(run: RunRecord) -> Symptom | None:
 
 def _negative(run: RunRecord) -> Symptom | None:
     kl = read(run, "objective/kl")
-    if kl is None or kl.late > BELOW_ZERO or kl.late > -SIGNIFICANT * kl.rise_error:
+    if kl is None or selected_by_score(run) or kl.late > BELOW_ZERO or kl.late > -SIGNIFICANT * kl.rise_error:
         return None
     return Symptom(
         "serious",
@@ -156,14 +158,20 @@ KL_SIGN_FLIPPED = Rule(
     "The KL term enters the reward with the wrong sign: the policy is rewarded for moving away from the reference.",
     ("reward/kl", "objective/kl", "reward/score_std"),
     _sign_flipped,
+    Needs(
+        ("reward/kl", "objective/kl", "reward/score_std"),
+        MIN_LEVEL,
+        fits=lambda run: run.setting("ppo.kl_in") != "loss",
+    ),
 )
 
 KL_NEGATIVE = Rule(
     "kl_negative",
     "A KL divergence cannot be negative. If its estimate is, update after update, the responses were not sampled from "
     "the policy whose logprobs are used: a sampling filter, another temperature, a wrong mask or a flipped sign.",
-    ("objective/kl",),
+    ("objective/kl", "reward/unscored"),
     _negative,
+    Needs(("objective/kl",), MIN_LEVEL, lacks=selected_by_score),
 )
 
 BETA_TOO_LARGE = Rule(
@@ -172,6 +180,7 @@ BETA_TOO_LARGE = Rule(
     "score to gain, and most of the gradient is noise from the KL.",
     ("reward/score_mean", "reward/score_std", "objective/kl_coef"),
     _beta_too_large,
+    Needs(("reward/score_mean", "reward/score_std"), MIN_TREND, fits=lambda run: run.setting("ppo.kl_coef") != 0),
 )
 
 BETA_TOO_SMALL = Rule(
@@ -180,6 +189,7 @@ BETA_TOO_SMALL = Rule(
     "reward favors, regardless of the quality of the text.",
     ("reward/score_mean", "reward/score_std", "objective/kl", "objective/kl_coef", "response/length"),
     _beta_too_small,
+    Needs(("reward/score_mean", "reward/score_std", "objective/kl"), MIN_TREND),
 )
 
 KL_EXPLODING = Rule(
@@ -188,4 +198,5 @@ KL_EXPLODING = Rule(
     "it, so its scores can no longer be trusted.",
     ("objective/kl", "response/length", "reward/total", "reward/score_std"),
     _exploding,
+    Needs(("objective/kl", "response/length"), MIN_LEVEL),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import TRAINED, Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.trends import MIN_TREND, WINDOW, fmt, read, span
 from kedge.inspect.record import RunRecord
@@ -96,6 +97,7 @@ NOT_FINITE = Rule(
     "or steps so large that values overflow.",
     ("guard/skipped_steps",),
     _not_finite,
+    Needs(),
 )
 
 STEPS_SKIPPED = Rule(
@@ -104,6 +106,7 @@ STEPS_SKIPPED = Rule(
     "a run that keeps skipping steps is not training.",
     ("guard/skipped_steps",),
     _steps_skipped,
+    Needs(("guard/skipped_steps",)),
 )
 
 GRADIENT_SPIKES = Rule(
@@ -112,4 +115,5 @@ GRADIENT_SPIKES = Rule(
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
     ("policy/grad_norm", "grad_norm"),
     _gradient_spikes,
+    Needs(("policy/grad_norm|grad_norm",), MIN_TREND, TRAINED),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 from kedge.inspect.doctor import (
     agreement,
     cost,
     critic,
     exploration,
+    first_update,
     hacking,
     kl,
     numerics,
@@ -18,10 +18,12 @@ from kedge.inspect.doctor import (
     steps,
     supervised,
 )
-from kedge.inspect.doctor.finding import DOCS, Advice, Finding, Rule, Severity, Symptom, no_advice
+from kedge.inspect.doctor.examination import Examination
+from kedge.inspect.doctor.finding import DOCS, Advice, Finding, Rule, Symptom, no_advice, severity_rank
+from kedge.inspect.doctor.needs import gaps_in_words
 from kedge.inspect.record import RunRecord
 
-__all__ = ["RULES", "diagnose", "severity_rank"]
+__all__ = ["RULES", "diagnose", "examine", "severity_rank"]
 
 RULES: tuple[Rule, ...] = (
     agreement.STALE_ROLLOUTS,
@@ -36,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     rewards.REWARD_FLAT,
     exploration.NO_EXPLORATION,
     responses.DUPLICATED_PROMPTS,
+    rewards.RESPONSES_UNSCORED,
     kl.BETA_TOO_SMALL,
     hacking.PROXY_UP_JUDGE_DOWN,
     hacking.HACKING_BY_NOT_STOPPING,
@@ -45,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     kl.BETA_TOO_LARGE,
     steps.STEPS_TOO_SMALL,
     steps.STEPS_TOO_LARGE,
+    first_update.FIRST_UPDATE_TOO_LARGE,
     exploration.ENTROPY_COLLAPSE,
     kl.KL_EXPLODING,
     responses.TOO_FEW_EOS,
@@ -65,7 +69,7 @@ RULES: tuple[Rule, ...] = (
 )
 """Causes come before their consequences: findings of equal severity are reported in this order."""
 
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+UNTIL = {"running": " so far", "stopped": " before it stopped"}
 
 
 def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
@@ -75,13 +79,27 @@ def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
         record: The run so far.
         advice: Looks up what the configuration documents about a field that is too high or too low.
     """
-    found = [(rule, symptom) for rule in RULES if (symptom := rule.check(record)) is not None]
-    return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=severity_rank)
+    return list(examine(record, advice=advice).findings)
 
 
-def severity_rank(finding: Finding) -> int:
-    """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
-    return SEVERITIES.index(finding.severity)
+def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
+    """Findings on a run, and the checks that could not be made.
+
+    Args:
+        record: The run so far.
+        advice: See `diagnose`.
+    """
+    symptoms = [(rule, rule.check(record)) for rule in RULES]
+    findings = [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+    silent = [rule for rule, symptom in symptoms if symptom is None and rule.needs.concerns(record)]
+    gaps = [gap for rule in silent if (gap := rule.needs.gap(rule.name, record)) is not None]
+    return Examination(
+        tuple(sorted(findings, key=severity_rank)),
+        len(findings) + len(silent) - len(gaps),
+        tuple(gaps),
+        gaps_in_words(record, gaps),
+        UNTIL.get(record.state, ""),
+    )
 
 
 def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import adjust, scale, set_to
-from kedge.inspect.doctor.trends import MIN_TREND, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "TRUNCATED_AT_CAP",
     "eos_is_scored",
     "nearly_all_truncated",
+    "num_responses",
+    "selected_by_score",
+    "unscored_share",
 ]
 
 TRUNCATED = 0.1
@@ -29,6 +33,10 @@ TINY, SHRUNK = 4.0, 0.25
 
 REPEATED, MOSTLY_REPEATED = 0.8, 0.4
 """Share of distinct prompts in an update. A file with fewer prompts than an update needs repeats them."""
+
+
+SELECTED = 0.1
+"""Share of unscored responses above which the others are no fair sample of the policy."""
 
 
 def eos_is_scored(run: RunRecord) -> bool:
@@ -45,6 +53,23 @@ def nearly_all_truncated(run: RunRecord) -> bool:
     """Whether nearly every response has the score for a missing stop token, from the first update on."""
     stops = read(run, "response/eos_rate")
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
+
+
+def unscored_share(run: RunRecord) -> float:
+    """Share of the responses that were left out of the updates because they have no score."""
+    unscored = read(run, "reward/unscored", at_least=1)
+    return sum(unscored.values) / (len(unscored) * num_responses(run)) if unscored else 0.0
+
+
+def selected_by_score(run: RunRecord) -> str:
+    """States that the measured responses are a selection, and so no fair sample of the policy; empty if they are not."""
+    share = unscored_share(run)
+    return f"{share:.0%} of the responses have no score and were not measured" if share > SELECTED else ""
+
+
+def num_responses(run: RunRecord) -> int:
+    """Responses per update, which determine the error of a mean score."""
+    return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
 
 
 def _truncated(run: RunRecord) -> Symptom | None:
@@ -111,6 +136,7 @@ DUPLICATED_PROMPTS = Rule(
     "and the policy memorizes these prompts.",
     ("prompt/distinct",),
     _duplicated,
+    Needs(("prompt/distinct",), MIN_LEVEL),
 )
 
 TOO_FEW_EOS = Rule(
@@ -119,6 +145,7 @@ TOO_FEW_EOS = Rule(
     "first.",
     ("response/eos_rate",),
     _few_stop,
+    Needs(("response/eos_rate",), MIN_LEVEL),
 )
 
 TRUNCATED_AT_CAP = Rule(
@@ -126,6 +153,7 @@ TRUNCATED_AT_CAP = Rule(
     "Responses hit the length limit and are cut off, so the reward scores a fragment.",
     ("response/eos_rate", "response/length_max"),
     _truncated,
+    Needs(("response/eos_rate", "response/length_max"), MIN_LEVEL),
 )
 
 STOPS_AT_ONCE = Rule(
@@ -133,4 +161,5 @@ STOPS_AT_ONCE = Rule(
     "The policy has learned to stop almost immediately: a nearly empty response scores best.",
     ("response/length",),
     _stop_at_once,
+    Needs(("response/length",), MIN_TREND),
 )

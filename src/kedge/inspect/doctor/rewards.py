@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from kedge.inspect.doctor.finding import Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.responses import nearly_all_truncated
-from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fmt, read, rose, span
+from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
 __all__ = [
@@ -15,12 +16,17 @@ __all__ = [
     "REWARD_FLAT",
     "REWARD_FUNCTION_FAILING",
     "REWARD_SATURATED",
+    "RESPONSES_UNSCORED",
     "SCORE_FALLING",
     "scores_are_constant",
 ]
 
 MANY_LOST = 0.1
 """Share of responses without a score of their own above which the rest is a biased sample."""
+
+MANY_UNSCORED, MOSTLY_UNSCORED = 0.1, 0.5
+"""Share of responses for which the reward returns None on purpose. At a tenth the error of an update's mean grows by 5 %,
+which is worth knowing; at half, by 40 %, and half of the sampling is wasted."""
 
 NEARLY_CONSTANT = 1e-3
 """Standard deviation, relative to the mean, that is no more than rounding."""
@@ -48,8 +54,8 @@ def _function_failing(run: RunRecord) -> Symptom | None:
     totals = {name: sum(counter.values) for name, counter in counters.items()}
     if not any(totals.values()):
         return None
-    scored = len(run.metrics) * _num_responses(run)
-    lost = {name: count for name, count in totals.items() if name.endswith(("_given_up", "unscored")) and count}
+    scored = len(run.metrics) * num_responses(run)
+    lost = {name: count for name, count in totals.items() if name.endswith("_given_up") and count}
     failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
     slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
     seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
@@ -63,11 +69,45 @@ def _function_failing(run: RunRecord) -> Symptom | None:
 
 
 def _counters(run: RunRecord) -> dict[str, Series]:
-    """Counts of failures and of responses left without a score, by metric."""
-    endings = ("_failures", "_timeouts", "_given_up", "/unscored")
+    """Counts of failed calls, and of responses that a function has given up on, by metric."""
+    endings = ("_failures", "_timeouts", "_given_up")
     names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
     found = {name: read(run, name, at_least=1) for name in sorted(names)}
     return {name: counter for name, counter in found.items() if counter}
+
+
+def _unscored(run: RunRecord) -> Symptom | None:
+    unscored = read(run, "reward/unscored", at_least=1)
+    if unscored is None:
+        return None
+    failed = _dropped(run)
+    none = [
+        max(0.0, count - failed.get(update, 0.0))
+        for update, count in zip(unscored.updates, unscored.values, strict=True)
+    ]
+    share = sum(none) / (len(none) * num_responses(run))
+    if share <= MANY_UNSCORED:
+        return None
+    return Symptom(
+        "warning" if share > MOSTLY_UNSCORED else "note",
+        f"the reward returned None for {share:.0%} of the responses ({span(unscored.updates)}); the updates learn from "
+        "the rest",
+        (scale(run, "rollout.num_prompts", 1 / max(1 - share, 0.1)),),
+        "check that None is meant: the policy learns nothing from such a response, so a bad one needs a low score",
+    )
+
+
+def _dropped(run: RunRecord) -> dict[int, float]:
+    """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
+    if run.setting("reward_functions.on_error") == "value":
+        return {}
+    judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
+    dropped: dict[int, float] = {}
+    for name, counter in _counters(run).items():
+        if name.endswith("_given_up") and name not in judges:
+            for update, count in zip(counter.updates, counter.values, strict=True):
+                dropped[update] = dropped.get(update, 0.0) + count
+    return dropped
 
 
 def _flat(run: RunRecord) -> Symptom | None:
@@ -85,7 +125,7 @@ def _flat(run: RunRecord) -> Symptom | None:
     if score is None:
         return None
     gain = score.late - score.first
-    if abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.early:
+    if abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early:
         return None
     return Symptom(
         "warning",
@@ -95,16 +135,11 @@ def _flat(run: RunRecord) -> Symptom | None:
     )
 
 
-def _num_responses(run: RunRecord) -> int:
-    """Responses per update, which determine the error of a mean score."""
-    return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
-
-
 def _falling(run: RunRecord) -> Symptom | None:
     score, score_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
     if score is None or score_std is None:
         return None
-    threshold = max(LOST, SIGNIFICANT / math.sqrt(_num_responses(run))) * score_std.first
+    threshold = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
     if score.first - score.late <= max(threshold, SIGNIFICANT * score.rise_error):
         return None
     return Symptom(
@@ -132,8 +167,18 @@ REWARD_FUNCTION_FAILING = Rule(
     "reward_function_failing",
     "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
     "are left out of the update or get a substitute score.",
-    ("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up", "reward/unscored"),
+    ("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
     _function_failing,
+    Needs(),
+)
+
+RESPONSES_UNSCORED = Rule(
+    "responses_unscored",
+    "A reward function returns None, which means no score, for many responses. They are sampled and then left out of "
+    "the update, which is smaller and noisier for it.",
+    ("reward/unscored", "reward/NAME_given_up"),
+    _unscored,
+    Needs(("reward/unscored",)),
 )
 
 REWARD_FLAT = Rule(
@@ -142,6 +187,7 @@ REWARD_FLAT = Rule(
     "not tell the responses apart.",
     ("reward/score_mean", "reward/score_std", "response/eos_rate"),
     _flat,
+    Needs(("reward/score_mean", "reward/score_std"), PATIENCE, of_policy=True),
 )
 
 SCORE_FALLING = Rule(
@@ -150,6 +196,7 @@ SCORE_FALLING = Rule(
     "is wrong somewhere between score and gradient.",
     ("reward/score_mean", "reward/score_std"),
     _falling,
+    Needs(("reward/score_mean", "reward/score_std"), MIN_LEVEL),
 )
 
 REWARD_SATURATED = Rule(
@@ -158,4 +205,5 @@ REWARD_SATURATED = Rule(
     "variance, so further steps follow noise.",
     ("reward/score_mean", "reward/score_std"),
     _saturated,
+    Needs(("reward/score_mean", "reward/score_std"), MIN_TREND),
 )

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.trends import MIN_TREND, WINDOW, Series, fmt, read, rose, span
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
 __all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL"]
@@ -88,6 +89,7 @@ STEPS_TOO_LARGE = Rule(
     "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
     ("policy/clip_fraction", "policy/approx_kl"),
     _too_large,
+    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_LEVEL),
 )
 
 STEPS_TOO_SMALL = Rule(
@@ -95,4 +97,5 @@ STEPS_TOO_SMALL = Rule(
     "The policy barely moves: the run spends its compute without learning.",
     ("policy/clip_fraction", "policy/approx_kl", "objective/kl", "reward/score_mean"),
     _too_small,
+    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, of_policy=True),
 )

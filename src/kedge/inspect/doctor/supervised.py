@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = ["LOSS_RISING", "OVERFITTING", "REWARD_MODEL_AT_CHANCE", "REWARD_MODEL_BARELY_BETTER_THAN_LENGTH"]
@@ -23,8 +26,13 @@ BARELY = 0.03
 """Accuracy above that of always preferring the longer response. Published reward models have 5 to 10 points (Stiennon:
 0.63 to 0.69 against about 0.6)."""
 
-CHANCE = 0.55
-"""Held-out accuracy close to a coin flip; published reward models start at 0.63."""
+CHANCE, PUBLISHED = 0.55, 0.63
+"""Accuracy close to a coin flip, and the lowest of published reward models."""
+
+INDIFFERENT = math.log(2.0)
+"""Loss of equal scores for all answers, nats per pair: −log σ(0)."""
+
+SUPERVISED = ("sft", "reward")
 
 
 def _section(run: RunRecord) -> str:
@@ -70,16 +78,53 @@ def _accuracy(run: RunRecord) -> Mapping[str, Any] | None:
     return accuracy if isinstance(accuracy, Mapping) else None
 
 
+CHECK_LABELS = "check that `chosen` is the better response and that the annotators agree with each other"
+
+
 def _at_chance(run: RunRecord) -> Symptom | None:
     accuracy = _accuracy(run)
-    if accuracy is None or accuracy["value"] > CHANCE:
+    if accuracy is None:
+        return _at_chance_in_training(run)
+    if accuracy["value"] > CHANCE:
         return None
+    return Symptom("serious", _written(run, accuracy), _learn_more(run), CHECK_LABELS)
+
+
+def _at_chance_in_training(run: RunRecord) -> Symptom | None:
+    """The same with nothing held out: on its training pairs a model does better than on others, not worse."""
+    accuracy, loss = read(run, "accuracy"), read(run, "loss")
+    if accuracy is None or loss is None:
+        return None
+    share, worse = fmean(accuracy.values[-accuracy.window :]), loss.late >= INDIFFERENT
+    if share > CHANCE and not worse:
+        return None
+    pairs = accuracy.window * (run.setting("reward_model.batch_size") or 1)
+    error = 2 * math.sqrt(share * (1 - share) / pairs)
     return Symptom(
-        "serious",
-        _written(run, accuracy),
-        (scale(run, "reward_model.learning_rate", 3.0), scale(run, "reward_model.num_epochs", 2.0)),
-        "check that `chosen` is the better response and that the annotators agree with each other",
+        "serious" if share <= CHANCE and share + error < PUBLISHED else "warning",
+        f"accuracy on the training pairs is {share:.1%} (± {error:.0%}) and the loss {loss.late:.3f} "
+        f"({loss.late_span}), where equal scores for all answers have {INDIFFERENT:.3f}; nothing was held out",
+        _learn_more(run) if share <= CHANCE else (scale(run, "reward_model.learning_rate", 1 / 3),),
+        CHECK_LABELS if share <= CHANCE else "",
     )
+
+
+def _nothing_to_judge_by(run: RunRecord) -> str:
+    if _accuracy(run) is not None or (read(run, "accuracy") and read(run, "loss")):
+        return ""
+    return f"nothing was held out, and the run has fewer than {MIN_LEVEL} steps"
+
+
+def _learn_more(run: RunRecord) -> tuple[Remedy, ...]:
+    return scale(run, "reward_model.learning_rate", 3.0), scale(run, "reward_model.num_epochs", 2.0)
+
+
+def _not_held_out(run: RunRecord) -> str:
+    if _accuracy(run) is not None:
+        return ""
+    if not run.summary:
+        return "held-out accuracy is measured at the end"
+    return "nothing was held out (data.eval_fraction)"
 
 
 def _barely_better(run: RunRecord) -> Symptom | None:
@@ -107,13 +152,15 @@ LOSS_RISING = Rule(
     "Training makes the model worse on its own training data: the steps are too large.",
     ("loss",),
     _loss_rising,
+    Needs(("loss",), 2 * MIN_TREND, SUPERVISED),
 )
 
 REWARD_MODEL_AT_CHANCE = Rule(
     "reward_model_at_chance",
     "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
-    (),
+    ("accuracy", "loss"),
     _at_chance,
+    Needs(stages=("reward",), lacks=_nothing_to_judge_by),
 )
 
 REWARD_MODEL_BARELY_BETTER_THAN_LENGTH = Rule(
@@ -121,6 +168,7 @@ REWARD_MODEL_BARELY_BETTER_THAN_LENGTH = Rule(
     "The reward model may have learned little more than that longer is better, and a policy will exploit that.",
     (),
     _barely_better,
+    Needs(stages=("reward",), lacks=_not_held_out),
 )
 
 OVERFITTING = Rule(
@@ -128,4 +176,5 @@ OVERFITTING = Rule(
     "The model memorizes its training data: the held-out loss is rising again while training continues.",
     ("eval/loss",),
     _overfitting,
+    Needs(("eval/loss",), 3, SUPERVISED),
 )

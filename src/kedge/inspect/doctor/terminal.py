@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kedge.inspect.doctor.finding import Finding, Severity
+from kedge.inspect.doctor.examination import Examination
+from kedge.inspect.doctor.finding import Finding, Severity, severity_rank
 from kedge.texts import printable
 
-__all__ = ["STYLES", "one_line", "print_findings"]
+__all__ = ["STYLES", "one_line", "print_examinations"]
 
 STYLES: dict[Severity, str] = {"serious": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
@@ -23,19 +23,16 @@ def one_line(finding: Finding) -> str:
     return printable(f"{finding.severity}: {finding.rule}: {finding.seen}")
 
 
-def print_findings(name: str, findings: Sequence[Finding], console: Console) -> None:
-    """Print each finding with its figures, meaning, remedies and documentation link.
+def print_examinations(examined: Mapping[str, Examination], console: Console) -> None:
+    """Print the verdict on each run, and each finding with its figures, meaning, remedies and documentation link.
 
     Args:
-        name: What was examined.
-        findings: Most severe first.
+        examined: The runs that were examined, by name.
         console: Where to print.
     """
-    counts = Counter(finding.severity for finding in findings)
-    summary = [f"{count} {severity if count == 1 or severity == 'serious' else severity + 's'}"
-               for severity, count in counts.items()]  # fmt: skip
-    console.print(Text(printable(f"{name}: {', '.join(summary) or 'no problems found'}")))
-    for finding in findings:
+    for name, examination in examined.items():
+        console.print(Text(printable(f"{'✓ ' if examination.is_clean else ''}{name}: {examination.verdict}")))
+    for finding in sorted((each for one in examined.values() for each in one.findings), key=severity_rank):
         console.print()
         console.print(Text.assemble((finding.severity, STYLES[finding.severity]), "  ", (finding.rule, "bold")))
         console.print(Padding(_table(finding), (0, 0, 0, 2)))
