@@ -60,7 +60,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("kedge.inspect.diagnosis.diagnose_run", lambda folder, **_: [])
+    monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
     monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)

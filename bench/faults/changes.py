@@ -13,12 +13,17 @@ from bench.faults.case import Rows
 from kedge.pipelines.demo import demo_config
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["eos_masked_policy", "few", "longer_preferred", "random_labels"]
+__all__ = ["eos_masked_policy", "few", "longer_preferred", "random_labels", "some_too_long"]
 
 
 def few(count: int) -> Callable[[Rows], Rows]:
     """Keep only the first rows."""
     return lambda rows: rows[:count]
+
+
+def some_too_long(prompts: Rows) -> Rows:
+    """A quarter of the prompts is longer than any model's context."""
+    return [{**row, "text": row["text"] * 50} if number % 4 == 0 else row for number, row in enumerate(prompts)]
 
 
 def random_labels(comparisons: Rows) -> Rows:

@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.faults import bugs
 from bench.faults.case import Case, function, monitored, reward_model, untrained
-from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels
+from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.demo import recipe
 
 __all__ = ["FAULTS"]
@@ -139,6 +139,9 @@ RESPONSES: Final = (
     Case("max_new_tokens 12", "truncated_at_cap", {"rollout.max_new_tokens": 12}),
     Case("reward for brevity", "stops_at_once", AGGRESSIVE, function("short")),
     Case("16 prompts, repeated", "duplicated_prompts", change=few(16)),
+    Case(
+        "a quarter of the prompts too long", "rows_dropped", {"data.max_rejected_fraction": 1.0}, change=some_too_long
+    ),
 )
 
 SUPERVISED: Final = (

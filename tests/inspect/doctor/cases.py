@@ -44,6 +44,13 @@ def reward_model(value: float, length: float) -> RunRecord:
     )
 
 
+def dropped(count: int, reason: str = "prompt longer than data.max_prompt_tokens=512") -> RunRecord:
+    """A run that could not use some of its 400 prompts."""
+    usage = {"rows": 400, "used": 400 - count, "dropped": {reason: count} if count else {}}
+    limits = {"data.max_prompt_tokens": 512, "data.truncate": "never"}
+    return synthetic_run(data={"prompts": usage}, settings=limits)
+
+
 def nothing_held_out(accuracy: float, loss: float, *, steps: int = 40, batch_size: int = 32) -> RunRecord:
     """A reward model of which only the training figures are known."""
     return run_with(
@@ -117,6 +124,8 @@ CASES = [
         {"policy/clip_fraction": [0.3] + [0.01] * 15},
         {"policy/clip_fraction": [0.01, 0.3] + [0.01] * 14},
     ),
+    Case("rows_dropped", "note", dropped(20), dropped(19)),
+    Case("rows_dropped", "warning", dropped(80), dropped(0)),
     metrics(
         "sampling_not_mirrored",
         "serious",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from kedge.inspect.doctor import RULES, Examination, Finding, diagnose, examine, merge, one_line, print_examinations
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES, JUDGED, Case, nothing_held_out
+from tests.inspect.doctor.cases import CASES, JUDGED, Case, dropped, nothing_held_out
 from tests.inspect.doctor.synthetic import HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
@@ -40,9 +41,7 @@ def test_other_rules_still_apply_if_a_metric_is_missing(missing: str) -> None:
     assert diagnose(synthetic_run(metrics={missing: None})) == []
     for case in CASES:
         rows = [{name: value for name, value in row.items() if name != missing} for row in case.faulty.metrics]
-        reduced = RunRecord(
-            case.faulty.folder, case.faulty.facts, case.faulty.config, rows, summary=case.faulty.summary
-        )
+        reduced = replace(case.faulty, metrics=rows)
         read = next(rule.reads for rule in RULES if rule.name == case.rule)
         if missing not in read and not case.faulty.incidents:
             assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
@@ -55,10 +54,7 @@ def test_every_metric_that_a_rule_needs_is_in_reads() -> None:
             {name: value for name, value in row.items() if name == "update" or _is_read(name, reads)}
             for row in case.faulty.metrics
         ]
-        reduced = RunRecord(
-            case.faulty.folder, case.faulty.facts, case.faulty.config, rows,
-            incidents=case.faulty.incidents, summary=case.faulty.summary,
-        )  # fmt: skip
+        reduced = replace(case.faulty, metrics=rows)
         assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
 
 
@@ -134,10 +130,12 @@ def test_findings_are_printed_in_full_and_without_control_characters() -> None:
 def test_a_healthy_run_has_no_problems() -> None:
     text = io.StringIO()
     print_examinations({"runs/ppo": examine(JUDGED_RUN)}, Console(file=text, width=200))
-    assert text.getvalue() == "✓ runs/ppo: nothing wrong in 36 checks\n"
+    assert text.getvalue() == "✓ runs/ppo: nothing wrong in 37 checks\n"
 
 
-JUDGED_RUN = synthetic_run(metrics={"score/gold": towards(0.5, 0.6)}, settings={"reward": JUDGED})
+JUDGED_RUN = synthetic_run(
+    metrics={"score/gold": towards(0.5, 0.6)}, settings={"reward": JUDGED}, data={"prompts": {"rows": 9, "dropped": {}}}
+)
 """A run in which every rule of the stage has what it needs."""
 
 
@@ -186,6 +184,16 @@ def test_a_rule_without_what_it_needs_finds_nothing_or_says_so(case: Case) -> No
     assert rule.needs.concerns(case.faulty)
     assert rule.needs.gap(rule.name, case.faulty) is None
     assert {part for name in rule.needs.metrics for part in name.split("|")} <= {*rule.reads}
+
+
+def test_dropped_rows_name_the_reason_and_the_field() -> None:
+    [finding] = diagnose(dropped(188))
+    assert finding.seen == (
+        "47% of the prompts were dropped (400 rows: 188 prompt longer than data.max_prompt_tokens=512)"
+    )
+    assert finding.try_.startswith("raise data.max_prompt_tokens from 512 to 1024; set data.truncate=keep_end")
+    [finding] = diagnose(dropped(80, "field 'prompt' is missing"))
+    assert (finding.field, finding.try_) == ("", "see rejected.jsonl for the rows")
 
 
 def test_examinations_of_several_runs_are_merged() -> None:

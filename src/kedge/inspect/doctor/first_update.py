@@ -19,8 +19,7 @@ NUM_FIRST = 2
 """Updates that are examined: the first of the policy, and the first in which a trained critic is measured."""
 
 CLIPPED, MOVED = 0.15, 0.05
-"""Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008; in the sweep of docs/defaults.md
-runs that started above these bounds ended with a KL several times as large, and no higher score."""
+"""Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008."""
 
 RATIO = 50.0
 """Largest ratio: a token has become 50 times as likely, or its probability was nearly 0, in one update."""
@@ -95,8 +94,8 @@ def _first(run: RunRecord, name: str) -> Series | None:
 
 FIRST_UPDATE_TOO_LARGE = Rule(
     "first_update_too_large",
-    "The first steps, at the full learning rate, move the policy or the critic further than one batch can justify. Later "
-    "updates then repair what the first one broke, far from the reference.",
+    "The first steps, at the full learning rate, move the policy or the critic further than one batch can justify. "
+    "Later updates then repair what the first one broke, far from the reference.",
     ("policy/clip_fraction", "policy/approx_kl", "policy/ratio_max", "value/explained_variance"),
     _first_update,
     Needs(("policy/clip_fraction", "policy/approx_kl"), of_policy=True),

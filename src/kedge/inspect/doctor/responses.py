@@ -62,7 +62,7 @@ def unscored_share(run: RunRecord) -> float:
 
 
 def selected_by_score(run: RunRecord) -> str:
-    """States that the measured responses are a selection, and so no fair sample of the policy; empty if they are not."""
+    """States that the measured responses are a selection, no fair sample of the policy; empty if they are not."""
     share = unscored_share(run)
     return f"{share:.0%} of the responses have no score and were not measured" if share > SELECTED else ""
 

@@ -13,10 +13,10 @@ from kedge.inspect.record import RunRecord
 
 __all__ = [
     "NEARLY_CONSTANT",
+    "RESPONSES_UNSCORED",
     "REWARD_FLAT",
     "REWARD_FUNCTION_FAILING",
     "REWARD_SATURATED",
-    "RESPONSES_UNSCORED",
     "SCORE_FALLING",
     "scores_are_constant",
 ]
@@ -25,8 +25,8 @@ MANY_LOST = 0.1
 """Share of responses without a score of their own above which the rest is a biased sample."""
 
 MANY_UNSCORED, MOSTLY_UNSCORED = 0.1, 0.5
-"""Share of responses for which the reward returns None on purpose. At a tenth the error of an update's mean grows by 5 %,
-which is worth knowing; at half, by 40 %, and half of the sampling is wasted."""
+"""Share of responses for which the reward returns None on purpose. At a tenth, the error of an update's mean grows by
+5 %; at half, by 40 %, and half of the sampling is wasted."""
 
 NEARLY_CONSTANT = 1e-3
 """Standard deviation, relative to the mean, that is no more than rounding."""
