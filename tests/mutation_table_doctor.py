@@ -14,8 +14,8 @@ DOCTOR = (
     Mutation(
         "findings-in-the-order-of-the-rules",
         "inspect/doctor/registry.py",
-        "return sorted((_finding(rule, symptom, advice) for rule, symptom in found), key=severity_rank)",
-        "return [_finding(rule, symptom, advice) for rule, symptom in found]",
+        "tuple(sorted(findings, key=severity_rank)),",
+        "tuple(findings),",
         f"{DIAGNOSIS}::test_the_most_severe_come_first_and_causes_before_consequences",
     ),
     Mutation(
@@ -30,6 +30,27 @@ DOCTOR = (
         "inspect/diagnosis.py",
         " and finding.rule not in self._reported",
         "",
+        f"{RUNS}::test_a_serious_finding_is_reported_once_and_early",
+    ),
+    Mutation(
+        "a-short-run-counted-as-examined",
+        "inspect/doctor/registry.py",
+        "len(findings) + len(silent) - len(gaps),",
+        "len(findings) + len(silent),",
+        f"{DIAGNOSIS}::test_a_short_run_says_what_could_not_be_judged",
+    ),
+    Mutation(
+        "dropped-responses-counted-as-documented-none",
+        "inspect/doctor/rewards.py",
+        "max(0.0, count - failed.get(update, 0.0))",
+        "max(0.0, count)",
+        "tests/inspect/doctor/test_rules.py::test_severity_on_both_sides_of_each_threshold",
+    ),
+    Mutation(
+        "the-first-update-is-judged-like-any-other",
+        "inspect/diagnosis.py",
+        "if update < self._next and update not in self._first_updates:",
+        "if update < self._next:",
         f"{RUNS}::test_a_serious_finding_is_reported_once_and_early",
     ),
     Mutation(

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kedge.config import Config, field_advice
-from kedge.inspect.diagnosis import diagnose_run
-from kedge.inspect.doctor import one_line
+from kedge.inspect.diagnosis import examine_run
+from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import leave_report, runs_in
 from kedge.logs.progress import say
 
@@ -32,9 +32,11 @@ def chain_report(config: Config, folder: Path) -> Iterator[None]:
 
 
 def say_findings(folder: Path) -> None:
-    """Print one line per warning or serious finding; nothing for a healthy run."""
-    found = [finding for finding in diagnose_run(folder, advice=field_advice) if finding.severity != "note"]
+    """Print one line per warning or serious finding, and the verdict with what could not be judged."""
+    examination = merge(examine_run(folder, advice=field_advice).values())
+    found = [finding for finding in examination.findings if finding.severity != "note"]
     for finding in found:
         say(one_line(finding))
+    say(f"doctor: {examination.verdict}")
     if found:
         say(f"Run `kedge doctor {folder}` for explanations and remedies")

@@ -68,6 +68,8 @@ class Examination:
 def merge(parts: Iterable[Examination]) -> Examination:
     """The examinations of several runs as one: findings by severity, sums, and each reason once."""
     examined = list(parts)
+    if len(examined) == 1:
+        return examined[0]
     findings = sorted((finding for each in examined for finding in each.findings), key=severity_rank)
     return Examination(
         tuple(findings),
