@@ -11,16 +11,16 @@ import hmac
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from kedge.errors import ConfigError
 
-__all__ = ["CLOSED_POLICY", "PAGE_POLICY", "Answer", "LocalServer", "Request"]
+__all__ = ["CLOSED_POLICY", "PAGE_POLICY", "Answer", "LocalServer", "Request", "Stream"]
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 2**20
@@ -32,6 +32,10 @@ POLL = 0.1
 CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
 PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-src 'self'; frame-ancestors 'none'"
 """Restrictions on top of the page's own policy, which names its scripts."""
+
+
+Stream: TypeAlias = "Callable[[Callable[[bytes], object]], None]"
+"""Writes a body piece by piece with the function that it is given, which raises ConnectionError once nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,14 @@ class Answer:
 
     Attributes:
         status: Its status.
-        body: The whole body, or its parts, each sent as soon as there is one.
+        body: The whole body, or a function that writes it piece by piece.
         kind: Its content type.
         policy: Its content security policy.
         version: A text that changes with the body; empty for none.
     """
 
     status: HTTPStatus
-    body: bytes | Iterable[bytes] = b""
+    body: bytes | Stream = b""
     kind: str = "text/plain; charset=utf-8"
     policy: str = CLOSED_POLICY
     version: str = ""
@@ -175,9 +179,10 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
             for name, value in answer.headers().items():
                 self.send_header(name, value)
             self.end_headers()
-            for part in [answer.body] if isinstance(answer.body, bytes) else answer.body:
-                self.wfile.write(part)
-                self.wfile.flush()
+            if isinstance(answer.body, bytes):
+                self.wfile.write(answer.body)
+            else:
+                answer.body(self.wfile.write)  # unbuffered: each piece is sent at once
 
         if takes_posts:
             do_POST = do_GET

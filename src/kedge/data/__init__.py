@@ -1,5 +1,6 @@
 """Data records: reading, chat templates, tokenization and batching."""
 
+from kedge.data.prompt_form import TLDR_ENDING, PromptForm, prompt_form
 from kedge.data.prompts import PromptStream, room_for_prompt
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Record
@@ -22,12 +23,14 @@ from kedge.data.tokens import (
 from kedge.data.usage import DataUsage
 
 __all__ = [
+    "TLDR_ENDING",
     "Comparison",
     "DataUsage",
     "Demonstration",
     "EncodedExample",
     "Padded",
     "Prompt",
+    "PromptForm",
     "PromptStream",
     "Ranking",
     "Record",
@@ -44,6 +47,7 @@ __all__ = [
     "end_with_eos",
     "pad_left",
     "pad_right",
+    "prompt_form",
     "read_comparisons",
     "read_demonstrations",
     "read_prompts",

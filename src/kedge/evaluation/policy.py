@@ -76,9 +76,9 @@ class Policy:
     stop_tokens: StopTokens
     precision: Precision
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
-        """Sample one response per prompt, in the order of the prompts, a batch at a time."""
-        sampler = Sampler(
+    def sampler(self, sampling: Sampling) -> Sampler:
+        """The sampler of the policy's responses."""
+        return Sampler(
             self.model,
             pad_id=cast("int", self.tokenizer.pad_token_id),
             stop_tokens=self.stop_tokens.ids,
@@ -86,6 +86,10 @@ class Policy:
             temperature=sampling.temperature,
             precision=self.precision,
         )
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
+        """Sample one response per prompt, in the order of the prompts, a batch at a time."""
+        sampler = self.sampler(sampling)
         for start in range(0, len(prompts), sampling.batch_size):
             batch = prompts[start : start + sampling.batch_size]
             rollout = sampler.generate(

@@ -16,7 +16,7 @@ from kedge.errors import UnscoredError
 from kedge.rewards import Responses, ScoredTerms, WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 
-__all__ = ["ScoredRollout", "describe_responses", "score_rollout"]
+__all__ = ["ScoredRollout", "continuation", "describe_responses", "score_rollout"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def describe_responses(
     names = {name: None for prompt in prompts for name in prompt.columns}
     return Responses(
         prompts=[prompt.text for prompt in prompts],
-        completions=[_continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
+        completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         stopped=stopped,
@@ -111,7 +111,7 @@ def describe_responses(
     )
 
 
-def _continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
+def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
     """The response as text, decoded together with its prompt: decoding it alone would lose its leading space."""
     prompt = str(tokenizer.decode(prompt_ids, skip_special_tokens=True))
     whole = str(tokenizer.decode([*prompt_ids, *response_ids], skip_special_tokens=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,8 +72,18 @@ class Sampler:
         seeds: Sequence[int],
         groups: Sequence[int] | None = None,
         policy_version: int = 0,
+        on_token: Callable[[int, int], None] | None = None,
     ) -> Rollout:
-        """Sample a response for every prompt; see `Engine`."""
+        """Sample a response for every prompt; see `Engine`.
+
+        Args:
+            prompts: See `Engine`, like the arguments not listed here.
+            seeds: See `Engine`.
+            groups: See `Engine`.
+            policy_version: See `Engine`.
+            on_token: Called with the row and the id of each token as soon as it is sampled. An exception that it raises
+                ends the sampling.
+        """
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
@@ -83,7 +93,7 @@ class Sampler:
                 decoder = self.model.trunk.decoder(
                     [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
                 )
-                self._sample(decoder, torch.tensor(rows, device=device), draws, responses)
+                self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
         prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
         mask, stopped = self._count(responses.ids)
         return Rollout(
@@ -106,7 +116,14 @@ class Sampler:
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
-    def _sample(self, decoder: Decoder, rows: Int[Tensor, " rows"], draws: Tensor, responses: _Responses) -> None:
+    def _sample(
+        self,
+        decoder: Decoder,
+        rows: Int[Tensor, " rows"],
+        draws: Tensor,
+        responses: _Responses,
+        on_token: Callable[[int, int], None] | None,
+    ) -> None:
         """Fill in the responses of some rows.
 
         Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping.
@@ -115,6 +132,9 @@ class Sampler:
         for step in range(self.max_new_tokens):
             tokens, logprobs = self._draw(decoder.hidden, draws[rows, step])
             responses.write(step, rows[running], tokens[running], logprobs[running])
+            if on_token is not None:
+                for row, token in zip(rows[running].tolist(), tokens[running].tolist(), strict=True):
+                    on_token(row, token)
             if self.model.value_head is not None:
                 responses.values[rows[running], step] = self.model.values(decoder.hidden[running])
             running = running & ~torch.isin(tokens, self._stops)

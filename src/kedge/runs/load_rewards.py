@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
+from kedge.models import Precision
 from kedge.output import REWARD_LOG
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.run import Run
 
-__all__ = ["Rewards", "configured_rewards", "load_rewards"]
+__all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on"]
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
 """One or several reward models and functions, as `load_reward` accepts them."""
@@ -27,15 +30,38 @@ def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrain
         run: Source of the device, the precision, and the folder for the functions' output.
         tokenizer: The policy's.
     """
+    log = run.folder / REWARD_LOG
+    return load_rewards_on(rewards, config, tokenizer, device=run.device, precision=run.precision, log=log)
+
+
+def load_rewards_on(
+    rewards: Rewards,
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    precision: Precision,
+    log: Path | None,
+) -> WeightedReward:
+    """Load rewards without a run; errors as in `load_reward`.
+
+    Args:
+        rewards: The reward models and functions.
+        config: Source of the `runtime` and `reward_functions` settings.
+        tokenizer: The policy's.
+        device: The device of the reward models.
+        precision: Number format of their matrix products.
+        log: The file for the functions' output.
+    """
     return load_reward(
         rewards,
         policy_tokenizer=tokenizer,
-        device=run.device,
+        device=device,
         trust_remote_code=config.runtime.trust_remote_code,
         micro_batch_tokens=config.runtime.micro_batch_tokens,
-        precision=run.precision,
+        precision=precision,
         limits=_call_limits(config),
-        log=run.folder / REWARD_LOG,
+        log=log,
     )
 
 

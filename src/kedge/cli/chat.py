@@ -1,0 +1,67 @@
+"""`kedge chat`: talk to one or two models."""
+
+import os
+import re
+from typing import Annotated, Literal
+
+import typer
+
+from kedge.cli.options import PresetName, Reward, Seed
+from kedge.config import load_config
+from kedge.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
+
+
+@app.command()
+def chat(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL [MODEL]",
+            help="One or two models (folder or id), and fields to set, e.g. runtime.device=cpu.",
+        ),
+    ],
+    reward: Reward = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0.01 by default.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum length of an answer in tokens; 64 by default.")
+    ] = None,
+    seed: Seed = None,
+    form: Annotated[
+        Literal["auto", "conversation", "text", "tldr"],
+        typer.Option(help="How your text becomes a prompt; auto: as in the model's training, or by its chat template."),
+    ] = "auto",
+    web: Annotated[bool, typer.Option("--web", help="Chat in a browser on this machine instead.")] = False,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --web; a free one by default.")] = None,
+    preset: PresetName = None,
+) -> None:
+    """Chat with a model, or with two side by side, with a reward's scores beside the answers."""
+    overrides = [entry for entry in models if OVERRIDE.fullmatch(entry) and not os.path.exists(entry)]
+    names = [entry for entry in models if entry not in overrides]
+    if port is not None and not web:
+        raise ConfigError("--port needs --web")
+    if len(names) not in (1, 2):
+        raise ConfigError(f"kedge chat needs one or two models, not {len(names)}")
+    flags = {
+        "generate.temperature": temperature,
+        "generate.max_new_tokens": max_new_tokens,
+        "runtime.seed": seed,
+        "reward": reward,
+    }
+    config = load_config(None, overrides, flags, preset)
+    from contextlib import suppress
+
+    from kedge.pipelines.chat import chat_on_terminal, chat_server, load_chat
+
+    loaded = load_chat(config, names, form=None if form == "auto" else form)
+    if not web:
+        chat_on_terminal(loaded)
+        return
+    with suppress(KeyboardInterrupt), chat_server(loaded, port=port or 0) as server:
+        typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
+        server.wait()
