@@ -81,6 +81,13 @@ RELIABILITY = (
         "if record_file(folder / name).size != record.size:",
         f"{CHECKPOINT}::test_a_flipped_bit_at_any_byte_is_found[policy.safetensors]",
     ),
+    Mutation(
+        "converted-weights-taken-for-the-trained",
+        "training/checkpoint/model_folder.py",
+        "if saved in present and _same_bits(file.get_tensor(saved), tensors[name]):",
+        "if saved in present:",
+        "tests/training/checkpoint/test_model_folder.py::test_a_weight_that_saving_converts_is_kept_beside_the_model",
+    ),
     # The saved state.
     Mutation(
         "boundary-not-remembered",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,20 +14,26 @@ from pathlib import Path
 from kedge.errors import OutputError
 
 __all__ = [
+    "BEST_FILE",
+    "CHECKPOINTS",
     "CONFIG_FILE",
     "DATA_FILE",
     "DIAGNOSTIC_FILES",
     "FINISHED_FILE",
     "INCIDENTS_FILE",
     "JUDGMENTS_FILE",
+    "MODEL_FOLDER",
     "PROGRESS_FILE",
     "REJECTED_FILE",
     "RESPONSES_FILE",
     "REWARD_LOG",
     "ROLES_FILE",
+    "best_checkpoint",
     "check_output",
+    "checkpoint_folder",
     "first_free_folder",
     "is_run",
+    "kept_checkpoints",
     "replace_file",
     "sync_folder",
     "writing",
@@ -42,6 +50,15 @@ FINISHED_FILE = "finished.json"
 
 ROLES_FILE = "roles.json"
 """The models of a run and their sizes."""
+
+MODEL_FOLDER = "model"
+"""The model in the folder of a run or of a checkpoint."""
+
+CHECKPOINTS = "checkpoints"
+"""The checkpoints in a run's folder."""
+
+BEST_FILE = "best.json"
+"""In the folder of checkpoints: which of them is the best so far, and by which metric."""
 
 REJECTED_FILE = "rejected.jsonl"
 """Rows of the data that cannot be used; written by the readers, before a run starts."""
@@ -107,6 +124,26 @@ def first_free_folder(path: Path) -> Path:
     """The first of `path`, `path-2`, `path-3`, … that is free."""
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
     return next(folder for name in names if _is_free(folder := path.with_name(name)))
+
+
+def checkpoint_folder(run: Path, update: int) -> Path:
+    """The folder of the checkpoint after an update; it need not exist."""
+    return run / CHECKPOINTS / f"update-{update:06d}"
+
+
+def kept_checkpoints(run: Path) -> list[int]:
+    """The updates of a run whose checkpoints exist, in order."""
+    found = (re.fullmatch(r"update-(\d{6,})", path.name) for path in (run / CHECKPOINTS).glob("update-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def best_checkpoint(run: Path) -> int | None:
+    """The update of a run's best checkpoint; None if no best one is kept or its file is damaged."""
+    try:
+        update = json.loads((run / CHECKPOINTS / BEST_FILE).read_bytes())["update"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return update if type(update) is int and checkpoint_folder(run, update).is_dir() else None
 
 
 def is_run(folder: Path) -> bool:

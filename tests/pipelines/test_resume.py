@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config
-from kedge.errors import ConfigError, DataError, OutputError
+from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
@@ -226,6 +226,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, poli
     run_ppo(split, prompts=PROMPTS, reward=len_of, resume=Resume())
     assert "update-000003/actor_critic.safetensors" in capsys.readouterr().err.replace("\n", "")
     assert_same(tmp_path / "split", tmp_path / "whole")
+    # A checkpoint is a model: PPO starts from it as from the folder itself.
+    folder = tmp_path / "whole/checkpoints/update-000003/model"
+    for name, source in (("by-name", f"{tmp_path / 'whole'}@3"), ("by-folder", folder)):
+        run_ppo(configure(source, tmp_path / name, num_updates=1), prompts=PROMPTS, reward=len_of)
+    assert_same(tmp_path / "by-name", tmp_path / "by-folder")
+    with pytest.raises(ModelError, match=r"has no checkpoint of update 1; it has checkpoints of updates 2, 3, 4"):
+        run_ppo(configure(f"{tmp_path / 'whole'}@1", tmp_path / "more"), prompts=PROMPTS, reward=len_of)
 
 
 def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):

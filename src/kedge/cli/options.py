@@ -31,7 +31,10 @@ Overrides = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
 PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
-Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Folder or Hugging Face id of the model.")]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Model: a folder, a Hugging Face id, a run, or run@update or run@best."),
+]
 Demonstrations = Annotated[
     list[str] | None,
     typer.Option(metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),

@@ -7,6 +7,7 @@ from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
+from kedge.models.run_models import find_model
 from kedge.models.saving import ModelCard, load_value_head, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
 from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
@@ -24,6 +25,7 @@ __all__ = [
     "TokenRows",
     "autocast",
     "budget_batches",
+    "find_model",
     "initialize_head",
     "load_language_model",
     "load_scalar_model",

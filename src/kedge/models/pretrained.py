@@ -16,6 +16,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
+from kedge.models.run_models import find_model
 
 __all__ = [
     "context_length",
@@ -50,11 +51,13 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def check_source(source: str | Path) -> str:
-    """A model folder's path or a hub id, as a string.
+    """A model folder's path or a hub id, as a string; see `find_model`.
 
     Raises:
-        ModelError: The source looks like a path but does not exist, or is a folder without a config.json.
+        ModelError: The source looks like a path but does not exist, is a folder without a config.json, or a run without
+            such a model.
     """
+    source = find_model(source)
     path, folder = Path(source), os.path.expanduser(source)
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
     if looks_like_path and not os.path.isdir(folder):

@@ -12,12 +12,13 @@ import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
+from kedge.models.run_models import find_model
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.texts import printable
@@ -81,6 +82,7 @@ def save_policy(
     card: ModelCard,
     stop_tokens: Sequence[int] = (),
     temperature: float = 1.0,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
     """Save the policy as a Hugging Face folder; a value head goes into `value_head.safetensors` next to the weights.
 
@@ -91,16 +93,15 @@ def save_policy(
         card: The model card.
         stop_tokens: The tokens that end a response. `generate` stops there, at EOS, and where it stopped before.
         temperature: The sampling temperature of the training; the default of `generate`.
+        weights: Weights to save in place of the model's; empty for a folder without weights.
     """
 
     def write(part: Path) -> None:
         model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
-        model.causal.save_pretrained(part)
+        model.causal.save_pretrained(part, state_dict=weights)
         if model.value_head is not None:
-            weights = {
-                name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()
-            }
-            save_file(weights, part / VALUE_HEAD_FILE)
+            head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
+            save_file(head, part / VALUE_HEAD_FILE)
         tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card.render(_POLICY_USAGE), encoding="utf-8")
 
@@ -113,7 +114,7 @@ def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
     Raises:
         ModelError: It has another width, or non-finite weights.
     """
-    path = Path(folder) / VALUE_HEAD_FILE
+    path = Path(find_model(folder)) / VALUE_HEAD_FILE
     if not path.is_file():
         return False
     try:
@@ -126,13 +127,26 @@ def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
 
 
 def save_scalar_model(
-    model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, card: ModelCard
+    model: ScalarModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    card: ModelCard,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Save a reward model as a Hugging Face folder; `config.json` stores its score shift."""
+    """Save a reward model as a Hugging Face folder; `config.json` stores its score shift.
+
+    Args:
+        model: The reward model.
+        tokenizer: Its tokenizer.
+        folder: Output folder; it appears only once complete.
+        card: The model card.
+        weights: Weights to save in place of the model's; empty for a folder without weights.
+    """
 
     def write(part: Path) -> None:
         setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
-        model.classifier.save_pretrained(part)
+        model.classifier.save_pretrained(part, state_dict=weights)
         tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card.render(_REWARD_USAGE.format(key=NORMALIZATION_KEY)), encoding="utf-8")
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from kedge.config import Config
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
 from kedge.runs.supervised_stage import end_training, supervised_training
+from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
@@ -84,7 +87,15 @@ def run_reward(
     split = run.data.split("comparisons", records, config)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
-    with supervised_training(config, run, num_steps, shown=("loss", "accuracy", "eval/accuracy")) as training:
+    def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
+        facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
+        card = ModelCard("reward", source, facts)
+        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
+
+    in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
+    with supervised_training(
+        config, run, num_steps, model=in_checkpoints, shown=("loss", "accuracy", "eval/accuracy")
+    ) as training:
         report = train_reward_model(
             model,
             tokenizer,

@@ -7,11 +7,12 @@ Source: spec §3.7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
 
@@ -30,6 +31,7 @@ from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
 from kedge.runs.supervised_stage import end_training, supervised_training
+from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -87,12 +89,19 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     split = run.data.split("demonstrations", records, config)
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
 
-    with supervised_training(config, run, num_steps, shown=("loss", "eval/loss")) as training:
+    stop_ids = own_stop_tokens(tokenizer, model).ids
+
+    def save(folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None) -> Path:
+        card = ModelCard("sft", source, facts)
+        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights)
+
+    in_checkpoints = CheckpointModel(
+        model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)
+    )
+    with supervised_training(config, run, num_steps, model=in_checkpoints, shown=("loss", "eval/loss")) as training:
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {**run.data.facts(), "optimizer steps": outcome.num_steps, **outcome.evaluation}
-        stop_ids = own_stop_tokens(tokenizer, model).ids
-        card = ModelCard("sft", source, facts)
-        save_policy(model, tokenizer, run.folder / "model", card=card, stop_tokens=stop_ids)
+        save(run.folder / "model", facts)
         end_training(config, run, outcome)
     run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_findings(run.folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from kedge.config import Config
 from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
+from kedge.models import find_model
 from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
@@ -29,11 +30,11 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         in_memory: Objects passed from Python in place of configured fields, by dotted name.
     """
     named: dict[str, list[str]] = {
-        "model": [str(config.model)] if config.model else [],
-        "reward_model.base": [str(config.reward_model.base)] if config.reward_model.base else [],
+        "model": [find_model(config.model)] if config.model else [],
+        "reward_model.base": [find_model(config.reward_model.base)] if config.reward_model.base else [],
         **{f"data.{name}": list(getattr(config.data, name)) for name in ("demonstrations", "comparisons", "prompts")},
         "data.pretraining": list(config.data.pretraining),
-        "reward": [str(term.source) for term in config.reward],
+        "reward": [term.source if term.is_function else find_model(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}

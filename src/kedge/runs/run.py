@@ -26,11 +26,19 @@ from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
-from kedge.output import CONFIG_FILE, DIAGNOSTIC_FILES, FINISHED_FILE, REJECTED_FILE, is_run, replace_file, writing
+from kedge.output import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    DIAGNOSTIC_FILES,
+    FINISHED_FILE,
+    REJECTED_FILE,
+    is_run,
+    replace_file,
+    writing,
+)
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
-from kedge.training.checkpoint.resume import CHECKPOINTS
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import (
     keep_freed_memory,

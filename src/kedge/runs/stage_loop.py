@@ -11,9 +11,11 @@ from kedge.logs.json_lines import truncate_rows
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SAMPLES_FILE
+from kedge.output import CHECKPOINTS
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
-from kedge.training.checkpoint.resume import CHECKPOINTS, CheckpointedLoop
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.stopping import stopping
 
@@ -21,12 +23,13 @@ __all__ = ["logged_steps", "stage_loop"]
 
 
 @contextmanager
-def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
+def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[CheckpointedLoop]:
     """The loop over a stage's steps; truncates the logs to the step that the run resumes from.
 
     Args:
         config: The stage's configuration.
         run: The stage's run, started.
+        model: The trained model, for the checkpoints.
 
     Raises:
         KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
@@ -44,6 +47,7 @@ def stage_loop(config: Config, run: Run) -> Iterator[CheckpointedLoop]:
             keep=config.checkpoint.keep,
             stop=stop,
             found=run.checkpoint,
+            model=model,
         )
         with loop:
             yield loop

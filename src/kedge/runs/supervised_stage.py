@@ -10,6 +10,7 @@ from kedge.config import Config
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.stage_loop import logged_steps, stage_loop
+from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome
 
 __all__ = ["end_training", "supervised_training"]
@@ -17,7 +18,7 @@ __all__ = ["end_training", "supervised_training"]
 
 @contextmanager
 def supervised_training(
-    config: Config, run: Run, num_steps: int, *, shown: tuple[str, ...]
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, shown: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
     """Start the run and yield its arguments for `train_supervised`.
 
@@ -25,6 +26,7 @@ def supervised_training(
         config: The stage's configuration.
         run: The stage's run, opened, not started.
         num_steps: Optimizer steps of the stage.
+        model: The trained model, for the checkpoints.
         shown: Names of the metrics in the progress display.
 
     Raises:
@@ -32,7 +34,7 @@ def supervised_training(
     """
     with (
         run.started(),
-        stage_loop(config, run) as loop,
+        stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
     ):
         yield {

@@ -204,11 +204,11 @@ def test_any_other_manifest_is_refused(two, text):
 
 
 def test_an_unsupported_format_is_named(two, monkeypatch):
-    monkeypatch.setattr("kedge.training.checkpoint.manifest.FORMAT", 2)
+    monkeypatch.setattr("kedge.training.checkpoint.manifest.READABLE", (3,))
     lines: list[str] = []
     assert newest_valid(two, on_rejected=lines.append) is None
     assert len(lines) == 2
-    assert "manifest.json: has format 1 of kedge " in lines[0]
+    assert "manifest.json: has format 2 of kedge " in lines[0]
 
 
 def test_a_file_instead_of_a_folder_is_named(two):

@@ -65,7 +65,10 @@ class Config(Section):
     """Everything that a run reads. Each stage reads its own section and the shared ones."""
 
     model: str | None = field(
-        None, meaning="Folder or id of the language model to start from.", source="kedge: no model is assumed"
+        None,
+        meaning="The language model to start from: a folder, a Hugging Face id, a run, or a checkpoint of a run "
+        "(`runs/ppo@8`, `runs/ppo@best`).",
+        source="kedge: no model is assumed",
     )
     reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field(
         [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kedge.inspect.doctor.checkpoints import earlier_policy
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import adjust, scale
@@ -116,7 +117,7 @@ def _judge_down(run: RunRecord) -> Symptom | None:
             f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; the judge started at "
             f"{fmt(judge.first)}",
             (_stronger_kl(run),),
-            f"use the checkpoint nearest to update {judge.argmax}",
+            earlier_policy(run, judge, judge.argmax),
         )
     return None
 

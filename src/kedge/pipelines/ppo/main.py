@@ -19,7 +19,7 @@ from kedge.pipelines.ppo.costs import write_roles
 from kedge.pipelines.ppo.fixed_prompts import FixedPrompts
 from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
-from kedge.pipelines.ppo.result import PpoResult, save_result
+from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
@@ -64,7 +64,7 @@ def run_ppo(
     run.start()
     write_roles(run, roles)
     try:
-        with stage_loop(config, run) as loop:
+        with stage_loop(config, run, model=checkpoint_model(config, roles)) as loop:
             train(config, run, roles, loop, on_update)
     except KedgeError:
         run.abandon()

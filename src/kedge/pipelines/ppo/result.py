@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from kedge.config import Config
 from kedge.logs.metrics import METRICS_FILE, read_metrics
@@ -14,8 +16,9 @@ from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
+from kedge.training.checkpoint.model_folder import CheckpointModel
 
-__all__ = ["PpoResult", "save_result"]
+__all__ = ["PpoResult", "checkpoint_model", "save_result"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,32 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         )
         if "objective/kl" in last:
             facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
-    save_policy(
+    _save_policy(config, roles, run.folder / "model", facts)
+
+
+def checkpoint_model(config: Config, roles: Roles) -> CheckpointModel:
+    """The policy as it is saved in every checkpoint."""
+
+    def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
+        facts = {"PPO updates": update, "responses": update * config.responses_per_update, "reward": roles.reward.name}
+        return _save_policy(config, roles, folder, facts, weights)
+
+    return CheckpointModel(roles.actor_critic.policy.causal, save)
+
+
+def _save_policy(
+    config: Config,
+    roles: Roles,
+    folder: Path,
+    facts: Mapping[str, object],
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
+    return save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
-        run.folder / "model",
+        folder,
         card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
         stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
+        weights=weights,
     )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -120,18 +120,23 @@ def record_file(path: Path) -> FileRecord:
     return FileRecord(size, digest.hexdigest())
 
 
-def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def tensor_pieces(tensors: Mapping[str, Tensor], *, library: str | None = None) -> Iterator[bytes | memoryview]:
     """A safetensors file of these tensors, in pieces; one tensor at a time is copied from its device.
 
     The library's own writer collects everything in memory first and gives no access to the bytes for hashing. Tensors
     that share memory are each written in full.
+
+    Args:
+        tensors: The tensors, by name.
+        library: The library named in the header; transformers expects `pt`.
 
     Raises:
         KeyError: A tensor's dtype is not in `DTYPE_NAMES`.
     """
     # Widest dtypes first, so that every tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, end = {}, 0
+    header: dict[str, object] = {} if library is None else {"__metadata__": {"format": library}}
+    end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -159,7 +164,13 @@ def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
         yield b"".join(waiting)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted."""
+def read_tensors(path: Path, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted.
+
+    Args:
+        path: The file.
+        wanted: Names of the tensors to read, if the file has them; None for all.
+    """
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping
+        names = [name for name in file.keys() if wanted is None or name in wanted]  # noqa: SIM118, not a mapping
+        return {name: file.get_tensor(name).clone() for name in names}

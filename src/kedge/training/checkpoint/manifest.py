@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
 __all__ = ["MANIFEST_FILE", "Manifest", "check_files", "read_manifest"]
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+"""Format 1 had no model: every tensor was in the file of its group."""
+
 MANIFEST_FILE = "manifest.json"
 
 
@@ -28,7 +31,8 @@ class Manifest:
         kind: Kind of run: `sft`, `reward`, `ppo` …
         fingerprint: The run's inputs by name: hashes of its data, names of its models …
         kedge_version: The version of kedge that wrote it.
-        files: Records of all other files.
+        files: Records of all other files, by path relative to the checkpoint.
+        held: Tensors that are stored in the checkpoint's model instead of in the file of their group; see `SavedModel`.
     """
 
     update: int
@@ -36,6 +40,7 @@ class Manifest:
     fingerprint: Mapping[str, str]
     kedge_version: str
     files: Mapping[str, FileRecord]
+    held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The file's contents: canonical JSON including its own hash, so that any changed byte is detected."""
@@ -56,7 +61,7 @@ def read_manifest(path: Path) -> Manifest:
         fields = None
     if not isinstance(fields, dict) or fields.pop("sha256", None) is None or _canonical_json(fields) != text:
         raise DataError(f"{path}: is damaged (its hash does not match)")
-    if (found := fields.pop("format")) != FORMAT:
+    if (found := fields.pop("format")) not in READABLE:
         raise DataError(
             f"{path}: has format {found} of kedge {fields['kedge_version']}; this version reads format {FORMAT}"
         )
@@ -71,7 +76,8 @@ def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
         DataError: Names the first file that is missing, unexpected or damaged.
         OSError: A file cannot be read.
     """
-    found = {entry.name for entry in folder.iterdir()} - {MANIFEST_FILE}
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    found = {path.relative_to(folder).as_posix() for path in paths} - {MANIFEST_FILE}
     for name in sorted(found ^ files.keys()):
         raise DataError(f"{folder / name}: {'is not in the manifest' if name in found else 'is missing'}")
     for name, record in files.items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.errors import DataError, NumericsError, OutputError
+from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.state import (
     module_tensors,
@@ -24,10 +25,7 @@ from kedge.training.checkpoint.state import (
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.stopping import Stopping
 
-__all__ = ["CHECKPOINTS", "CheckpointedLoop", "Log", "PlainLoop", "Stateful", "TrainingState"]
-
-CHECKPOINTS = "checkpoints"
-"""Name of the checkpoint folder in a run's folder."""
+__all__ = ["CheckpointedLoop", "Log", "PlainLoop", "Stateful", "TrainingState"]
 
 
 class Stateful(Protocol):
@@ -83,6 +81,7 @@ class CheckpointedLoop:
         keep: Number of checkpoints to keep.
         stop: Set by Ctrl-C or SIGTERM.
         found: The checkpoint to resume from; None starts a new run.
+        model: The model that each checkpoint contains; None for none.
     """
 
     def __init__(
@@ -95,9 +94,11 @@ class CheckpointedLoop:
         keep: int,
         stop: Stopping,
         found: Checkpoint | None = None,
+        model: CheckpointModel | None = None,
     ) -> None:
         self._folder, self._kind, self._fingerprint = folder, kind, fingerprint
         self._schedule, self._keep, self._stop, self._found = schedule, keep, stop, found
+        self._model = model
         self._saved_at = found.update if found else None
         self._logs: Sequence[Log] = ()
         self._state: TrainingState | None = None
@@ -180,6 +181,7 @@ class CheckpointedLoop:
             tensors={**tensors, "optimizer": moments, "random": streams},
             state={"optimizer": groups, "random": generators, "progress": progress},
             keep=self._keep,
+            model=self._model,
         )
         self._saved_at = self.done
         self._schedule.saved()
@@ -193,7 +195,7 @@ class CheckpointedLoop:
         """After any exception, save the state after the last complete step."""
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
             self.save()
-        self._state = None  # frees the models now: their owner may keep a reference to this loop
+        self._state = self._model = None  # frees the models now: their owner may keep a reference to this loop
 
     def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
         for name, module in state.modules.items():

@@ -1,7 +1,8 @@
 """Atomic, hashed checkpoints: a folder is complete or absent, and every byte is checked before it is loaded.
 
     checkpoints/update-000123/
-        policy.safetensors, optimizer.safetensors, …   tensors by name, one file per group
+        model/                                         the model, in Hugging Face format
+        policy.safetensors, optimizer.safetensors, …   all other tensors by name, one file per group
         state.json                                     numbers, strings, lists
         manifest.json                                  metadata, and the size and hash of every file
 
@@ -22,9 +23,15 @@ from typing import Any
 from torch import Tensor
 
 from kedge.errors import DataError, OutputError
-from kedge.output import sync_folder
+from kedge.output import MODEL_FOLDER, sync_folder
 from kedge.training.checkpoint.hashed_files import read_tensors, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
+from kedge.training.checkpoint.model_folder import (
+    WEIGHTS_FILE,
+    CheckpointModel,
+    SavedModel,
+    read_weights,
+)
 from kedge.training.checkpoint.state import check_state
 from kedge.version import __version__
 
@@ -63,7 +70,8 @@ class Checkpoint:
         name = _tensor_file(group)
         if name not in self.manifest.files:
             raise DataError(f"{self.folder}: {name} is missing")
-        return read_tensors(self.folder / name)
+        held = self.manifest.held.get(group, {})
+        return {**read_tensors(self.folder / name), **read_weights(self.folder / MODEL_FOLDER, held)}
 
 
 def save_checkpoint(
@@ -75,6 +83,7 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     keep: int,
+    model: CheckpointModel | None = None,
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
 
@@ -89,6 +98,7 @@ def save_checkpoint(
         tensors: Groups of tensors; each group becomes a file with its name.
         state: Everything else, as JSON values; see `check_state`.
         keep: Number of checkpoints to keep, ≥ 1.
+        model: The model to save with it; weights that it contains are not stored again.
 
     Raises:
         OutputError: The system refuses a write (disk full, for example). Existing checkpoints are unchanged.
@@ -99,9 +109,18 @@ def save_checkpoint(
     needed = len(text) + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
     def write(part: Path) -> None:
-        pieces = {_tensor_file(name): tensor_pieces(group) for name, group in tensors.items()}
-        files = write_files(part, {**pieces, STATE_FILE: [text]})
-        manifest = Manifest(update, kind, fingerprint, __version__, files)
+        saved = SavedModel() if model is None else model.write(part / MODEL_FOLDER, update, tensors)
+        pieces = {
+            _tensor_file(name): tensor_pieces(_without(group, saved.held.get(name, {})))
+            for name, group in tensors.items()
+        }
+        if saved.weights:
+            pieces[f"{MODEL_FOLDER}/{WEIGHTS_FILE}"] = tensor_pieces(saved.weights, library="pt")
+        files = {f"{MODEL_FOLDER}/{name}": record for name, record in saved.files.items()}
+        files |= write_files(part, {**pieces, STATE_FILE: [text]})
+        if model is not None:
+            saved.sync(part / MODEL_FOLDER)
+        manifest = Manifest(update, kind, fingerprint, __version__, files, saved.held)
         write_file(part / MANIFEST_FILE, [manifest.to_bytes()])
 
     final = folder / f"update-{update:06d}"
@@ -203,6 +222,10 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _update_of(path: Path) -> int:
     return int(path.name.removeprefix("update-"))
+
+
+def _without(tensors: Mapping[str, Tensor], held: Mapping[str, str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name not in held}
 
 
 def _tensor_file(group: str) -> str:

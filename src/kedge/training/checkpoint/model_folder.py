@@ -1,0 +1,139 @@
+"""The model in a checkpoint: a folder that loads, whose weights the checkpoint does not store a second time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from kedge.output import sync_folder
+from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file
+
+__all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "read_weights"]
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a checkpoint's model consists of.
+
+    Attributes:
+        held: By group of tensors and tensor: the name in the model's files under which they hold the same bits.
+        files: Records of the files written so far, by path relative to the model's folder.
+        weights: The content of `WEIGHTS_FILE`, if it is yet to be written; otherwise empty.
+    """
+
+    held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def sync(self, folder: Path) -> None:
+        """Flush the files to disk."""
+        for name in self.files:
+            with (folder / name).open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_folder(folder)
+
+
+class CheckpointModel:
+    """The model that every checkpoint of a run contains.
+
+    Some architectures are converted when they are saved, so the first save compares the files with the weights. If they
+    are the same to the bit, in one file, later saves leave the weights to the checkpoint, which hashes as it writes.
+
+    Args:
+        module: The trained transformers model.
+        save: Saves it in a folder, as the model after an update. The third argument is the weights to save; None for
+            the model's own.
+    """
+
+    def __init__(self, module: nn.Module, save: Callable[[Path, int, dict[str, Tensor] | None], object]) -> None:
+        self._module, self._save = module, save
+        self._is_plain = False
+
+    def write(self, folder: Path, update: int, groups: Mapping[str, Mapping[str, Tensor]]) -> SavedModel:
+        """Save the model without syncing it, and find out which tensors need not be stored elsewhere.
+
+        Args:
+            folder: The model's folder, which does not exist yet.
+            update: The update just finished.
+            groups: The tensors that the checkpoint must restore.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        own = {id(weight): name for name, weight in self._module.named_parameters()}
+        named = {
+            group: {name: own[id(tensor)] for name, tensor in tensors.items() if id(tensor) in own}
+            for group, tensors in groups.items()
+        }
+        if self._is_plain:
+            self._save(folder, update, {})
+            (folder / WEIGHTS_FILE).unlink(missing_ok=True)
+            parameters = dict(self._module.named_parameters())
+            weights = {saved: parameters[saved] for names in named.values() for saved in names.values()}
+            return SavedModel(_nonempty(named), _records(folder), weights)
+        self._save(folder, update, None)
+        held = {group: _equal(folder, names, groups[group]) for group, names in named.items()}
+        self._is_plain = _only_holds(folder, {saved for names in held.values() for saved in names.values()})
+        return SavedModel(_nonempty(held), _records(folder))
+
+
+def read_weights(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors of a saved model, on the CPU.
+
+    Args:
+        folder: The model's folder.
+        names: For each tensor wanted, its name in the model's files.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(folder) if names else ():
+        weights |= read_tensors(path, set(names.values()))
+    return {name: weights[saved] for name, saved in names.items()}
+
+
+def _equal(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Those of the names whose weights the files hold to the bit."""
+    equal: dict[str, str] = {}
+    for path in _weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            for name, saved in names.items():
+                if saved in present and _same_bits(file.get_tensor(saved), tensors[name]):
+                    equal[name] = saved
+    return equal
+
+
+def _same_bits(saved: Tensor, tensor: Tensor) -> bool:
+    if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
+        return False
+    one, other = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (saved, tensor))
+    return torch.equal(one, other)
+
+
+def _only_holds(folder: Path, names: set[str]) -> bool:
+    """Whether the model's weights are in one file with exactly these names."""
+    if not (folder / WEIGHTS_FILE).is_file():
+        return False
+    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+        return set(file.keys()) == names
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files of the weights; those of a value head are not among them."""
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def _records(folder: Path) -> dict[str, FileRecord]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): record_file(path) for path in paths}
+
+
+def _nonempty(named: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    return {group: names for group, names in named.items() if names}

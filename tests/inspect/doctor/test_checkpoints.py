@@ -1,0 +1,39 @@
+"""The doctor points at a checkpoint that exists, or at the fields that keep one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kedge.inspect.doctor.checkpoints import earlier_policy
+from kedge.inspect.doctor.trends import Series
+from tests.inspect.doctor.synthetic import synthetic_run
+
+JUDGE = Series(range(1, 41), [*(update / 20 for update in range(1, 21)), *(1 - update / 20 for update in range(1, 21))])
+"""Rises to 1 in update 20, whose responses the policy after update 19 sampled, and falls to 0 in update 40."""
+
+
+def advice(folder: Path, *kept: int, best: int | None = None) -> str:
+    for update in kept:
+        (folder / f"checkpoints/update-{update:06d}").mkdir(parents=True)
+    if best is not None:
+        (folder / "checkpoints/best.json").write_text(f'{{"update": {best}}}')
+    return earlier_policy(replace(synthetic_run(), folder=folder), JUDGE, 20)
+
+
+@pytest.mark.parametrize(("kept", "named"), [((19, 20), 19), ((4, 24, 39, 40), 24), ((16,), 16)])
+def test_the_kept_checkpoint_where_the_judge_was_highest(tmp_path, kept, named):
+    assert advice(tmp_path, *kept) == f"use the policy after update {named}: --model {tmp_path}@{named}"
+
+
+def test_the_best_one_by_its_name(tmp_path):
+    assert advice(tmp_path, 21, 40, best=21) == f"use the policy after update 21: --model {tmp_path}@best"
+
+
+@pytest.mark.parametrize("kept", [(), (4, 39, 40)])
+def test_one_that_is_as_bad_as_the_end_is_not_advised(tmp_path, kept):
+    said = advice(tmp_path, *kept)
+    assert "no checkpoint near update 20 was kept" in said
+    assert "checkpoint.every=4 and checkpoint.keep=10" in said
