@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from tests.training.checkpoint.saver import is_consistent, names, refuse, save_u
 FILES = ("manifest.json", "optimizer.safetensors", "policy.safetensors", "state.json")
 
 
-def saved(folder: Path, **more: object) -> Path:
-    settings = {"update": 1, "kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
+def saved(folder: Path, **more: Any) -> Path:
+    settings: dict[str, Any] = {"update": 1, "kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
     return save_checkpoint(folder, **(settings | more))
 
 
