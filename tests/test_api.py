@@ -196,7 +196,12 @@ def test_each_kind_of_reward_goes_where_it_belongs():
             "weight of a reward must be a number",
         ),
         (kedge.ppo, {"reward": []}, ConfigError, "kedge ppo needs reward"),
-        (kedge.ppo, {"prompts": 3}, DataError, "data.prompts must be a file, a hub id or a list of rows, not a int"),
+        (
+            kedge.ppo,
+            {"prompts": 3},
+            DataError,
+            "data.prompts must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a int",
+        ),
         (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not a dict"),
         (kedge.ppo, {"prompts": []}, DataError, "has no rows"),
         (kedge.ppo, {"model": "m"}, ConfigError, "model is given twice"),

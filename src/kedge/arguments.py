@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kedge.config import Config, config_from_settings
-from kedge.errors import ConfigError, DataError
+from kedge.data.tables import table_rows
+from kedge.errors import ConfigError
 from kedge.rewards import RewardSpec, RewardTerm
 
 __all__ = ["Arguments", "Data", "StrPath", "Weighted"]
@@ -16,7 +17,7 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 
 Data: TypeAlias = "StrPath | Iterable[Any]"
-"""A file, folder or hub id; or a list of texts, rows or files."""
+"""A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
 
 Weighted: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm] | Mapping[RewardSpec, float]"
 """A reward model's folder or hub id, `module:function`, or a function; a list of them, or a mapping to weights."""
@@ -53,16 +54,14 @@ class Arguments:
         """Rows or texts; None for names of files, which go into the configuration.
 
         Raises:
-            DataError: The value is neither a name nor a list.
+            DataError: The value is neither a name nor a table.
         """
         if isinstance(data, (str, os.PathLike)):
             self._set(field, [os.fspath(data)])
             return None
         if data is None:
             return None
-        if isinstance(data, Mapping) or not isinstance(data, Iterable):
-            raise DataError(f"{field} must be a file, a hub id or a list of rows, not a {type(data).__name__}")
-        entries = list(data)
+        entries = list(table_rows(data, field))
         named = (str, os.PathLike) if field == "data.comparisons" else os.PathLike
         if entries and all(isinstance(entry, named) for entry in entries):
             self._set(field, [os.fspath(entry) for entry in entries])

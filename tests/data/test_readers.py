@@ -332,7 +332,8 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
         read_prompts(path, tokenizer=PLAIN, rejected_to=out)
     assert str(raised.value) == (
         "10 of 100 rows (10.0%) cannot be used, at most 5.0% allowed; most common reason, 8 times: "
-        f"\"field 'prompt' is missing (the row has 'question')\", first at {path}:93"
+        f"\"field 'prompt' is missing (the row has 'question')\", first at {path}:93; "
+        "data.columns.prompt=… names a column that holds it"
     )
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["line"] for row in written] == list(range(91, 101))

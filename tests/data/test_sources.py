@@ -97,8 +97,21 @@ def test_folders_that_datasets_saved(tmp_path):
     assert values(f"{tmp_path / 'splits'}:dev") == ROWS[1:]
     with pytest.raises(DataError, match="has no split 'test'; it has train, dev"):
         values(f"{tmp_path / 'splits'}:test")
+    datasets.DatasetDict({"dev": dataset}).save_to_disk(str(tmp_path / "one"))
+    assert values(tmp_path / "one") == ROWS
     with pytest.raises(DataError, match="without splits"):
         values(f"{tmp_path / 'plain'}:train")
+
+
+def test_tables_from_python():
+    dataset = datasets.Dataset.from_list(ROWS)
+    assert values(dataset) == values(dataset.to_iterable_dataset()) == ROWS
+    assert values(datasets.DatasetDict({"train": dataset, "dev": dataset.select([1])})) == ROWS
+    assert values(datasets.DatasetDict({"dev": dataset})) == ROWS
+    with pytest.raises(DataError, match=r"the data has several splits \(a, b\); pass one of them"):
+        values(datasets.DatasetDict({"a": dataset, "b": dataset}))
+    frame = datasets.Dataset.from_dict({"prompt": ["a", "b"], "margin": [1.5, None]}).to_pandas()
+    assert values(frame) == [{"prompt": "a", "margin": 1.5}, {"prompt": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_invalid_sources(tmp_path):
     with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl"):
         values(tmp_path / "rows.csv")
     for source in (3, None, {"prompt": "a"}):
-        with pytest.raises(DataError, match="is not a data source"):
+        with pytest.raises(DataError, match="the data must be a file, a hub id, a list of rows"):
             values(source)
     for name in ("", "a:b:c:d", "::"):
         with pytest.raises(DataError, match="is not a data source"):

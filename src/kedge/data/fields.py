@@ -16,6 +16,10 @@ Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 
 _DEEPEST = 100
+_SHAREGPT_ROLES = {
+    **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
+    **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
+}
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
@@ -94,10 +98,12 @@ def entries_of(value: object, name: str) -> Sequence[Any]:
 def messages_of(value: object, name: str) -> Messages:
     """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
+    A single message stands for a conversation of one. ShareGPT's `from` and `value` are read as well.
+
     Raises:
         RowError: The value is not such a list.
     """
-    entries = entries_of(value, name)
+    entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
     if not entries:
         raise RowError(f"field {name!r} is empty")
     return [_message(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
@@ -106,6 +112,12 @@ def messages_of(value: object, name: str) -> Messages:
 def _message(entry: object, name: str) -> dict[str, str]:
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
+    if "from" in entry and "role" not in entry:
+        role = text_of(entry["from"], f"{name}.from")
+        if role not in _SHAREGPT_ROLES:
+            known = ", ".join(_SHAREGPT_ROLES)
+            raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {known}")
+        return {"role": _SHAREGPT_ROLES[role], "content": text_of(field_of(entry, "value"), f"{name}.value")}
     return {key: text_of(field_of(entry, key), f"{name}.{key}") for key in ("role", "content")}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kedge.data.chat import render_prompt
+from kedge.data.columns import Role, columns_of, rename_columns
 from kedge.data.fields import Fields, check_fields, entries_of, field_of, messages_of, number_of, text_of
+from kedge.data.forms import standard_form
 from kedge.data.prompt_answers import (
     ReadingOptions,
     check_lengths,
@@ -29,7 +31,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     Raises:
         RowError: The row has none of these forms.
     """
-    fields = check_fields({"text": value} if isinstance(value, str) else value)
+    fields = _read(value, "text", "demonstrations", options)
     if options.template == "none" and "completion" not in fields:
         if "messages" in fields:
             conversation = messages_of(fields["messages"], "messages")
@@ -52,7 +54,7 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     Raises:
         RowError: The row has neither form, or expresses no preference.
     """
-    fields = check_fields(value)
+    fields = _read(value, "", "comparisons", options)
     if "responses" in fields and "chosen" not in fields:
         return _ranking(fields, options)
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
@@ -71,7 +73,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     Raises:
         RowError: The row has none of these forms, or is too long.
     """
-    fields = check_fields({"prompt": value} if isinstance(value, str) else value)
+    fields = _read(value, "prompt", "prompts", options)
     if options.template == "tldr":
         # The post's fields stay columns: a reward function may need the text that truncation cut from the prompt.
         return Prompt(tldr_prompt(fields, options, budget=options.max_prompt_tokens), dict(fields))
@@ -90,6 +92,16 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     text = render_prompt(options.tokenizer, messages)
     check_lengths(text, {}, options)
     return Prompt(text, {**_columns(fields, name), "messages": messages})
+
+
+def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
+    """A row under kedge's names and in one of its forms; a bare text becomes the field `name`."""
+    if isinstance(value, str) and name:
+        return check_fields({name: value})
+    fields = check_fields(value)
+    if columns := columns_of(options.columns, role):
+        fields = rename_columns(fields, columns)
+    return fields if options.template == "tldr" else standard_form(fields, role, options.tokenizer)
 
 
 def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:

@@ -56,6 +56,7 @@ class ReadingOptions:
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
         truncate: what to do with a prompt that is too long by itself or with its answers; answers are never cut.
+        columns: names of columns, ours → theirs; see `columns_of`.
         cuts: counts the prompts that were cut.
     """
 
@@ -64,6 +65,7 @@ class ReadingOptions:
     max_prompt_tokens: int | None = None
     max_length: int | None = None
     truncate: Truncate = "never"
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
     cuts: CutCounter = field(default_factory=lambda: CutCounter())
 
 
@@ -90,7 +92,7 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
 
 def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
     """The texts of a prompt and its answers, any of which may be a conversation; all answers share one cut prompt."""
-    if not any(isinstance(part, (list, tuple)) for part in (prompt, *answers.values())):
+    if not any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *answers.values())):
         texts = {name: text_of(answer, name) for name, answer in answers.items()}
         return check_lengths(cut_text(text_of(prompt, "prompt"), texts, options), texts, options)
     messages = _as_messages(prompt, "prompt", "user")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kedge.data.columns import Role, columns_of, name_missing_columns
 from kedge.data.parsing import parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.prompt_answers import ReadingOptions, Template
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
@@ -39,6 +40,7 @@ def read_demonstrations(
     max_prompt_tokens: int | None = None,
     template: Template = "none",
     truncate: Truncate = "never",
+    columns: Mapping[str, str] | None = None,
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Demonstration]:
@@ -52,6 +54,7 @@ def read_demonstrations(
         template: `tldr` builds the prompt from `subreddit`, `title` and `post`, cut at a paragraph where necessary.
         truncate: what to do with a plain-text prompt or conversation over a limit: reject the row, or keep the start
             or the end of the prompt (see `truncate_prompt`, `truncate_conversation`). Completions are never cut.
+        columns: names of columns, ours → theirs: `{"prompt": "dialogue"}`; see `rename_columns`.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
 
@@ -61,8 +64,8 @@ def read_demonstrations(
 
     Source: spec §2.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate)
-    return _read(source, parse_demonstration, options, max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
+    return _read(source, parse_demonstration, "demonstrations", options, max_rejected_fraction, rejected_to)
 
 
 def read_comparisons(
@@ -73,6 +76,7 @@ def read_comparisons(
     max_prompt_tokens: int | None = None,
     template: Template = "none",
     truncate: Truncate = "never",
+    columns: Mapping[str, str] | None = None,
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Comparison | Ranking]:
@@ -81,8 +85,8 @@ def read_comparisons(
     Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer, and all answers
     share one cut prompt.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate)
-    return _read(source, parse_comparison, options, max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
+    return _read(source, parse_comparison, "comparisons", options, max_rejected_fraction, rejected_to)
 
 
 def read_prompts(
@@ -92,6 +96,7 @@ def read_prompts(
     max_prompt_tokens: int | None = None,
     template: Template = "none",
     truncate: Truncate = "never",
+    columns: Mapping[str, str] | None = None,
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Prompt]:
@@ -99,20 +104,25 @@ def read_prompts(
 
     Arguments and errors as in `read_demonstrations`.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, truncate=truncate)
-    return _read(source, parse_prompt, options, max_rejected_fraction, rejected_to)
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, truncate=truncate, columns=columns or {})
+    return _read(source, parse_prompt, "prompts", options, max_rejected_fraction, rejected_to)
 
 
 def _read(
     source: Source,
     parse: Callable[[object, ReadingOptions], RecordT],
+    role: Role,
     options: ReadingOptions,
     max_rejected_fraction: float,
     rejected_to: Path | None,
 ) -> Table[RecordT]:
     table: Table[RecordT] = Table([], [])
-    num_cut = 0
+    num_cut, named = 0, set[str]()
+    columns = columns_of(options.columns, role)
     for row in rows_of(source):
+        if columns and isinstance(row.value, Mapping) and row.source not in named:
+            name_missing_columns(row.value, columns, role, row.source)
+            named.add(row.source)
         before = options.cuts.count
         try:
             table.records.append(parse(_decoded(row), options))

@@ -121,9 +121,11 @@ def check_rejections(
         return
     reason, count, first = _commonest_reason(table.rejected)
     limit = f", at most {max_rejected_fraction:.1%} allowed" if table.records else ""
+    hint = re.fullmatch(r"field '(\w+)' is missing", first.kind)
+    named = f"; data.columns.{hint[1]}=… names a column that holds it" if hint else ""
     raise DataError(
         f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
-        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}"
+        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{named}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kedge.data.memory_limit import within_free_memory
 from kedge.data.rows import Row, check_row_count, json_rows, listed_rows, parquet_rows
+from kedge.data.tables import table_rows
 from kedge.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def rows_of(source: Source) -> Iterator[Row]:
             - a `.jsonl`, `.json` or `.parquet` file;
             - a folder that `datasets` saved, or that holds such files; `folder:split` takes those of one split;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
-            - rows: a list (or any iterable) of mappings or texts;
+            - rows: a list (or any iterable) of mappings or texts, a `DatasetDict` or a DataFrame;
             - a list of the first three. A list of strings counts as names if each string is an existing file or looks
               like a file or like `org/name`; `Sources` makes it explicit.
 
@@ -59,11 +60,9 @@ def rows_of(source: Source) -> Iterator[Row]:
         return _named_rows(os.fspath(source))
     if isinstance(source, Sources):
         return chain.from_iterable(_named_rows(name) for name in source.names)
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise DataError(f"a {type(source).__name__} is not a data source: expected a file, a hub id or a list of rows")
     if isinstance(source, (list, tuple)) and source and all(_is_source_name(entry) for entry in source):
         return chain.from_iterable(_named_rows(os.fspath(entry)) for entry in source)
-    return listed_rows(source)
+    return listed_rows(table_rows(source, "the data"))
 
 
 def _is_source_name(entry: object) -> bool:
@@ -139,9 +138,12 @@ def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
         if split is not None:
             raise DataError(f"{folder} is a data set without splits: remove :{split}")
         return _dataset_rows(saved, folder, str(folder))
-    if (split or "train") not in saved:
-        raise DataError(f"{folder} has no split {split or 'train'!r}; it has {', '.join(map(str, saved))}")
-    return _dataset_rows(saved[split or "train"], folder, f"{folder}:{split or 'train'}")
+    splits = list(map(str, saved))
+    chosen = split or ("train" if "train" in splits or len(splits) != 1 else splits[0])
+    if chosen not in splits:
+        choice = f"; name one, e.g. {folder}:{splits[0]}" if splits else ""
+        raise DataError(f"{folder} has no split {chosen!r}; it has {', '.join(splits) or 'none'}{choice}")
+    return _dataset_rows(saved[chosen], folder, f"{folder}:{chosen}")
 
 
 def _dataset_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:

@@ -43,6 +43,7 @@ def load_prompts(
         max_prompt_tokens=limit,
         template=data.template,
         truncate=data.truncate,
+        columns=data.columns,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )

@@ -67,6 +67,7 @@ def _reading(
         "max_prompt_tokens": data.max_prompt_tokens,
         "template": data.template,
         "truncate": data.truncate,
+        "columns": data.columns,
         "max_rejected_fraction": data.max_rejected_fraction,
         "rejected_to": run.folder / REJECTED_FILE,
     }

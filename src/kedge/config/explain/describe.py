@@ -68,7 +68,8 @@ def all_fields() -> Iterator[tuple[str, FieldInfo]]:
 
 def find_field(dotted: str) -> FieldInfo | None:
     """The field with this dotted name, or None."""
-    return dict(all_fields()).get(dotted)
+    # `data.columns.prompt` is an entry of a field.
+    return dict(all_fields()).get("data.columns" if dotted.startswith("data.columns.") else dotted)
 
 
 def field_advice(dotted: str, direction: str) -> str:
@@ -103,8 +104,12 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield f"any of {', '.join(_kinds(arguments[0]))}"
     elif origin is list and get_origin(arguments[0]) in (Union, types.UnionType):
         yield "a list of these"
-    elif origin is dict:
+    elif origin is dict and get_origin(arguments[1]) is dict:
         yield "a mapping of fields to {update: value}"
+    elif origin is dict:
+        yield f"a mapping of names to {' or '.join(_kinds(arguments[1]))}"
+    elif origin is list and arguments[0] is float:
+        yield "a list of numbers"
     elif origin is list:
         yield "a source or a list of sources"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -30,7 +30,9 @@ def explain(name: str = "") -> str:
     if section is not None:
         return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
     dotted = _full_name(name)
-    return "\n".join(_page(dotted, dict(all_fields())[dotted]))
+    field = find_field(dotted)
+    assert field is not None, "_full_name returns fields only"
+    return "\n".join(_page(dotted, field))
 
 
 def describe_presets(name: str | None = None) -> str:

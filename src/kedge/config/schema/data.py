@@ -1,15 +1,65 @@
 """`data`: what is read, and how rows that do not fit are handled."""
 
-from typing import Literal
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from pydantic import field_validator, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, StringList
 
 __all__ = ["DataConfig"]
 
+ROLES = ("demonstrations", "comparisons", "prompts", "pretraining")
+COLUMNS = (
+    *("prompt", "completion", "messages", "text", "chosen", "rejected", "margin", "responses", "ranks"),
+    *("instruction", "input", "output", "system", "subreddit", "title", "post", "summary"),
+    *("input_ids", "attention_mask", "labels", "completion_mask"),
+)
+
+
+def _flat_names(columns: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """`{demonstrations: {prompt: dialogue}}` as `{demonstrations.prompt: dialogue}`."""
+    return {
+        name: value
+        for key, entry in columns.items()
+        for name, value in (
+            _flat_names(cast("Mapping[str, Any]", entry), f"{prefix}{key}.")
+            if isinstance(entry, Mapping)
+            else {f"{prefix}{key}": entry}
+        ).items()
+    }
+
 
 class DataConfig(Section):
     """The training data. A source is a `.jsonl` file, a dataset folder, or a Hugging Face id."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_columns(cls, values: Any) -> Any:
+        """Gather `columns.prompt: dialogue` and `columns: {demonstrations: {prompt: dialogue}}` in `columns`."""
+        if not isinstance(values, Mapping):
+            return values
+        given = cast("Mapping[str, Any]", values)
+        dotted = {name: value for name, value in given.items() if str(name).startswith("columns.")}
+        columns = given.get("columns")
+        if not dotted and not isinstance(columns, Mapping):
+            return given
+        named = _flat_names(cast("Mapping[str, Any]", columns or {}), "")
+        named |= {str(name).removeprefix("columns."): value for name, value in dotted.items()}
+        return {**{name: value for name, value in given.items() if name not in dotted}, "columns": named}
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        for name in columns:
+            role, _, column = name.rpartition(".")
+            if role not in ("", *ROLES) or column not in COLUMNS:
+                near = difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.6)
+                hint = f"; did you mean {near[0]}?" if near else f"; kedge reads {', '.join(COLUMNS)}"
+                raise ValueError(f"{name} is not a column that kedge reads{hint}")
+        return columns
 
     demonstrations: StringList = field(
         [],
@@ -32,6 +82,12 @@ class DataConfig(Section):
         [],
         meaning="Sources of pretraining texts (rows with `text`) for `ppo.ptx_coef`.",
         source="kedge: no data is assumed; InstructGPT §3.5 mixes such texts in",
+    )
+    columns: dict[str, str] = field(
+        {},
+        meaning="Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`; "
+        "data.columns.comparisons.prompt=question does so for the comparisons only.",
+        source="kedge: columns are read under their own names",
     )
     max_prompt_tokens: int = field(
         512,

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Prompt, encode_example, room_for_prompt
+from kedge.data.columns import columns_of
 from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
@@ -217,6 +218,7 @@ def _load_pretraining(
         tokenizer=tokenizer,
         max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
         truncate=config.data.truncate,
+        columns=columns_of(config.data.columns, "pretraining"),
         max_rejected_fraction=config.data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )
