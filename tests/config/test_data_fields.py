@@ -41,7 +41,7 @@ def test_columns_on_the_command_line_in_a_file_and_from_python(tmp_path: Path) -
     ],
 )
 def test_wrong_columns(override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="data.columns") as raised:
+    with pytest.raises(ConfigError, match=r"data\.columns") as raised:
         load_config(None, [override])
     assert said in str(raised.value)
 
