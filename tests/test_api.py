@@ -90,8 +90,7 @@ def test_ppo_with_weighted_rewards_of_both_kinds(models, tmp_path):
         prompts=PROMPTS,
         reward=rewards,
         out=tmp_path / "run",
-        **PPO,
-        **{"rollout.missing_eos_score": None},
+        **{**PPO, "rollout.missing_eos_score": None},
     )
     [row] = result.metrics
     expected = 0.5 * row["score/count_letters"] + 2.0 * row["score/judge"]

@@ -26,8 +26,9 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
         if "train" in data or len(splits) == 1:
             return data["train" if "train" in data else splits[0]]
         raise DataError(f"{name} has several splits ({', '.join(map(str, splits))}); pass one of them")
+    to_dict: Any = getattr(data, "to_dict", None)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        rows: list[dict[str, Any]] = data.to_dict("records")
+        rows: list[dict[str, Any]] = to_dict("records")
         # A missing value is NaN, the only value that differs from itself.
         return [{key: value for key, value in row.items() if not _is_missing(value)} for row in rows]
     if isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
