@@ -107,7 +107,7 @@ def _reported(name: str, path: Path, ending: Ending | None, advice: Advice) -> R
     record = read_run(path)
     if ending is not None and record.state == "running":
         record = replace(record, state=ending)
-    findings = [finding.as_json() for finding in diagnose(record, advice=advice)]
+    findings = [{**finding.as_json(), "field": finding.field} for finding in diagnose(record, advice=advice)]
     return ReportedRun(name, record, findings, demo_frontier(_summary(path.parent), path.name))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +90,26 @@ def wait_for_chart(page: Any, title: str) -> Any:
 
 
 def test_every_section_is_drawn_and_nothing_is_markup(page):
-    for section in page.locator("main > section").all():
-        section.scroll_into_view_if_needed()
-        for chart in section.locator(".plot").all():
-            chart.scroll_into_view_if_needed()
-            playwright.expect(chart).to_have_attribute("data-drawn", "", timeout=LONGEST_WAIT)
-    assert page.locator("main > section").count() == 7
-    assert page.locator(".js-plotly-plot").count() == page.locator(".plot").count() > 20
+    # At the load event, and without scrolling: a picture of the page is whole.
+    assert page.locator(".js-plotly-plot").count() == page.locator("details[open] .plot, #verdict .plot").count() > 20
+    assert page.locator("main > section:visible").count() == 7
     assert page.locator("main img, main b b, main script, main i:not(.scale i)").count() == 0
-    playwright.expect(page.locator("h3", has_text="with <i>KL</i>").first).to_be_visible()
+    playwright.expect(page.locator("h2", has_text="with <i>KL</i>").first).to_be_visible()
     playwright.expect(page.locator(".finding")).to_contain_text("<b>35 nats</b>")
+
+
+def test_a_finding_opens_to_its_meaning_and_remedy(page):
+    remedy = page.locator(".finding dd", has_text="ppo.kl_coef=0.1")
+    playwright.expect(remedy).to_be_hidden()
+    page.locator(".finding summary").click()
+    playwright.expect(remedy).to_be_visible()
+    page.locator(".finding summary").click()
+
+
+def test_a_constant_has_an_axis_from_0(page):
+    chart = wait_for_chart(page, "EOS rate")
+    low, high = chart.locator(".plot").evaluate("plot => plot.layout.yaxis.range")
+    assert -0.1 < low <= 0 < 0.75 < high < 1.1
 
 
 def test_hovering_over_a_curve_shows_its_values(page):
@@ -180,7 +190,27 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page):
     page.emulate_media(color_scheme="light")
 
 
+def test_a_page_of_fine_tuning_has_no_empty_sections(opened, tmp_path):
+    record = reward_record()
+    path = tmp_path / "sft.html"
+    run = ReportedRun("sft", replace(record, facts={"stage": "sft"}, summary={}), [])
+    path.write_bytes(render_page(page_data([run], title="sft")))
+    page = opened.page.context.browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    assert [each.inner_text() for each in page.locator("nav a:visible").all()] == ["Verdict", "Curves", "Cost"]
+    assert page.locator(".empty:visible, .omitted:visible").count() == 0
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.reload()
+    playwright.expect(page.locator("#curves .plot").first).to_be_hidden()
+    page.locator("#curves > details > summary").click()
+    playwright.expect(page.locator("#curves .plot[data-drawn]").first).to_be_visible(timeout=LONGEST_WAIT)
+    page.close()
+
+
 def test_a_phone_needs_no_horizontal_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    tables = page.locator(".scroll:visible").all()
+    assert tables
+    assert all(table.evaluate("each => each.scrollWidth <= each.clientWidth + 1") for table in tables)
     page.set_viewport_size({"width": 1280, "height": 900})

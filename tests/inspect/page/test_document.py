@@ -86,6 +86,15 @@ def test_the_page_fetches_nothing(page):
     assert "connect-src 'self'" in render_page({"title": ""}, live="data.json").decode("utf-8")
 
 
+def test_the_key_figures_are_there_without_javascript(page):
+    plain = re.search(r"<noscript>(.*)</noscript>", page.decode("utf-8"), re.DOTALL)
+    assert plain is not None
+    assert "the score rose from 1 to 5" in plain[1]
+    assert '<th scope="col">first</th>' in plain[1]
+    assert "&lt;/script&gt;" in plain[1]
+    assert not re.search(r"<(script|img|b|!--)", plain[1])
+
+
 def test_the_policy_names_the_script_that_is_there(page):
     script = parts(page).scripts["module"]
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

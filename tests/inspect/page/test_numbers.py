@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, histogram, rounded
+from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, histogram, noise, rounded
 
 
 @pytest.mark.parametrize("value", [None, True, "7", math.nan, math.inf, -math.inf, [1.0]])
@@ -45,3 +46,9 @@ def test_a_histogram_of_quantiles_is_that_of_the_distribution():
 def test_a_point_mass_is_in_one_bin():
     assert histogram([2.0, 2.0, 2.0], [0.0, 1.5, 2.5, 4.0]) == pytest.approx([0.0, 1.0, 0.0])
     assert sum(histogram([0.0, 0.0, 0.0, 1.0], [-0.5, 0.5, 1.5])) == pytest.approx(1.0)
+
+
+def test_noise_is_the_spread_around_a_trend():
+    draws = np.random.default_rng(0).normal(0, 2, 4000)
+    assert noise((draws + np.linspace(0, 500, 4000)).tolist()) == pytest.approx(2, rel=0.05)  # an estimate
+    assert noise([1.0, 2.0, 3.0, 4.0]) == noise([1.0, 7.0]) == noise([]) == 0

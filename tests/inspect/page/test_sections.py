@@ -18,6 +18,7 @@ from kedge.inspect.page.panels import find_panels
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
+from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
 from tests.inspect.page.records import CONFIG, epoch, metric_row, ppo_record, reward_record, sample
 
@@ -59,7 +60,7 @@ def test_the_verdict_has_the_rise_the_kl_and_the_judge():
     first, second = describe_run(ppo_record())
     cost = "at a KL of 25 nats per response to the reference"
     assert first == f"PPO ran 5 updates (20 s, 40 responses): the score rose from 1 to 5, {cost}."
-    assert second.startswith("The judge gold, which is not trained on, stayed near -2, response length stayed near 10")
+    assert second.startswith("The judge gold, which is not trained on, stayed near −2, response length stayed near 10")
     assert "75% of responses end with a stop token" in second
 
 
@@ -89,6 +90,23 @@ def test_first_and_last_are_means_over_a_twentieth_of_the_run():
     assert (found["Score"]["first"], found["Score"]["last"]) == (1.5, 39.5)
     assert (found["Judge gold"]["first"], found["Judge gold"]["last"]) == (-1.5, -36.5)
     assert "Value loss" not in found
+
+
+def changes(metrics: list[dict[str, object]]) -> dict[str, str]:
+    return {row["label"]: row["change"] for row in first_and_last(ppo_record(metrics=metrics))}
+
+
+def test_a_change_is_good_or_bad_only_beyond_noise_and_if_it_has_a_direction():
+    steady = changes(
+        [metric_row(u, **{"response/repetition": 0.02 * u, "tokens_per_second": 900.0 - u}) for u in range(1, 41)]
+    )
+    assert (steady["Score"], steady["Repetition"]) == ("better", "worse")
+    assert steady["Tokens per second"] == steady["KL to the reference"] == ""
+    # A rise of 0.1 in noise with a standard deviation of 1.
+    wobble = [metric_row(u, **{"reward/score_mean": 0.0025 * u + (-1.0) ** (u * (u - 1) // 2)}) for u in range(1, 41)]
+    assert changes(wobble)["Score"] == ""
+    assert "the score stayed near" in describe_run(ppo_record(metrics=wobble))[0]
+    assert changes([metric_row(u) for u in range(1, 4)])["Score"] == "", "three values show no noise"
 
 
 def test_rounding_errors_are_zero():
@@ -214,9 +232,35 @@ SECTIONS = (partial(shown_responses, most_bytes=100), clipping, frontier, cost, 
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("record", [EMPTY, replace(EMPTY, facts={"stage": "sft"}), RunRecord(EMPTY.folder)])
-def test_a_section_without_data_says_why(section, record):
-    assert section(record)["empty"].endswith(".")
+def test_a_section_without_data_says_why_unless_its_stage_has_none(section):
+    assert section(EMPTY)["empty"].endswith(".") or section is reward_model
+    assert section is cost or section(replace(EMPTY, facts={"stage": "sft"}))["empty"] == ""
+
+
+def finding(rule: str, severity: str, seen: str, field: str = "") -> dict[str, str]:
+    return {"rule": rule, "severity": severity, "seen": seen, "means": "m", "try": "t", "field": field, "docs": "d.md"}
+
+
+def test_findings_of_one_cause_are_one_group_and_the_worst_comes_first():
+    first = [
+        finding("cap", "note", "40 tokens"),
+        finding("drift", "warning", "KL -3 of 35", "ppo.kl_coef"),
+        finding("hacking", "serious", "repeats", "ppo.kl_coef"),
+    ]
+    second = [finding("drift", "serious", "KL 90", "ppo.kl_coef"), finding("chance", "note", "accuracy 0.5; of 82")]
+    third = [finding("length", "warning", "accuracy 0.5; longer 0.5")]
+    found = {"a": first, "b": [*second, *third], "c": None}
+    runs = [ReportedRun(name, ppo_record(), findings) for name, findings in found.items()]
+    groups = page_data(runs, title="t")["findings"]
+    assert [group["severity"] for group in groups] == ["serious", "warning", "note"]
+    rules = [[(each["run"], each["rule"]) for each in group["findings"]] for group in groups]
+    assert rules == [[(0, "hacking"), (1, "drift"), (0, "drift")], [(1, "length"), (1, "chance")], [(0, "cap")]]
+    assert groups[0]["findings"][2]["seen"] == "KL −3 of 35"
+
+
+def test_only_negative_numbers_get_a_minus_sign():
+    text = "from -0.5 to (-2e-05), rt-polarity, 2024-11-22, 3-4, x=-1, -x, --flag"
+    assert typographic(text) == "from −0.5 to (−2e−05), rt-polarity, 2024-11-22, 3-4, x=-1, -x, --flag"
 
 
 def test_a_run_without_metrics_still_has_a_page():

@@ -11,6 +11,7 @@ from kedge.inspect.page.cost import cost
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.data import data_sentences
 from kedge.inspect.page.evaluation import evaluation
+from kedge.inspect.page.findings import grouped_findings
 from kedge.inspect.page.frontier import FrontierPoint, frontier
 from kedge.inspect.page.generation import generation
 from kedge.inspect.page.judge_agreement import judge_agreement
@@ -37,8 +38,8 @@ class ReportedRun:
     Attributes:
         name: Its name on the page.
         record: The content of its folder.
-        findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, `docs`; most severe first. None if
-            the run was not diagnosed.
+        findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, and the `field` to change if there
+            is one. None if the run was not diagnosed.
         frontier: Values of judges outside the run.
         reward_models: The runs that trained its reward models, by name, if they are not on the page themselves.
     """
@@ -85,6 +86,7 @@ def page_data(
         "headlines": [vars(headline) for headline in headlines],
         "runs": shown,
         "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
+        "findings": grouped_findings([run.findings for run in runs]),
         "panels": {stage: find_panels(stage, metrics[stage]) for stage in stages},
     }
 
@@ -98,7 +100,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "state": record.state,
         "facts": dict(record.facts),
         "sentences": [*describe_run(record), *data_sentences(record)],
-        "findings": None if run.findings is None else [dict(finding) for finding in run.findings],
+        "diagnosed": run.findings is not None,
         "incidents": len(record.incidents),
         "first_and_last": first_and_last(record),
         "curves": curves(record, most_points=most_points),

@@ -104,5 +104,5 @@ def _weighted_mean(weights: Sequence[float], values: Sequence[Any]) -> float | N
 
 def _why_empty(record: RunRecord) -> str:
     if record.stage != "ppo":
-        return "Only PPO runs clip."
+        return ""
     return "This run has no details.jsonl: it was written by an earlier version, or has no update yet."

@@ -13,6 +13,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from kedge.inspect.page.plain import plain_verdict
+
 __all__ = ["MARKER", "is_page", "render_page"]
 
 MARKER = "<!-- kedge report -->"
@@ -45,6 +47,7 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
         title=html.escape(str(data.get("title", ""))),
         policy=_policy(script, connect="'none'" if live is None else "'self'"),
         style="\n".join(_asset(f"{name}.css") for name in STYLES),
+        plain=plain_verdict(data),
         data=_as_json({**data, "live": live}),
         plotly=_plotly(),
         script=script,

@@ -100,7 +100,7 @@ def _judge(name: str, found: Sequence[FrontierPoint], *, smooth: bool) -> dict[s
 
 def _why_empty(record: RunRecord) -> str:
     if record.stage != "ppo":
-        return "Only PPO runs have a reference."
+        return ""
     if any("reward/score_mean" in row for row in record.metrics):
         return "The KL was not measured: ppo.measure_kl=true measures it without adding it to the reward."
     return "No scores yet."

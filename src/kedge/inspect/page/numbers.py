@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Reduce", "as_number", "blocks", "evenly_spaced", "histogram", "mean_of", "numbers_of", "rounded"]
+__all__ = ["Reduce", "as_number", "blocks", "evenly_spaced", "histogram", "mean_of", "noise", "numbers_of", "rounded"]
 
 Reduce = Callable[[Sequence[float]], float]
 
@@ -23,6 +23,15 @@ def as_number(value: Any) -> float | None:
 def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """The finite values of one metric."""
     return [number for row in rows if (number := as_number(row.get(name))) is not None]
+
+
+def noise(values: Sequence[float]) -> float:
+    """Standard deviation of a series around its trend; 0 for fewer than 3 values.
+
+    From second differences, in which a steady rise or fall cancels; independent noise has 6 times its variance there.
+    """
+    second = np.diff(np.asarray(values, dtype=float), n=2)
+    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0
 
 
 def rounded(value: Any, digits: int = 5) -> Any:

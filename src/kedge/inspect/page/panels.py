@@ -24,6 +24,7 @@ class Panel:
         logarithmic: Whether values span orders of magnitude.
         stacked: Whether the lines add up to a whole.
         fewest: Number of lines below which the chart is left out.
+        key: Whether it belongs next to the verdict.
     """
 
     group: str
@@ -36,6 +37,7 @@ class Panel:
     logarithmic: bool = False
     stacked: bool = False
     fewest: int = 1
+    key: bool = False
 
     def as_json(self, names: Iterable[str]) -> dict[str, Any]:
         """The panel with the lines that have data."""
@@ -45,7 +47,7 @@ class Panel:
             for name in sorted(names)
             if matches(pattern, name)
         ]
-        shown = ("group", "title", "unit", "note", "level", "floor", "logarithmic", "stacked")
+        shown = ("group", "title", "unit", "note", "level", "floor", "logarithmic", "stacked", "key")
         return {**{name: getattr(self, name) for name in shown}, "lines": lines}
 
 
@@ -74,7 +76,7 @@ PHASES = {
 }
 NATS = "nats per token"
 PPO = (
-    Panel("Reward and distance", "Score", "score", {"reward/score_mean": "mean"}, "Rises, then levels off."),
+    Panel("Reward and distance", "Score", "score", {"reward/score_mean": "mean"}, "Rises, then levels off.", key=True),
     Panel(
         "Reward and distance",
         "KL to the reference",
@@ -82,6 +84,7 @@ PPO = (
         {"objective/kl": "KL"},
         "From 0 to a few nats, or a few tens. Estimates near 0 can be negative.",
         level=0.0,
+        key=True,
     ),
     Panel(
         "Reward and distance",
@@ -101,8 +104,16 @@ PPO = (
         {"score/*": "*"},
         "Each term and judge, unweighted.",
         fewest=2,
+        key=True,
     ),
-    Panel("Policy step", "Entropy", NATS, {"policy/entropy": "entropy"}, "Falls slowly. Near 0, exploration is over."),
+    Panel(
+        "Policy step",
+        "Entropy",
+        NATS,
+        {"policy/entropy": "entropy"},
+        "Falls slowly. Near 0, exploration is over.",
+        key=True,
+    ),
     Panel(
         "Policy step",
         "Clip fraction",
@@ -143,6 +154,7 @@ PPO = (
         "Rises from about 0 toward 1. Below 0, the critic does harm.",
         level=0.0,
         floor=-1.0,
+        key=True,
     ),
     Panel("Critic", "Value loss", "loss", {"value/loss": "loss"}, "Falls. ½ is no better than predicting the mean."),
     Panel(
@@ -165,6 +177,7 @@ PPO = (
         "tokens",
         {"response/length": "mean", "response/length_max": "longest"},
         "Rising along with the score: the reward favors length.",
+        key=True,
     ),
     Panel(
         "Responses",
@@ -201,7 +214,7 @@ PPO = (
     Panel("Schedules", "KL coefficient β", "score per nat", {"objective/kl_coef": "β"}),
 )
 SUPERVISED = (
-    Panel("Learning", "Loss", "nats", {"loss": "training", "eval/loss": "held out"}, "Both fall."),
+    Panel("Learning", "Loss", "nats", {"loss": "training", "eval/loss": "held out"}, "Both fall.", key=True),
     Panel(
         "Learning",
         "Accuracy",
@@ -213,6 +226,7 @@ SUPERVISED = (
             "eval/token_accuracy": "held out, tokens",
         },
         "Held-out accuracy stays close to training.",
+        key=True,
     ),
     Panel("Learning", "Gradient norm", "before clipping", {"grad_norm": "norm"}, "Finite.", logarithmic=True),
     Panel("Learning", "Learning rate", "", {"learning_rate": "learning rate"}, "As scheduled."),

@@ -87,7 +87,7 @@ def _shortened(prompt: str) -> str:
 
 def _why_empty(record: RunRecord) -> str:
     if record.stage != "ppo":
-        return "Only PPO runs sample responses during training."
+        return ""
     if record.setting("runtime.num_samples") == 0:
         return "runtime.num_samples is 0; set it to 1 or more to keep responses of every update."
     return "No responses yet: they come with the first update."

@@ -22,7 +22,7 @@ def reward_model(record: RunRecord) -> dict[str, Any]:
     """
     summary = record.summary
     if record.stage != "reward":
-        return {"empty": "This run did not train a reward model."}
+        return {"empty": ""}
     if "accuracy" not in summary:
         return {"empty": "No comparisons were held out: set data.eval_fraction above 0."}
     return {
@@ -41,7 +41,7 @@ def policy_scores(record: RunRecord) -> dict[str, Any]:
     """The scores of the policy's responses in the first and the last update."""
     rows = [row for row in record.details if _is_distribution(row.get("scores"))]
     if record.stage != "ppo":
-        return {"empty": "Only PPO runs score a policy."}
+        return {"empty": ""}
     if not rows:
         return {"empty": "This run has no details.jsonl: it was written by an earlier version, or has no update yet."}
     ends = {row["update"]: row["scores"] for row in (rows[0], rows[-1])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +10,8 @@ from typing import Any, Literal
 from kedge.inspect.page.curves import items_per_update
 from kedge.inspect.page.evaluation import describe_evaluation
 from kedge.inspect.page.generation import describe_generation
-from kedge.inspect.page.numbers import mean_of, numbers_of, rounded
+from kedge.inspect.page.numbers import mean_of, noise, numbers_of, rounded
+from kedge.inspect.page.wording import figure
 from kedge.inspect.record import RunRecord
 
 __all__ = ["describe_run", "first_and_last"]
@@ -18,14 +20,29 @@ WINDOW = 20
 """First and last values are means over the first and last one part in this many of the run."""
 
 ROUNDING = 1e-6
+CERTAIN = 2.0
+"""Standard errors from which on a change is more than noise."""
+
+NEGLIGIBLE = 0.01
+"""Part of the larger of two values below which their difference means nothing."""
+
+FEWEST = 4
+"""Values from which on a series shows how noisy it is."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A metric's first and last value."""
+    """A metric's first and last value, and the standard error of their difference."""
 
     first: float
     last: float
+    error: float = 0.0
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the values differ by more than noise."""
+        least = NEGLIGIBLE * max(abs(self.first), abs(self.last))
+        return abs(self.last - self.first) > max(least, CERTAIN * self.error)
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ PPO_ROWS = (
     Row("response/length", "Response length", "tokens"),
     Row("response/eos_rate", "EOS rate", "share", "up"),
     Row("response/repetition", "Repetition", "share", "down"),
-    Row("tokens_per_second", "Tokens per second", "1/s", "up"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
 )
 SUPERVISED_ROWS = (
     Row("loss", "Loss", "nats", "down"),
@@ -61,17 +78,27 @@ SUPERVISED_ROWS = (
     Row("token_accuracy", "Accuracy of tokens", "share", "up"),
     Row("eval/token_accuracy", "Accuracy of tokens, held out", "share", "up"),
     Row("grad_norm", "Gradient norm"),
-    Row("tokens_per_second", "Tokens per second", "1/s", "up"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
 )
 
 
 def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
-    """Rows of the table: first and last value of each metric."""
+    """Rows of the table: first and last value of each metric.
+
+    `change` is `better` or `worse` if the metric has a good direction and moved by more than noise, or else empty.
+    """
     rows = PPO_ROWS if record.stage == "ppo" else SUPERVISED_ROWS
     judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
     found = ((row, _ends(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
     return [
-        {"label": row.label, "unit": row.unit, "good": row.good, **rounded(vars(ends))} for row, ends in found if ends
+        {
+            "label": row.label,
+            "unit": row.unit,
+            **rounded({"first": ends.first, "last": ends.last}),
+            "change": _judged(row, ends, len(record.metrics)),
+        }
+        for row, ends in found
+        if ends
     ]
 
 
@@ -93,13 +120,22 @@ def describe_run(record: RunRecord) -> list[str]:
 def _ends(record: RunRecord, metric: str) -> Ends | None:
     numbers = numbers_of(record.metrics, metric)
     width = max(1, len(numbers) // WINDOW)
-    return _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:])) if numbers else None
+    if not numbers:
+        return None
+    first, last = _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:]))
+    return Ends(first, last, math.sqrt(2 / width) * noise(numbers))
 
 
-def _snapped(first: float, last: float) -> Ends:
+def _snapped(first: float, last: float) -> tuple[float, float]:
     """Rounding errors that are tiny next to the other value become 0."""
     least = ROUNDING * max(abs(first), abs(last))
-    return Ends(*(0.0 if abs(value) < least else value for value in (first, last)))
+    return 0.0 if abs(first) < least else first, 0.0 if abs(last) < least else last
+
+
+def _judged(row: Row, ends: Ends, length: int) -> str:
+    if not row.good or not ends.is_change or length < FEWEST:
+        return ""
+    return "better" if (ends.last > ends.first) == (row.good == "up") else "worse"
 
 
 def _progress(record: RunRecord) -> str:
@@ -132,7 +168,7 @@ def _reward_sentence(record: RunRecord) -> str:
     if score is None:
         return f"{_progress(record)}; no response was scored."
     spread = _ends(record, "reward/score_std")
-    cost = f", at a KL of {kl.last:.3g} nats per response to the reference" if kl else ""
+    cost = f", at a KL of {figure(kl.last)} nats per response to the reference" if kl else ""
     return f"{_progress(record)}: the score {_change(score, slack=0.1 * spread.first if spread else 0.0)}{cost}."
 
 
@@ -179,8 +215,8 @@ def _accuracy_sentence(record: RunRecord) -> str:
 
 
 def _change(ends: Ends, slack: float = 0.0) -> str:
-    first, last = f"{ends.first:.3g}", f"{ends.last:.3g}"
-    if first == last or abs(ends.last - ends.first) < slack:
+    first, last = figure(ends.first), figure(ends.last)
+    if first == last or abs(ends.last - ends.first) < max(slack, CERTAIN * ends.error):
         return f"stayed near {last}"
     return f"{'rose' if ends.last > ends.first else 'fell'} from {first} to {last}"
 

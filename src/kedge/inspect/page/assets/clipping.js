@@ -1,14 +1,14 @@
 // Clipping: the objective by sign of the advantage, with the run's ratios, and the share of tokens in each case.
 
 const CASES = [
-  ["raised", "A ≥ 0, ρ ≤ 1 + ε", "Made more likely.", "c0"],
-  ["raised_held", "A ≥ 0, ρ > 1 + ε", "Clipped: already more likely; gradient 0.", "c1"],
-  ["lowered", "A < 0, ρ ≥ 1 − ε", "Made less likely.", "c2"],
-  ["lowered_held", "A < 0, ρ < 1 − ε", "Clipped: already less likely; gradient 0.", "c4"],
+  ["raised", "A ≥ 0, ρ ≤ 1 + ε", "Made more likely.", "plus", 0.45],
+  ["raised_held", "A ≥ 0, ρ > 1 + ε", "Clipped: already more likely; gradient 0.", "plus", 1],
+  ["lowered", "A < 0, ρ ≥ 1 − ε", "Made less likely.", "minus", 0.45],
+  ["lowered_held", "A < 0, ρ < 1 − ε", "Clipped: already less likely; gradient 0.", "minus", 1],
 ];
 const PULLED = [
-  ["raised", "A ≥ 0, ρ < 1 − ε", "Became less likely although A ≥ 0: pulled back, not clipped. Part of the first case.", "c0"],
-  ["lowered", "A < 0, ρ > 1 + ε", "Became more likely although A < 0: pulled back, not clipped. Part of the third case.", "c2"],
+  ["raised", "A ≥ 0, ρ < 1 − ε", "Became less likely although A ≥ 0: pulled back, not clipped. Part of the first case.", "plus", 0.2],
+  ["lowered", "A < 0, ρ > 1 + ε", "Became more likely although A < 0: pulled back, not clipped. Part of the third case.", "minus", 0.2],
 ];
 
 const summed = epochs => epochs.reduce((sum, epoch) => ({
@@ -32,52 +32,52 @@ const objectiveChart = (clip, sign, ratiosNow, logScale) => chart({
     return { traces: [
       { type: "bar", x: counts.map((_, bin) => (edge(bin) + edge(bin + 1)) / 2), width: counts.map((_, bin) => edge(bin + 1) - edge(bin)),
         y: counts.map(count => count / total), yaxis: "y2", name: "tokens of this run", customdata: counts.map((_, bin) => `${format(edge(bin), 3)} to ${format(edge(bin + 1), 3)}`),
-        marker: { color: counts.map((_, bin) => faint(isClipped[bin] ? color("c1") : color("c5"), 0.5)), line: { width: 0 } }, hovertemplate: "%{y:.3~%} of tokens, ρ %{customdata}" },
+        marker: { color: counts.map((_, bin) => `rgba(${color(sign > 0 ? "plus" : "minus")}, ${isClipped[bin] ? 0.9 : 0.4})`), line: { width: 0 } }, hovertemplate: "%{y:.3~%} of tokens, ρ %{customdata}" },
       { ...line, x: [left, right], y: sign > 0 ? [left, right] : [-left, -right], name: "unclipped: ρA", line: { color: color("muted"), dash: "dash", width: 1.5 } },
-      { ...line, x: [left, bound, right], y: clipped, name: "clipped objective", line: { color: color("c0"), width: 3 } },
+      { ...line, x: [left, bound, right], y: clipped, name: "clipped objective", line: { color: color("ink"), width: 2.5 } },
     ], layout: { hovermode: "x", bargap: 0,
       xaxis: { range: [left, right], title: { text: "ratio ρ" } },
       yaxis: { title: { text: sign > 0 ? "objective, A = 1" : "objective, A = −1" }, zeroline: true },
       yaxis2: { overlaying: "y", side: "right", showgrid: false, type: logScale() ? "log" : "linear", title: { text: "share of tokens" },
         tickformat: "~%", nticks: 5, ...(logScale() ? { range: [Math.log10(0.5 / total), 0.1], dtick: 1 } : { rangemode: "tozero" }) },
       shapes: [
-        { type: "rect", yref: "paper", y0: 0, y1: 1, x0: sign > 0 ? bound : left, x1: sign > 0 ? right : bound, fillcolor: faint(color("c1"), 0.08), line: { width: 0 }, layer: "below" },
+        { type: "rect", yref: "paper", y0: 0, y1: 1, x0: sign > 0 ? bound : left, x1: sign > 0 ? right : bound, fillcolor: `rgba(${color(sign > 0 ? "plus" : "minus")}, 0.08)`, line: { width: 0 }, layer: "below" },
         ...[clip.low, 1, clip.high].map(at => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: at, x1: at, line: { color: color("muted"), width: 1, dash: "dot" } })),
       ] } };
   },
 });
 
 const casesTable = epochs => {
-  const swatch = (name, dim) => el("span", { class: "case", style: { background: `var(--${name})`, opacity: dim ? 0.45 : 1 } });
-  const row = (name, text, shares, tint, dim) => [[swatch(tint, dim), name], text, ...shares];
-  return table(["Case", "What happens", ...epochs.map((_, at) => `epoch ${at + 1}`)], [
-    ...CASES.map(([key, name, text, tint]) => row(name, text, epochs.map(epoch => percent(epoch.cases[key])), tint, false)),
-    ...PULLED.map(([key, name, text, tint]) => row(name, text, epochs.map(epoch => `≈ ${percent(epoch.pulled[key])}`), tint, true)),
-    ["Approximate KL", "Distance of the policy from the one that sampled, nats per token.", ...epochs.map(epoch => format(epoch.approx_kl, 3))],
-  ], [1]);
+  const mark = (name, opacity) => el("span", { class: "case", style: { background: `rgba(var(--${name}), ${opacity})` } });
+  const row = (name, text, shares, tint, opacity) => [[mark(tint, opacity), name, el("span", { class: "aside" }, text)], ...shares];
+  return table(["Case", ...epochs.map((_, at) => `epoch ${at + 1}`)], [
+    ...CASES.map(([key, name, text, tint, opacity]) => row(name, text, epochs.map(epoch => percent(epoch.cases[key])), tint, opacity)),
+    ...PULLED.map(([key, name, text, tint, opacity]) => row(name, text, epochs.map(epoch => `≈ ${percent(epoch.pulled[key])}`), tint, opacity)),
+    [["Approximate KL", el("span", { class: "aside" }, "Distance of the policy from the one that sampled, nats per token.")], ...epochs.map(epoch => format(epoch.approx_kl, 3))],
+  ]);
 };
 
 const clippedChart = epochsNow => chart({
   title: "Clipped in each epoch", unit: "share of tokens", note: "Each epoch over the same responses moves the policy further, so more tokens are clipped.",
   build: () => ({ traces: ["raised_held", "lowered_held"].map((key, at) => ({
     type: "bar", name: at ? "A < 0" : "A ≥ 0", x: epochsNow().map((_, epoch) => `epoch ${epoch + 1}`), y: epochsNow().map(epoch => epoch.cases[key]),
-    marker: { color: color(at ? "c4" : "c1") }, hovertemplate: "%{y:.3~%}" })),
+    marker: { color: `rgb(${color(at ? "minus" : "plus")})` }, hovertemplate: "%{y:.3~%}" })),
   layout: { barmode: "stack", yaxis: { tickformat: "~%", rangemode: "tozero" }, bargap: 0.4 } }),
 });
 
-const clippedCurves = clip => chart({
+const clippedCurves = (clip, index) => chart({
   title: "Clipped over the run", unit: "share of tokens", note: "Clip fraction of each epoch.",
   build: () => ({ traces: clip.whole.map((_, epoch) => ({
     type: "scatter", mode: clip.updates.length > 30 ? "lines" : "lines+markers", name: `epoch ${epoch + 1}`, x: clip.updates.map(each => each.update), y: clip.updates.map(each => each.epochs[epoch]?.clip_fraction ?? null),
-    line: { color: runColor(epoch), width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.3~%}" })),
+    line: { color: runColor(index), width: 2, dash: DASHES[epoch % 4] }, marker: { size: 4, color: runColor(index) }, hovertemplate: "%{y:.3~%}" })),
   layout: { xaxis: { title: { text: "update" } }, yaxis: { tickformat: "~%", rangemode: "tozero" } } }),
 });
 
 const clipping = data => {
   let chosen = null, updateAt = 0, epochAt = 0, logScale = true;
   const part = section("clipping", "Clipping", "The ratios of the run on the clipped objective, and the share of tokens in each case.", () => {
-    const runs = data.runs.filter(each => !each.clipping.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
-    if (!run) return whyEmpty(data, "clipping");
+    const runs = data.runs.filter(each => has(each.clipping)), run = runs.find(each => each.name === chosen) ?? runs[0];
+    if (!run) return null;
     const clip = run.clipping;
     updateAt = Math.min(updateAt, clip.updates.length);
     const epochsNow = () => (updateAt ? clip.updates[updateAt - 1].epochs : clip.whole);
@@ -94,9 +94,9 @@ const clipping = data => {
       clip.loss === "clipped" ? null : el("p", { class: "muted" }, `This run's policy loss is ${clip.loss}: the charts show what clipping would do.`),
       el("div", { class: "two" }, charts.slice(0, 2)),
       card(el("h3", {}, "The four cases, and tokens that are pulled back"), cases),
-      el("div", { class: "two" }, charts[2], clippedCurves(clip)),
+      el("div", { class: "two" }, charts[2], clippedCurves(clip, run.index)),
       clip.updates.length < clip.of ? el("p", { class: "muted small" }, `The slider offers ${clip.updates.length} of ${clip.of} updates; “whole run” covers all of them.`) : null,
     ];
-  });
+  }, { why: reasons(data, "clipping") });
   return part;
 };

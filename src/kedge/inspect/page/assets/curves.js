@@ -1,10 +1,10 @@
 // Curves: the metrics of all runs; all charts share the x axis and its zoom.
 
 const DASHES = ["solid", "dot", "dash", "dashdot"];
-const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning" };
 const AXES = { update: "Updates", items: "Responses", seconds: "Wall time" };
 const SUPERVISED_AXES = { update: "Steps", items: "Rows", seconds: "Wall time" };
 const SMOOTHED_FROM = 60;
+const GROUPS_OPEN = 1;
 
 const runsOf = (data, stage) => data.runs.filter(run => run.stage === stage && !state.hidden.has(run.index));
 const smoothingOf = (data, stage) => {
@@ -38,7 +38,7 @@ const lineTraces = (panel, line, number, run, { alone, unit, smoothing }) => {
   const values = run.curves.columns[line.metric];
   if (!values) return [];
   const x = positions(run, unit), several = panel.lines.length > 1;
-  const tint = alone && several ? runColor(number) : runColor(run.index);
+  const tint = panel.stacked && alone ? color(`phase${number}`) : alone ? lineColor(run, number) : runColor(run.index);
   const label = [alone ? null : run.name, several || alone ? line.label : null].filter(Boolean).join(" · ");
   const trace = { type: "scatter", x, y: values, name: plain(label), connectgaps: true, mode: x.length > 40 && values.filter(known).length > 40 ? "lines" : "lines+markers",
     marker: { size: 4, color: tint }, legendgroup: line.metric, line: { color: tint, width: 2, dash: alone ? "solid" : DASHES[number % 4] },
@@ -49,16 +49,32 @@ const lineTraces = (panel, line, number, run, { alone, unit, smoothing }) => {
     { ...trace, y: smoothed(values, smoothing), customdata: values, mode: "lines", hovertemplate: "%{y:.4~g} <i>(raw %{customdata:.4~g})</i>" }];
 };
 
-/** With several runs, color marks the run and dash the metric; the legend lists the dashes. */
-const dashLegend = (panel, runs) => runs.length < 2 || panel.lines.length < 2 ? [] : panel.lines.map((line, number) => ({
+/** On a page of several runs, color marks the run and dash the metric; the legend lists the dashes. */
+const dashLegend = (panel, alone) => alone || panel.lines.length < 2 ? [] : panel.lines.map((line, number) => ({
   type: "scatter", mode: "lines", x: [null], y: [null], name: plain(line.label), legendgroup: line.metric, hoverinfo: "skip",
   line: { color: color("muted"), width: 2, dash: DASHES[number % 4] } }));
 
+/** The range of an axis: the values with a margin; never below 0 if no value is, and with 0 for a constant. */
+const rangeOf = (panel, values) => {
+  const levels = panel.level === null ? values : [...values, panel.level];
+  let lowest = Math.min(...levels), highest = Math.max(...levels);
+  // A share of 0.999 among ones, or a page of memory more, is no change.
+  const slack = panel.unit.startsWith("share") || panel.unit === "GiB" ? 0.01 : 1e-9;
+  if (highest - lowest <= slack * Math.max(Math.abs(lowest), Math.abs(highest))) {
+    const isShare = panel.unit.startsWith("share") && highest >= 0 && highest <= 1;
+    return isShare || !highest ? [-0.02, 1.05] : highest > 0 ? [0, 1.4 * highest] : [1.4 * lowest, 0];
+  }
+  if (panel.floor !== null) lowest = Math.max(lowest, panel.floor);
+  const margin = 0.06 * (highest - lowest);
+  if (panel.stacked) lowest = 0;
+  return [lowest >= 0 && lowest < margin ? -0.3 * margin : lowest - margin, highest + margin];
+};
+
 const yAxis = (panel, values) => {
   const lowest = Math.min(...values), highest = Math.max(...values);
-  const scale = { type: panel.logarithmic && lowest > 0 && highest / lowest > 4 ? "log" : "linear", exponentformat: "power", tickformat: "~g", nticks: 6 };
-  if (panel.floor !== null && lowest < panel.floor) return { ...scale, range: [panel.floor - 0.05, Math.max(highest, 0) + 0.1] };
-  return { ...scale, rangemode: panel.stacked ? "tozero" : "normal" };
+  const scale = { exponentformat: "power", tickformat: "~g", nticks: 6 };
+  if (panel.logarithmic && lowest > 0 && highest / lowest > 4) return { ...scale, type: "log" };
+  return values.length && !panel.stacked ? { ...scale, range: rangeOf(panel, values) } : { ...scale, rangemode: "tozero" };
 };
 
 const summaryOf = (panel, runs) => runs.flatMap(run => panel.lines.filter(line => run.curves.columns[line.metric]).map(line => {
@@ -67,10 +83,10 @@ const summaryOf = (panel, runs) => runs.flatMap(run => panel.lines.filter(line =
 })).join("; ");
 
 const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => chart({
-  title: panel.title, unit: panel.unit, note: panel.note, summary: summaryOf(panel, runsOf(data, stage)), onrange, size,
+  title: panel.title, unit: panel.unit, note: panel.note, simple: panel.lines.length === 1, summary: summaryOf(panel, runsOf(data, stage)), onrange, size,
   build: () => {
-    const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: runs.length === 1, unit, smoothing: smoothingOf(data, stage) };
-    const traces = [...runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how))), ...dashLegend(panel, runs)];
+    const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: data.runs.filter(run => run.stage === stage).length === 1, unit, smoothing: smoothingOf(data, stage) };
+    const traces = [...runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how))), ...dashLegend(panel, how.alone)];
     const axis = { update: stage === "ppo" ? "update" : "step", items: stage === "ppo" ? "responses" : "rows", seconds: unit[1] }[state.x];
     const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line: { color: color("muted"), width: 1, dash: "dash" } };
     return { traces, layout: {
@@ -107,7 +123,7 @@ const curves = data => {
     const stages = Object.keys(data.panels);
     stage ??= stages[0];
     titles = titlesOf(stage);
-    if (!data.panels[stage]?.length) return empty("No metrics yet: they come with the first update.");
+    if (!data.panels[stage]?.length) return null;
     const panels = data.panels[stage], groups = [...new Set(panels.map(panel => panel.group))];
     const nodes = new Map(panels.map(panel => [panel, curveChart(data, stage, panel, { onrange: follow })]));
     const toggles = runToggles(data, stage, () => redraw(followers));
@@ -120,9 +136,9 @@ const curves = data => {
         slider("Smoothing", { min: 0, max: 0.99, step: 0.01, value: smoothingOf(data, stage), show: value => value.toFixed(2) }, value => { state.smoothing[stage] = value; redraw(followers); }),
         reset, toggles.length > 1 ? el("div", { class: "field", role: "group", "aria-label": "Runs" }, toggles) : null),
       thinned > 1 ? el("p", { class: "muted small" }, `Each point is the mean of ${thinned} updates; for maxima and minima, the maximum or minimum.`) : null,
-      groups.map(group => [el("h4", {}, group), el("div", { class: "grid" }, panels.filter(panel => panel.group === group).map(panel => nodes.get(panel)))]),
+      groups.map((group, at) => fold(!narrow.matches || at < GROUPS_OPEN, el("h3", {}, group), grid(panels.filter(panel => panel.group === group).map(panel => nodes.get(panel))))),
     ];
-  });
+  }, { why: () => (data.runs.some(run => run.curves.update.length) ? [] : ["No metrics yet: they come with the first update."]) });
   /** Redraw the charts with newer data; rebuild the section only if it gets new charts. */
   const renew = () => (titlesOf(stage) === titles && titles ? redraw(followers) : part.refresh());
   return { ...part, renew };

@@ -43,16 +43,54 @@ const large = value => {
 
 const card = (...children) => el("div", { class: "card stack" }, children);
 const empty = reason => el("p", { class: "empty" }, reason);
-/** Why a section has no data: the reason given by a PPO run, or else by the first run. */
-const whyEmpty = (data, name) => empty((data.runs.find(run => run.stage === "ppo") ?? data.runs[0])?.[name].empty ?? "There are no runs.");
 const count = value => value.toLocaleString("en-US");
 
-/** A section with a `refresh` that fills it again from the current data. */
-const section = (id, title, lead, fill, level = "h2") => {
+/** Narrow screens show small charts, and sections that open on demand. */
+const narrow = matchMedia("(max-width: 720px)");
+
+/** What folds: a summary and its content, whose charts are drawn when it opens. */
+const fold = (open, summary, ...content) => el("details", { open, class: "fold", ontoggle: () => drawSoon() }, el("summary", {}, summary), content);
+
+/**
+ * A section with a `refresh` that fills it again from the current data. It is left out while `fill` returns nothing;
+ * `why` returns the reasons.
+ */
+const section = (id, title, lead, fill, { why = () => [] } = {}) => {
   const body = el("div", { class: "stack" });
-  const node = el("section", { id, "aria-labelledby": `${id}-title` },
-    el("header", {}, el(level, { id: `${id}-title` }, title), lead ? el("p", {}, lead) : null), body);
-  return { id, title, node, refresh: () => { forget(body); body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean)); } };
+  const head = [el("h2", { id: `${id}-title` }, title), lead ? el("p", {}, lead) : null];
+  const node = el("section", { id, "aria-labelledby": `${id}-title` }, fold(!narrow.matches, el("span", { class: "head" }, head), body));
+  const refresh = () => {
+    forget(body);
+    body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean));
+    node.hidden = !body.childElementCount;
+  };
+  return { id, title, node, refresh, why };
+};
+/** Whether there is data for a part of the page; without, `empty` is the reason, or an empty text if there is no need. */
+const has = part => part.empty === undefined;
+/** Why a section has no data: the reasons that PPO runs give. */
+const reasons = (data, name) => () => [...new Set(data.runs.map(run => run[name].empty).filter(Boolean))];
+
+/** The number of items in each row if `total` items fill rows of at most `most` evenly, so that none is left over. */
+const evenRows = (total, most) => {
+  const rows = Math.ceil(total / most), least = Math.floor(total / rows);
+  return Array.from({ length: rows }, (_, at) => least + (at < total % rows));
+};
+/** A grid of charts with full rows; on narrow screens, charts of a single line share a row. */
+const grid = (nodes, most = 4) => {
+  const wide = evenRows(nodes.length, most).flatMap(length => Array(length).fill(12 / length));
+  const medium = evenRows(nodes.length, 2).flatMap(length => Array(length).fill(12 / length));
+  let open = null;
+  const small = nodes.map(() => 12);
+  nodes.forEach((node, at) => {
+    if (!node.classList.contains("simple")) open = null;
+    else if (open === null) open = at;
+    else { small[open] = small[at] = 6; open = null; }
+  });
+  nodes.forEach((node, at) => {
+    for (const [name, spans] of Object.entries({ wide, medium, small })) node.style.setProperty(`--${name}`, spans[at]);
+  });
+  return el("div", { class: "grid" }, nodes);
 };
 
 /** A choice among options [value, text, why it is unavailable]: radio buttons, or a list if there are many. */
@@ -78,7 +116,9 @@ const slider = (label, { min, max, step = 1, value, show }, oninput) => {
   return el("label", { class: "field" }, el("span", {}, label), input, output);
 };
 
-const table = (head, rows, wrapped = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head[0] || "Table" },
+/** A table; `wrapped` columns hold text that may wrap. */
+const table = (head, rows, wrapped = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head.find(Boolean) || "Table" },
   el("table", {},
     el("thead", {}, el("tr", {}, head.map((text, place) => el("th", { scope: "col", class: wrapped.includes(place) ? "wrap" : null }, text)))),
-    el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => el("td", { class: wrapped.includes(place) ? "wrap" : wrapped.length ? "fixed" : null }, cell)))))));
+    el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => place
+      ? el("td", { class: wrapped.includes(place) ? "wrap" : wrapped.length ? "fixed" : null }, cell) : el("th", { scope: "row" }, cell)))))));

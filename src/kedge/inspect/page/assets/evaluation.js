@@ -33,14 +33,14 @@ const biasSentences = each => [
   each.num_judged < each.num_prompts ? `The judge did not decide ${count(each.num_prompts - each.num_judged)} of ${count(each.num_prompts)} pairs.` : "",
 ].filter(Boolean).map(text => el("p", {}, text));
 
-const frontierOf = each => chart({ title: "Frontier", unit: `${each.frontier.of} over √KL to ${each.against}`, size: "tall", note: "The further up and left, the better. Bars are confidence intervals.",
+const frontierOf = (each, index) => chart({ title: "Frontier", unit: `${each.frontier.of} over √KL to ${each.against}`, size: "tall", note: "The further up and left, the better. Bars are confidence intervals.",
   summary: each.frontier.points.map(point => `${point.model}: ${format(point.value, 3)} at √KL ${format(point.root_kl, 3)}`).join("; "),
   build: () => {
     const { points } = each.frontier;
     return { traces: [{ type: "scatter", mode: "lines+markers+text", x: points.map(point => point.root_kl), y: points.map(point => point.value),
       text: points.map(point => plain(point.model.split("/").slice(-2).join("/"))), textposition: points.map((_, at) => (at === 0 ? "top right" : at === points.length - 1 ? "top left" : "top center")), textfont: { size: 11 }, cliponaxis: false,
       error_y: { type: "data", symmetric: false, thickness: 1, width: 3, array: points.map(point => point.high - point.value), arrayminus: points.map(point => point.value - point.low) },
-      line: { color: faint(runColor(0), 0.5), width: 1.5 }, marker: { size: 8, color: runColor(0) }, hovertemplate: "%{text}: %{y:.4~g} at √KL %{x:.3~g}<extra></extra>" }],
+      line: { color: faint(runColor(index), 0.5), width: 1.5 }, marker: { size: 8, color: runColor(index) }, hovertemplate: "%{text}: %{y:.4~g} at √KL %{x:.3~g}<extra></extra>" }],
     layout: { hovermode: "closest", showlegend: false, xaxis: { rangemode: "tozero", title: { text: "√KL (KL in nats per response)" } } } };
   } });
 
@@ -70,6 +70,9 @@ const agreementCard = data => (data.judge_agreement?.length ? card(el("h3", {}, 
     each.judges.map((judge, at) => `${judge} (${each.runs[at]})`).join(" and "), count(each.pairs), shareOf(each.same, each.pairs), format(each.kappa, 3)])),
   el("p", { class: "muted small" }, "Evaluations of the same responses by several judges. Cohen's κ is 0 for judges that agree by chance, and 1 for judges that always agree.")) : null);
 
+/** The last distribution has the color of the run. */
+const modelLast = sides => ({ ...sides, named: sides.named.toReversed() });
+
 const evaluation = data => {
   if (!data.runs.some(run => run.stage === "evaluate")) return null;
   let chosen = "";
@@ -78,9 +81,9 @@ const evaluation = data => {
     const waiting = runs.filter(run => run.evaluation.empty).map(run => empty(`${run.name}: ${run.evaluation.empty}`));
     if (!done.length) return waiting;
     const run = done.find(each => each.name === chosen) ?? done[0], each = run.evaluation;
-    const charts = [each.frontier && frontierOf(each),
-      each.scores && distributions("Scores", "share of responses by score", each.scores, "The judge's scores of both sides."),
-      each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "A judge that prefers long responses rewards length.", each.lengths.unit)];
+    const charts = [each.frontier && frontierOf(each, run.index),
+      each.scores && distributions("Scores", "share of responses by score", modelLast(each.scores), "The judge's scores of both sides.", { index: run.index }),
+      each.lengths && distributions("Lengths", "share of responses by length", modelLast(each.lengths), "A judge that prefers long responses rewards length.", { index: run.index, axis: each.lengths.unit })];
     return [waiting, card(outcomesTable(done)), agreementCard(data),
       done.length > 1 ? choice("Evaluation", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
       el("div", { class: "two" }, card(el("h3", {}, "Both sides"), sidesTable(each), biasSentences(each)), ordersCard(each)),

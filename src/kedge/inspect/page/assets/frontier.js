@@ -14,8 +14,8 @@ const frontierTraces = (run, values, several) => {
 
 const frontier = data => section("overoptimization", "Over-optimization",
   "The reward that is trained on keeps rising, while a judge's score may turn. Both over √KL to the reference.", () => {
-    const runs = data.runs.filter(run => run.stage === "ppo" && !run.frontier.empty);
-    if (!runs.length) return whyEmpty(data, "frontier");
+    const runs = data.runs.filter(run => run.stage === "ppo" && has(run.frontier));
+    if (!runs.length) return null;
     const names = [...new Set(runs.flatMap(run => run.frontier.judges.map(judge => judge.name)))];
     const several = runs.length > 1;
     const layout = { hovermode: "closest", xaxis: { title: { text: "√KL to the reference (KL in nats per response)" } } };
@@ -39,4 +39,4 @@ const frontier = data => section("overoptimization", "Over-optimization",
     }));
     return [sentences, el("div", { class: "two" }, proxy, judged),
       names.length ? null : empty("Without a judge, over-optimization of the proxy cannot be detected. A reward term of weight 0 is a judge: it is measured but not trained on.")];
-  });
+  }, { why: reasons(data, "frontier") });

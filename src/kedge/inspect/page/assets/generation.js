@@ -28,8 +28,8 @@ const generation = data => {
     const run = done.find(each => each.name === chosen) ?? done[0], each = run.generation;
     return [waiting, card(generatedTable(done)),
       done.length > 1 ? choice("Run", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
-      el("div", { class: "two" }, each.scores && distributions("Scores", "share of responses by score", each.scores, ""),
-        each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "", each.lengths.unit)),
+      el("div", { class: "two" }, each.scores && distributions("Scores", "share of responses by score", each.scores, "", { index: run.index }),
+        each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "", { index: run.index, axis: each.lengths.unit })),
       el("h3", {}, "All responses"), generatedList(run)];
   });
   return part;

@@ -37,13 +37,23 @@ const isTrained = run => !["evaluate", "generate"].includes(run.stage);
 const OF_TRAINING = [curves, samples, clipping, frontier, cost, rewardModel];
 const parts = [verdict, evaluation, generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
   .map(make => make(data)).filter(Boolean);
-nav.append(...parts.map(part => el("a", { href: `#${part.id}` }, part.id === "verdict" ? "Verdict" : part.title)));
-main.replaceChildren(...parts.map(part => part.node));
+const links = parts.map(part => el("a", { href: `#${part.id}`, onclick: () => { for (const each of part.node.querySelectorAll(":scope > details")) each.open = true; } }, part.title));
+const omitted = el("div", { class: "omitted muted small" });
+nav.append(...links);
+main.replaceChildren(...parts.map(part => part.node), omitted);
 foot.textContent = data.written;
+
+/** Show the sections that have something to show, and say at the end which are left out for a reason that can be changed. */
+const listSections = () => {
+  parts.forEach((part, at) => { links[at].hidden = part.node.hidden; });
+  const missing = parts.filter(part => part.node.hidden).map(part => [part.title, part.why()]).filter(([, why]) => why.length);
+  omitted.replaceChildren(...missing.map(([title, why]) => el("p", {}, el("b", {}, title), `: ${why.join(" ")}`)));
+};
 for (const part of parts) {
   part.refresh();
   here.observe(part.node);
 }
+listSections();
 loadLibrary();
 
 /** Poll for newer data on a live page; a section that has the keyboard focus is not refreshed. */
@@ -60,6 +70,8 @@ const poll = async () => {
       if (part.renew) part.renew();
       else if (!part.node.contains(document.activeElement)) part.refresh();
     }
+    listSections();
+    drawSoon();
   }
   setTimeout(poll, 1000 * POLL_SECONDS);
 };

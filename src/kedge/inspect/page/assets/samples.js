@@ -40,7 +40,7 @@ const legend = (coloring, scale) => el("p", { class: "scale" },
 const tip = document.getElementById("tip");
 const hideTip = () => { tip.hidden = true; };
 const showTip = (token, row, at) => {
-  tip.replaceChildren(el("b", {}, JSON.stringify(row.tokens[at])), el("span", {}, `token ${at + 1} of ${row.length}`),
+  tip.replaceChildren(el("b", {}, row.tokens[at] ? JSON.stringify(row.tokens[at]) : "no text of its own: part of the next character"), el("span", {}, `token ${at + 1} of ${row.length}`),
     el("dl", {}, TOOLTIP.filter(([, of]) => known(of(row, at))).map(([name, of]) => [el("dt", {}, name), el("dd", {}, format(of(row, at), 5))])));
   tip.hidden = false;
   const place = token.getClientRects()[0], width = tip.offsetWidth;
@@ -63,7 +63,7 @@ const tokensOf = (row, coloring, scale) => {
     const show = () => showTip(span, row, at);
     const span = el("span", { class: "token", role: "option", "aria-selected": "false", tabindex: at ? -1 : 0, dir: "auto",
       "aria-label": `${text} ${coloring.label} ${format(value)}`, style: { background: scale.tint(value) },
-      onmouseenter: show, onmouseleave: hideTip, onfocus: show, onblur: hideTip }, stop ? el("span", { class: "special" }, text) : visible(text));
+      onmouseenter: show, onmouseleave: hideTip, onfocus: show, onblur: hideTip }, stop ? el("span", { class: "special" }, text) : text ? visible(text) : el("span", { class: "special" }, "·"));
     return span;
   });
   const move = event => {
@@ -78,7 +78,7 @@ const tokensOf = (row, coloring, scale) => {
   return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response; arrow keys move between tokens", onkeydown: move }, spans);
 };
 
-const valueChart = row => chart({
+const valueChart = (row, index) => chart({
   title: "Values", unit: "the critic's estimate of the return, token by token", size: "short", bare: true,
   summary: row.values ? `From ${format(row.values[0], 3)} to ${format(row.values.at(-1), 3)}; the score is ${format(row.score, 3)}` : "",
   build: () => {
@@ -87,15 +87,15 @@ const valueChart = row => chart({
     const remaining = row.rewards?.map(known).includes(true) ? row.rewards.toReversed().map(reward => (rest += reward ?? 0)).toReversed() : null;
     const level = { type: "scatter", mode: "lines", x: [1, last], hovertemplate: "%{y:.4~g}" };
     return { traces: [
-      { type: "scatter", mode: "lines+markers", x, y: row.values, name: "value", customdata: row.tokens.map(plain), marker: { size: 4, color: runColor(0) },
-        line: { color: runColor(0), width: 2 }, hovertemplate: "%{y:.4~g} before “%{customdata}”" },
-      remaining && { type: "scatter", mode: "lines", x, y: remaining, name: "actual: sum of the remaining rewards", line: { color: runColor(2), width: 1.5, dash: "dot" }, hovertemplate: "%{y:.4~g}" },
-      known(row.score) && { ...level, y: [row.score, row.score], name: "score", line: { color: runColor(1), width: 1.5, dash: "dash" } },
+      { type: "scatter", mode: "lines+markers", x, y: row.values, name: "value", customdata: row.tokens.map(plain), marker: { size: 4, color: runColor(index) },
+        line: { color: runColor(index), width: 2 }, hovertemplate: "%{y:.4~g} before “%{customdata}”" },
+      remaining && { type: "scatter", mode: "lines", x, y: remaining, name: "actual: sum of the remaining rewards", line: { color: color("muted"), width: 1.5, dash: "dot" }, hovertemplate: "%{y:.4~g}" },
+      known(row.score) && { ...level, y: [row.score, row.score], name: "score", line: { color: color("ink"), width: 1.5, dash: "dash" } },
     ].filter(Boolean), layout: { xaxis: { title: { text: "token" } }, margin: { l: 44, r: 12, t: 4, b: 34 } } };
   },
 });
 
-const responseCard = (prompt, row, coloringName, pick) => {
+const responseCard = (index, prompt, row, coloringName, pick) => {
   const available = Object.entries(COLORINGS).filter(([, each]) => row.tokens.some((_, at) => known(each.of(row, at))));
   const offered = Object.entries(COLORINGS).map(([each, { label }]) => [each, label, available.some(([name]) => name === each) ? "" : "Not measured for this response"]);
   if (!available.length) return card(el("p", { class: "prompt" }, prompt.prompt || row.prompt), el("p", { class: "tokens" }, row.tokens.join("")));
@@ -107,15 +107,15 @@ const responseCard = (prompt, row, coloringName, pick) => {
     el("div", { class: "controls" }, choice("Color by", offered, name, pick)),
     tokensOf(row, coloring, scale), legend(coloring, scale),
     el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)} · ${row.length} tokens${cut} · ${row.stopped ? "ended with a stop token" : "cut at the token limit"}`),
-    row.values ? valueChart(row) : null);
+    row.values ? valueChart(row, index) : null);
 };
 
 const samples = data => {
   let chosen = null, promptAt = 0, rowAt = -1, coloringName = "advantage";
   const part = section("samples", "Samples", "Responses to the same prompts over time. Point at a token, or move with the arrow keys, for exact values.", () => {
     hideTip();
-    const runs = data.runs.filter(each => !each.samples.empty), run = runs.find(each => each.name === chosen) ?? runs[0];
-    if (!run) return whyEmpty(data, "samples");
+    const runs = data.runs.filter(each => has(each.samples)), run = runs.find(each => each.name === chosen) ?? runs[0];
+    if (!run) return null;
     const prompt = run.samples.prompts[promptAt] ?? run.samples.prompts[0], rows = prompt.responses, row = rows.at(rowAt) ?? rows.at(-1);
     const answers = el("ol", { class: "answers", "aria-label": "Responses over time" }, rows.map((each, at) => el("li", {},
       el("button", { type: "button", "aria-pressed": String(each === row), onclick: () => { rowAt = at; refill(); } },
@@ -128,9 +128,9 @@ const samples = data => {
         run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Trained on"]), promptAt,
           at => { promptAt = at; rowAt = -1; refill(); }) : null,
         el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${count(run.samples.of)} responses in samples.jsonl are on this page.` : "")),
-      el("div", { class: "samples" }, answers, responseCard(prompt, row, coloringName, name => { coloringName = name; refill(); })),
+      el("div", { class: "samples" }, answers, responseCard(run.index, prompt, row, coloringName, name => { coloringName = name; refill(); })),
     ];
-  });
+  }, { why: reasons(data, "samples") });
   /** Refresh the section, keeping keyboard focus and the scroll position of the list. */
   const refill = () => {
     const scrolled = part.node.querySelector(".answers")?.scrollTop ?? 0;

@@ -1,52 +1,82 @@
-// Verdict: what each run did, the doctor's findings, and first and last values.
+// Verdict: what each run did, the doctor's findings, first and last values, and the most important curves.
 
-const finding = each => el("li", { class: `finding ${each.severity}` },
-  el("h3", {}, `${each.rule}`, " ", el("span", { class: "badge" }, each.severity)),
-  el("dl", {}, [["Seen", each.seen], ["Meaning", each.means], ["Try", each.try], ["Docs", each.docs]]
-    .filter(([, text]) => text).map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])));
+const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning", evaluate: "Evaluation", generate: "Generation" };
+const MOST_KEY_CHARTS = 4;
 
-const findingsOf = run => {
-  if (run.findings === null) return null;
-  if (!run.findings.length) return el("p", { class: "healthy" }, "✓ The doctor found no problems.");
-  const [first, rest] = [run.findings.slice(0, 3), run.findings.slice(3)];
-  return [el("ul", { class: "findings" }, first.map(finding)),
-    rest.length ? el("details", {}, el("summary", {}, `${rest.length} more`), el("ul", { class: "findings" }, rest.map(finding))) : null];
+const swatch = run => el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } });
+const words = rule => `${rule[0].toUpperCase()}${rule.slice(1).replaceAll("_", " ")}`;
+
+const describeFinding = (data, each, alone) => el("div", { class: "described" },
+  alone ? null : el("p", { class: "rule" }, el("b", {}, words(each.rule)), data.runs.length > 1 ? el("span", { class: "of" }, swatch(data.runs[each.run]), data.runs[each.run].name) : null),
+  el("dl", {}, [["Seen", each.seen], ["Meaning", each.means], ["Try", each.try]].filter(([, text]) => text).map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])));
+
+/** Findings with one remedy: the title and the figures of the worst one, and the rest on demand. */
+const findingGroup = (data, group) => {
+  const [worst] = group.findings, names = [...new Set(group.findings.map(each => each.run))].map(at => data.runs[at]);
+  const others = [...new Set(group.findings.map(each => each.rule))].length - 1;
+  return el("li", {}, el("details", { class: `finding ${group.severity}` },
+    el("summary", {}, el("span", { class: `badge ${group.severity}` }, group.severity), " ", el("b", {}, words(worst.rule)),
+      others ? el("span", { class: "muted" }, ` and ${others} more of the same cause`) : null,
+      data.runs.length > 1 ? names.map(run => el("span", { class: "of" }, swatch(run), run.name)) : null,
+      el("span", { class: "seen" }, worst.seen)),
+    group.findings.map(each => describeFinding(data, each, group.findings.length === 1))));
 };
 
-const changeOf = ({ first, last, good }) => {
-  const change = last - first;
-  const better = !good || change === 0 || Math.abs(change) < 1e-12 ? "" : (change > 0) === (good === "up") ? "up" : "down";
-  return el("span", { class: better }, first === last ? "0" : signed(change));
+const findingsCard = data => {
+  const groups = data.findings ?? [], healthy = data.runs.filter((run, at) => run.diagnosed && !groups.some(group => group.findings.some(each => each.run === at)));
+  const sound = healthy.length ? el("p", { class: "healthy" }, `✓ The doctor found no problems${data.runs.length > 1 && groups.length ? ` in ${healthy.map(run => run.name).join(", ")}` : ""}.`) : null;
+  if (!groups.length) return sound;
+  return el("div", { class: "card stack doctor" }, el("h2", {}, "The doctor's findings"), el("ul", { class: "findings" }, groups.map(group => findingGroup(data, group))), sound);
 };
 
-const valuesTable = run => table(["", "first", "last", "change"],
-  run.first_and_last.map(row => [[row.label, " ", el("span", { class: "unit-of" }, row.unit)], format(row.first), el("b", {}, format(row.last)), changeOf(row)]));
-
-/** On the page of a single run, its first two curves are next to the table. */
-const firstCurves = (data, run) => (data.panels[run.stage] ?? []).slice(0, 2).map(panel => curveChart(data, run.stage, { ...panel, note: "" }, { size: "short" }));
-
-const runCard = (data, run) => {
+const runRow = (data, run) => {
   const many = data.runs.length > 1;
-  const facts = [run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
-  const versions = Object.entries(run.facts).filter(([name]) => !["stage", "device", "precision"].includes(name));
-  return el("article", { class: "card stack" },
-    el("div", { class: "run-title" },
-      many ? el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } }) : null,
-      many ? el("h3", {}, run.name) : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
+  const facts = [STAGES[run.stage] ?? run.stage, run.facts.device, run.facts.precision].filter(Boolean).join(" · ");
+  return el("article", { class: "run" },
+    el("div", { class: "run-title" }, many ? [swatch(run), el("h2", {}, run.name)] : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
-    run.incidents ? el("p", { class: "down" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: see incidents.jsonl.`) : null,
-    findingsOf(run),
-    run.first_and_last.length === 0 ? null : el("div", { class: many ? "stack" : "two" },
-      el("details", { open: !many || run.stage === "ppo" }, el("summary", {}, "First and last values: means over the first and last 5% of the run"), valuesTable(run)),
-      many ? null : el("div", { class: "stack" }, firstCurves(data, run))),
-    versions.length ? el("p", { class: "muted small" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null);
+    run.incidents ? el("p", { class: "worse" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: updates that were not trained on, in incidents.jsonl.`) : null);
 };
 
-const verdict = data => section("verdict", data.title, "", () => {
-  const headlines = data.headlines.map(each => el("div", { class: "card headline" },
-    el("span", { class: "muted small" }, each.label), el("b", { class: "number" }, format(each.value, 3)),
-    known(each.low) ? el("span", { class: "muted small number" }, `${format(each.low, 3)} to ${format(each.high, 3)}`) : null));
-  return [headlines.length ? el("div", { class: "headlines" }, headlines) : null,
-    el("div", { class: data.runs.length > 1 ? "two" : "stack" }, data.runs.toSorted((one, other) => (other.stage === "ppo") - (one.stage === "ppo"))
-      .map(run => runCard(data, run)))];
-}, "h1");
+const changeOf = row => (row ? el("span", { class: row.change || "muted" }, row.first === row.last ? "0" : signed(row.last - row.first)) : "");
+const labelOf = row => [row.label, row.unit ? [" ", el("span", { class: "unit-of" }, row.unit)] : null];
+
+/** First and last values of runs of one stage: three columns for one run, one column per run for several. */
+const valuesTable = runs => {
+  if (runs.length === 1) return table(["", "first", "last", "change"], runs[0].first_and_last.map(row => [labelOf(row), format(row.first, 3), el("b", {}, format(row.last, 3)), changeOf(row)]));
+  const labels = new Map(runs.flatMap(run => run.first_and_last.map(row => [row.label, row])));
+  return table(["", ...runs.map(run => el("span", { class: "of" }, swatch(run), run.name))], [...labels.values()].map(row => [labelOf(row), ...runs.map(run => {
+    const own = run.first_and_last.find(each => each.label === row.label);
+    return own ? [el("span", { class: "pair" }, `${format(own.first, 3)} → `, el("b", {}, format(own.last, 3))), " ", el("span", { class: "delta" }, changeOf(own))] : "–";
+  })]));
+};
+
+const valuesOf = (data, stage) => {
+  const runs = data.runs.filter(run => run.stage === stage && run.first_and_last.length);
+  return runs.length ? valuesTable(runs) : null;
+};
+const WINDOWS = "Means over the first and last 5% of the run. A change is colored if a direction is better and the change is beyond noise.";
+
+const verdict = data => {
+  const body = el("div", { class: "stack" });
+  const node = el("section", { id: "verdict", "aria-labelledby": "verdict-title" }, el("header", {}, el("h1", { id: "verdict-title" }, data.title)), body);
+  const fill = () => {
+    const headlines = data.headlines.map(each => el("div", { class: "headline" }, el("span", { class: "muted small" }, each.label),
+      el("span", {}, el("b", { class: "number" }, format(each.value, 3)), known(each.low) ? el("span", { class: "muted small number" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`) : null)));
+    const runs = data.runs.toSorted((one, other) => (other.stage === "ppo") - (one.stage === "ppo"));
+    const stages = [...new Set(runs.map(run => run.stage))], [first, ...others] = stages.filter(stage => valuesOf(data, stage));
+    const keys = (data.panels[first] ?? []).filter(panel => panel.key).slice(0, MOST_KEY_CHARTS);
+    const findings = findingsCard(data), described = el("div", { class: `card runs${runs.length > 1 ? "" : " alone"}` }, runs.map(run => runRow(data, run)), findings?.tagName === "P" ? findings : null);
+    const versions = Object.entries(runs[0]?.facts ?? {}).filter(([name]) => !["stage", "device", "precision"].includes(name));
+    return [headlines.length ? el("div", { class: "card headlines" }, headlines) : null,
+      el("div", { class: runs.length > 1 || findings?.tagName === "P" ? "stack" : "sides" }, described, findings?.tagName === "DIV" ? findings : null),
+      first ? el("div", { class: `sides figures${runs.filter(run => run.stage === first).length > 2 ? " crowded" : ""}` },
+        el("div", { class: "card stack" }, el("h2", {}, stages.length > 1 ? `${STAGES[first] ?? first}: first and last values` : "First and last values"), valuesOf(data, first), el("p", { class: "muted small" }, WINDOWS)),
+        keys.length ? grid(keys.map(panel => curveChart(data, first, { ...panel, note: "" }))) : null) : null,
+      others.length ? fold(false, `First and last values: ${others.map(stage => (STAGES[stage] ?? stage).toLowerCase()).join(", ")}`,
+        el("div", { class: "two" }, others.map(stage => card(el("h3", {}, STAGES[stage] ?? stage), valuesOf(data, stage))))) : null,
+      versions.length ? el("p", { class: "muted small versions" }, versions.map(([name, value]) => `${name} ${value}`).join(" · ")) : null];
+  };
+  const refresh = () => { forget(body); body.replaceChildren(...fill().filter(Boolean)); };
+  return { id: "verdict", title: "Verdict", node, refresh, why: () => [] };
+};
