@@ -11,6 +11,9 @@ __all__ = ["with_readable_tables"]
 LONG_CELL = 60
 """Characters; a table with longer cells in three columns or more is stacked on a narrow screen. Others scroll."""
 
+SHORT_CELL = 24
+"""Characters; a shorter cell stands beside its label."""
+
 
 def with_readable_tables(page: str) -> str:
     """The page with labeled cells in its tables, `data-stacked` on those of prose, and break points in long names."""
@@ -30,7 +33,9 @@ def _row(row: str, heads: list[str]) -> str:
 
     def cell(found: re.Match[str]) -> str:
         number = next(numbers, 0)
-        label = f' data-label="{html.escape(heads[number])}"' if heads and _text(found[2]) not in ("", "–") else ""
+        text = _text(found[2])
+        label = f' data-label="{html.escape(heads[number])}"' if heads and text not in ("", "–") else ""
+        label += " data-short" if label and len(text) <= SHORT_CELL else ""
         # A first column identifies the row; its names stay whole.
         content = found[2] if number == 0 else _with_breaks(found[2])
         return f"<td{found[1]}{label}>{content}</td>"

@@ -64,14 +64,15 @@ def test_a_table_of_prose_is_stacked_with_labels_and_one_of_numbers_is_not() -> 
     stacked = with_readable_tables(prose)
     assert stacked.startswith("<table data-stacked>")
     assert re.findall(r'data-label="([^"]*)"', stacked) == ["№", "detail", "№", "detail", "owner of it"]
-    assert re.sub(r' data-(stacked|label="[^"]*")', "", stacked) == prose
+    assert re.sub(r' data-(stacked|short|label="[^"]*")', "", stacked) == prose
+    assert stacked.count("data-short") == 4
     assert "data-stacked" not in with_readable_tables(table(("a", "b", "c"), ("1", "2", "3")))
     assert "data-stacked" not in with_readable_tables(table(("to", "read"), ("x", "word " * 20)))
 
 
 def test_long_names_may_break_except_in_a_first_column() -> None:
     row = table(("a", "b"), ("<code>a/b_c</code>", "see <code>x/y.py::test_z</code>")) + "<p><code>a/b</code></p>"
-    shown = re.sub(r' data-label="[^"]*"', "", with_readable_tables(row))
+    shown = re.sub(r' data-(short|label="[^"]*")', "", with_readable_tables(row))
     assert shown == row.replace("x/y.py::test_z", "x/<wbr>y.py::<wbr>test_<wbr>z")
 
 
