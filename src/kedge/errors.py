@@ -30,6 +30,10 @@ class KedgeError(Exception):
         line = printable(super().__str__())
         return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show in place of a traceback through kedge: the line."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ShapeError(KedgeError, ValueError):
     """Tensors with incompatible shapes or masks."""

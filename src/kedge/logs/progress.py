@@ -1,4 +1,4 @@
-"""Progress of a running stage: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a running stage: a live bar on a terminal, one block in a notebook, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from kedge.logs.notebook_block import NotebookBlock, in_notebook
 from kedge.texts import printable
 
 __all__ = ["Progress", "format_duration", "format_figure", "say"]
 
-PLAIN_INTERVAL = 1.0
-"""Seconds between two plain lines, so that a fast stage does not fill a log file."""
+PLAIN_INTERVAL, LONGEST_INTERVAL = 1.0, 300.0
+"""Least and most seconds between two plain lines, so that a log file is neither filled nor silent."""
+
+PLAIN_PARTS = 20
+"""Parts of a stage after each of which there is a plain line."""
 
 
 class Progress:
@@ -46,8 +50,7 @@ class Progress:
     ) -> None:
         self._stage, self._total, self._done, self._clock = printable(stage), total, done, clock
         self._first, self._started = done, clock()
-        console = Console(file=stream or sys.stderr, highlight=False)
-        self._view: _View = _Bar(console, total) if console.is_terminal else _PlainLines(console, clock)
+        self._view = _view(stream, total, clock)
 
     def __enter__(self) -> Progress:
         self._started = self._clock()
@@ -80,8 +83,12 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, where progress is shown, before or after the progress bar."""
-    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(line, markup=False)
+    """Print a line to standard error, where progress is shown, before or after the progress bar.
+
+    In a notebook, whose standard error looks like a failure, to standard output.
+    """
+    stream = sys.stdout if in_notebook() else sys.stderr
+    Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False).print(line, markup=False)
 
 
 def format_duration(seconds: float) -> str:
@@ -109,18 +116,28 @@ class _View(Protocol):
     def stop(self, line: str) -> None: ...
 
 
-class _PlainLines:
-    """One line per update, at most one per second, and always the last one."""
+def _view(stream: TextIO | None, total: int, clock: Callable[[], float]) -> _View:
+    if stream is None and in_notebook():
+        return NotebookBlock(total, clock)
+    console = Console(file=stream or sys.stderr, highlight=False, force_jupyter=False)
+    return _Bar(console, total) if console.is_terminal else _PlainLines(console, total, clock)
 
-    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
-        self._console, self._clock, self._written = console, clock, -math.inf
+
+class _PlainLines:
+    """A line at the first step, after every part of the stage, after a long time without one, and at the last step."""
+
+    def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
+        self._console, self._clock = console, clock
+        self._part, self._step, self._written = total / PLAIN_PARTS, -math.inf, -math.inf
 
     def start(self, stage: str, done: int) -> None:
         pass
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
-        if last or self._clock() - self._written >= PLAIN_INTERVAL:
-            self._written = self._clock()
+        elapsed = self._clock() - self._written
+        is_due = step - self._step >= self._part or elapsed >= LONGEST_INTERVAL
+        if last or (is_due and elapsed >= PLAIN_INTERVAL):
+            self._step, self._written = step, self._clock()
             self.say("  ".join(part for part in (position, values, f"eta {eta}") if part))
 
     def say(self, line: str) -> None:

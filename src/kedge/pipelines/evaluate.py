@@ -20,6 +20,7 @@ from kedge.errors import ConfigError
 from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.policy import Policy
 from kedge.evaluation.report import Evaluation, report
+from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
@@ -33,7 +34,7 @@ from kedge.runs.run import open_run
 __all__ = ["EvaluateResult", "run_evaluate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluateResult:
     """Result of an evaluation.
 
@@ -46,6 +47,13 @@ class EvaluateResult:
     folder: Path
     win_rate: Interval
     summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return shown_run("EvaluateResult", self.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_run("EvaluateResult", self.folder).html()
 
 
 def run_evaluate(

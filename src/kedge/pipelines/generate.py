@@ -19,6 +19,7 @@ from kedge.data import room_for_prompt
 from kedge.errors import RewardError
 from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses, response_rows
+from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
@@ -34,7 +35,7 @@ from kedge.runs.run import open_run
 __all__ = ["GenerateResult", "run_generate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GenerateResult:
     """Result of a generate run.
 
@@ -52,6 +53,13 @@ class GenerateResult:
     def responses(self) -> list[dict[str, Any]]:
         """The rows of `responses.jsonl`."""
         return read_json_lines(self.folder / RESPONSES_FILE)
+
+    def __repr__(self) -> str:
+        return shown_run("GenerateResult", self.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_run("GenerateResult", self.folder).html()
 
 
 def run_generate(

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config
+from kedge.inspect.notebook.runs import shown_run
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_comparisons, load_demonstrations
@@ -29,7 +30,7 @@ from kedge.training.supervised.reward_model import RewardModelReport, train_rewa
 __all__ = ["RewardModelReport", "RewardResult", "run_reward", "train_reward_model"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RewardResult:
     """Result of a reward-model run.
 
@@ -45,6 +46,13 @@ class RewardResult:
     def model(self) -> Path:
         """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
         return self.folder / "model"
+
+    def __repr__(self) -> str:
+        return shown_run("RewardResult", self.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_run("RewardResult", self.folder).html()
 
 
 def run_reward(

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, encode_example
+from kedge.inspect.notebook.runs import shown_run
 from kedge.models import (
     LanguageModel,
     ModelCard,
@@ -38,7 +39,7 @@ from kedge.training.supervised.losses import CompletionLoss
 __all__ = ["SftResult", "run_sft", "train_sft"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SftResult:
     """Result of a fine-tuning run.
 
@@ -62,6 +63,13 @@ class SftResult:
     def model(self) -> Path:
         """Folder of the model, which plain transformers can load."""
         return self.folder / "model"
+
+    def __repr__(self) -> str:
+        return shown_run("SftResult", self.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_run("SftResult", self.folder).html()
 
 
 def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None) -> SftResult:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config
+from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import ModelCard, save_policy
 from kedge.output import CONFIG_FILE
@@ -21,7 +22,7 @@ from kedge.training.checkpoint.model_folder import CheckpointModel
 __all__ = ["PpoResult", "checkpoint_model", "save_result"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PpoResult:
     """The result of a PPO run.
 
@@ -37,6 +38,13 @@ class PpoResult:
     def model(self) -> Path:
         """The policy's folder, in Hugging Face format."""
         return self.folder / "model"
+
+    def __repr__(self) -> str:
+        return shown_run("PpoResult", self.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_run("PpoResult", self.folder).html()
 
 
 def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.algorithm.statistics import Interval
+from kedge.inspect.notebook.runs import shown_chain
 from kedge.logs.table import Cell, print_table
 from kedge.pipelines.ppo import PpoResult
 from kedge.pipelines.reward import RewardResult
@@ -36,7 +37,7 @@ class Round:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RlhfResult:
     """Result of the chain.
 
@@ -56,6 +57,13 @@ class RlhfResult:
     def model(self) -> Path:
         """Folder of the newest policy, which plain transformers can load."""
         return self.folder / "model"
+
+    def __repr__(self) -> str:
+        return shown_chain("RlhfResult", self.folder, self.summary, self.rounds[-1].ppo.folder).text()
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        return shown_chain("RlhfResult", self.folder, self.summary, self.rounds[-1].ppo.folder).html()
 
 
 def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Results as they show themselves: a block in a notebook, a few lines elsewhere."""
