@@ -1,4 +1,4 @@
-"""Tables that can be read on a phone: long names may break, and rows of prose become cards."""
+"""Pages that can be read on a phone: long names may break, and the rows of tables of prose become cards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ SHORT_CELL = 24
 
 def with_readable_tables(page: str) -> str:
     """The page with labeled cells in its tables, `data-stacked` on those of prose, and break points in long names."""
+    page = re.sub(r"(<h[23] [^>]*>)(.*?)(?=<a|</h)", lambda head: head[1] + _heading(head[2]), page)
     return re.sub(r"<table>(.*?)</table>", lambda table: _table(table[1]), page, flags=re.DOTALL)
+
+
+def _heading(inner: str) -> str:
+    """A heading whose long names may break after an underscore; its tags stay as they are."""
+    return re.sub(r"(>|^)([^<]*)", lambda text: text[1] + re.sub(r"_(?=\w)", "_<wbr>", text[2]), inner)
 
 
 def _table(inner: str) -> str:
