@@ -218,3 +218,29 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
         call(**{**arguments, **changed})
     assert isinstance(caught.value, KedgeError)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_gets_names_and_values(monkeypatch):
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "kedge.api.run_sweep", lambda trials, stage, folder, **rest: seen.update(rest, trials=trials, at=folder)
+    )
+    kedge.sweep(
+        "ppo",
+        {"ppo.learning_rate": [1e-6, "3e-6"], "ppo.clip_range_high": [None]},
+        model="m",
+        prompts="p.jsonl",
+        reward={"r.py:f": 0.5},
+        seeds=[4, 5],
+        num_updates=7,
+        num_processes=3,
+    )
+    assert [trial.config.ppo.loop.learning_rate for trial in seen["trials"]] == [1e-6, 1e-6, 3e-6, 3e-6]
+    config = seen["trials"][1].config
+    assert (config.model, config.runtime.seed, config.ppo.loop.num_updates) == ("m", 5, 7)
+    assert (config.reward[0].source, config.reward[0].weight, config.data.prompts) == ("r.py:f", 0.5, ["p.jsonl"])
+    assert (seen["num_processes"], seen["at"]) == (3, Path("runs/sweep-ppo"))
+    with pytest.raises(KedgeError, match=r"processes of their own: data\.prompts must be a file or folder"):
+        kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
+    with pytest.raises(KedgeError, match="a sweep runs sft, reward, ppo, not 'rlhf'"):
+        kedge.sweep("rlhf", {}, model="m")

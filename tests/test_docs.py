@@ -62,6 +62,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
     monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
+    monkeypatch.setattr("kedge.pipelines.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
@@ -76,7 +77,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in (*STAGES, "doctor", "report", "watch")
+    mentioned = len(command) == 2 and command[1] in (*STAGES, "doctor", "report", "sweep", "watch")
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()
@@ -102,6 +103,7 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in STAGES:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
+    monkeypatch.setattr(kedge.api, "run_sweep", lambda *_, **__: None)
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
     exec(compile(example, "example", "exec"), names)  # examples from this repository

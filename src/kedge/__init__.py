@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.version import __version__
 
 if TYPE_CHECKING:
-    from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft, write_report
+    from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft, sweep, write_report
     from kedge.errors import KedgeError
 
 __all__ = [
@@ -28,10 +28,11 @@ __all__ = [
     "reward",
     "rlhf",
     "sft",
+    "sweep",
     "write_report",
 ]
 
-_FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report")
+_FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report")
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES["KedgeError"] = "kedge.errors"
 

@@ -11,11 +11,14 @@ Each function writes to the folder `out` (default: `runs/STAGE`) and returns a r
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.arguments import Arguments, Data, StrPath, Weighted
-from kedge.config import field_advice
+from kedge.config import field_advice, parse_value
+from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
@@ -25,10 +28,11 @@ from kedge.pipelines.ppo import PpoResult, run_ppo
 from kedge.pipelines.reward import RewardResult, run_reward
 from kedge.pipelines.rlhf import RlhfResult, run_rlhf
 from kedge.pipelines.sft import SftResult, run_sft
+from kedge.pipelines.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 from kedge.rewards import RewardSpec
 from kedge.runs.run import Resume
 
-__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "write_report"]
+__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report"]
 
 
 def sft(
@@ -217,6 +221,69 @@ def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
         KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
     """
     return make_report([Path(run) for run in runs], None if out is None else Path(out), advice=field_advice)
+
+
+def sweep(
+    stage: str,
+    fields: Mapping[str, Sequence[object]],
+    *,
+    model: StrPath,
+    demonstrations: Data | None = None,
+    comparisons: Data | None = None,
+    prompts: Data | None = None,
+    reward: Weighted | None = None,
+    seeds: int | Sequence[int] = 1,
+    num_random: int | None = None,
+    num_processes: int | None = None,
+    metric: str | None = None,
+    goal: str | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> SweepResult:
+    """Run a stage with several settings and seeds, and compare them; see `kedge.pipelines.sweep.run_sweep`.
+
+    The runs are processes of their own, so data, rewards and models are given by name.
+
+    Args:
+        stage: sft, reward or ppo.
+        fields: The values to try, by dotted name; with `num_random` also a range, `["1e-6..1e-4"]`.
+        model: As in the stage's function, like the next four.
+        demonstrations: See `model`.
+        comparisons: See `model`.
+        prompts: See `model`.
+        reward: See `model`.
+        seeds: Number of seeds of each setting, or the seeds.
+        num_random: Number of settings to draw; None tries every combination.
+        num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
+        metric: The metric to compare by; None for the stage's usual one.
+        goal: `max` or `min`; None to go by the metric's name.
+        out: The sweep's folder; `runs/sweep-STAGE` by default. The same call continues the sweep in it.
+        settings: Fields of the configuration that all runs share.
+
+    Raises:
+        KedgeError: An invalid input; one line.
+    """
+    if stage not in SWEEPABLE:
+        raise ConfigError(f"a sweep runs {', '.join(SWEEPABLE)}, not {stage!r}")
+    arguments = Arguments(settings, model=model)
+    data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
+    given = {name: arguments.rows(name, rows) for name, rows in data.items()}
+    given["reward"] = None if reward is None else arguments.rewards(reward)
+    for name in (name for name, value in given.items() if value is not None):
+        raise ConfigError(f"the runs of a sweep are processes of their own: {name} must be a file or folder, by name")
+    trials = plan_trials(
+        {field: [_as_text(value) for value in values] for field, values in fields.items()},
+        range(seeds) if isinstance(seeds, int) else seeds,
+        lambda values: arguments.config(stage, {name: parse_value(text, name) for name, text in values.items()}),
+        num_random=num_random,
+    )
+    folder = Path(out or Path("runs") / f"sweep-{stage}")
+    return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
+
+
+def _as_text(value: object) -> str:
+    """A value as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _resume(wanted: bool) -> Resume | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, inspect, stages
+from kedge.cli import chat, config, inspect, stages, sweep
 from kedge.errors import KedgeError
 from kedge.version import __version__
 
@@ -14,6 +14,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(stages.app)
 app.add_typer(chat.app)
+app.add_typer(sweep.app)
 app.add_typer(inspect.app)
 app.add_typer(config.app, name="config")
 

@@ -6,6 +6,7 @@ from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.loading.changes import changed_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
 from kedge.config.loading.settings import config_from_settings
+from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import PRESETS, Preset
 from kedge.config.schedules import config_at, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig
@@ -49,6 +50,7 @@ __all__ = [
     "explain",
     "field_advice",
     "load_config",
+    "parse_value",
     "resolved_yaml",
     "schedule_in_words",
     "scheduled_values",

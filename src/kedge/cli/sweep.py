@@ -1,0 +1,88 @@
+"""`kedge sweep`: runs a stage with many settings and seeds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kedge.cli.options import (
+    Comparisons,
+    ConfigFile,
+    Demonstrations,
+    Model,
+    Out,
+    Overrides,
+    PresetName,
+    Prompts,
+    Reward,
+)
+from kedge.config import Config, check_stage, load_config
+from kedge.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+STAGES = ("sft", "reward", "ppo")
+
+
+@app.command()
+def sweep(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward or ppo.")],
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    demonstrations: Demonstrations = None,
+    comparisons: Comparisons = None,
+    prompts: Prompts = None,
+    reward: Reward = None,
+    out: Out = None,
+    seeds: Annotated[str, typer.Option(metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42.")] = "1",
+    random: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Draw N settings, from lists and from ranges LOW..HIGH.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default one per core, or one on a GPU.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric to compare the runs by.")] = None,
+    goal: Annotated[str | None, typer.Option(metavar="max|min", help="Whether a high or a low value is best.")] = None,
+) -> None:
+    """Run a stage with several values per field (FIELD=A,B,C) and several seeds, and compare the results."""
+    if stage not in STAGES:
+        raise ConfigError(f"kedge sweep runs {', '.join(STAGES)}, not {stage}")
+    if goal not in (None, "max", "min"):
+        raise ConfigError(f"--goal must be max or min; it is {goal}")
+    from kedge.pipelines.sweep import plan_trials, run_sweep
+    from kedge.pipelines.sweep.grid import split_override
+
+    split = {override: split_override(override) for override in overrides or ()}
+    swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}
+    fixed = [override for override, (field, _) in split.items() if field not in swept]
+    flags = {
+        "model": model,
+        "data.demonstrations": demonstrations,
+        "data.comparisons": comparisons,
+        "data.prompts": prompts,
+        "reward": reward,
+    }
+
+    def resolve(values: Mapping[str, Any]) -> Config:
+        settings = [f"{field}={value}" for field, value in values.items()]
+        resolved = load_config(config, [*fixed, *settings], flags, preset)
+        check_stage(resolved, stage)
+        return resolved
+
+    folder = Path(out or Path("runs") / f"sweep-{stage}")
+    trials = plan_trials(swept, _seeds(seeds), resolve, num_random=random)
+    result = run_sweep(trials, stage, folder, num_processes=jobs, metric=metric, goal=goal)
+    raise typer.Exit(1 if result.failed else 0)
+
+
+def _seeds(text: str) -> list[int]:
+    """The seeds of `3` (0, 1, 2) or of `0,7,42`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
+        raise ConfigError(f"--seeds must be a number of seeds or a list of them (3, or 0,7,42); it is {text}")
+    return list(range(int(parts[0]))) if len(parts) == 1 else [int(part) for part in parts]
