@@ -9,6 +9,7 @@ import pytest
 
 from kedge.algorithm.statistics import Interval
 from kedge.errors import RewardError
+from kedge.inspect.doctor import diagnose
 from kedge.inspect.notebook.curve import svg_curve
 from kedge.inspect.notebook.runs import shown_run
 from kedge.pipelines.evaluate import EvaluateResult
@@ -72,3 +73,10 @@ def test_an_error_is_one_line_in_ipython() -> None:
     assert caught.value._render_traceback_() == [
         "RewardError: brief raised ZeroDivisionError: division by zero\\n(rewards.py:3)"
     ]
+
+
+def test_a_finding_is_one_line_of_text_and_a_block_of_html() -> None:
+    _, finding = diagnose(evaluation_record())
+    assert repr(finding) == "<note win_rate_undecided: the win rate is 62% (25% to 100%) on 4 prompts>"
+    assert "<b>win_rate_undecided</b> (note)" in finding._repr_html_()
+    assert "judge about 36 prompts" in finding._repr_html_()  # 4 times (0.375 / 0.125)²

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
@@ -69,6 +70,21 @@ def held_out(*losses: float) -> list[float | None]:
 
 MISMATCH = {"update": 3, "kind": "mismatch", "what": "a token's probabilities are 2 to 1", "consequence": "warn"}
 DAMAGED = {"update": 5, "kind": "nonfinite", "what": "the score is nan", "consequence": "skip"}
+
+
+def judged(stage: str, **figures: Any) -> RunRecord:
+    """A finished evaluation or generate run with these figures."""
+    config = {"evaluate": {"judge_mode": "pairwise", "num_prompts": 60}, "generate": {"temperature": 0.01}}
+    return RunRecord(Path("runs") / stage, {"stage": stage}, config, summary=figures)
+
+
+def rate(value: float, reach: float) -> dict[str, float]:
+    return {"value": value, "low": value - reach, "high": value + reach}
+
+
+def biased(contradicted: float) -> dict[str, float]:
+    return {"first_rate": 0.5 + contradicted / 2, "contradicted": contradicted}
+
 
 CASES = [
     metrics("stale_rollouts", "warning", {"policy/staleness": 1.0}, {"policy/staleness": [0.0] * 9 + [1.0] * 7}),
@@ -400,4 +416,30 @@ CASES = [
     ),
     metrics("reward_dominates_time", "warning", {"time/reward": [1.1] * 16, "time/update": [2.0] * 16},
             {"time/reward": [0.9] * 16, "time/update": [2.0] * 16}),
+    *(
+        Case(rule, severity, judged(stage, **faulty), judged(stage, **healthy))
+        for rule, severity, stage, faulty, healthy in (
+            ("judge_contradicts_itself", "warning", "evaluate", {"position_bias": biased(0.25)},
+             {"position_bias": biased(0.24)}),
+            ("judge_contradicts_itself", "serious", "evaluate", {"position_bias": biased(0.5)},
+             {"position_bias": None}),
+            ("unjudged_responses", "warning", "evaluate", {"num_prompts": 20, "num_judged": 18},
+             {"num_prompts": 20, "num_judged": 19}),
+            ("unjudged_responses", "serious", "generate", {"num_responses": 20, "num_scored": 10},
+             {"num_responses": 20}),
+            ("responses_cut_off", "warning", "generate", {"eos_rate": 0.49, "length": 60.0},
+             {"eos_rate": 0.5, "length": 60.0}),
+            ("responses_alike", "warning", "generate", {"num_distinct": 3, "num_prompts": 8},
+             {"num_distinct": 3, "num_prompts": 7}),
+            ("mostly_ties", "warning", "evaluate", {"tied": 10, "num_judged": 20}, {"tied": 9, "num_judged": 20}),
+            ("mostly_ties", "warning", "evaluate", {"tied": 10, "num_judged": 20, "num_equal": 10},
+             {"tied": 9, "num_judged": 20, "num_equal": 9}),
+            ("judge_prefers_length", "note", "evaluate", {"longer_wins": rate(0.7, 0.1), "length": 9.0,
+             "length_against": 7.0}, {"longer_wins": rate(0.69, 0.1)}),
+            ("judge_prefers_length", "note", "evaluate", {"longer_wins": rate(0.8, 0.1)},
+             {"longer_wins": rate(0.8, 0.3)}),
+            ("win_rate_undecided", "note", "evaluate", {"win_rate": rate(0.6, 0.11), "num_judged": 60},
+             {"win_rate": rate(0.6, 0.09), "num_judged": 60}),
+        )
+    ),
 ]  # fmt: skip

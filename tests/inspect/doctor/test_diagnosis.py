@@ -164,7 +164,8 @@ def test_what_was_not_measured_could_not_be_judged() -> None:
     ("run", "verdict"),
     [
         (synthetic_run(0), "nothing was checked: 35 need 1 to 12 updates, and the run has 0; 1 because no judge"),
-        (run_with(0, {}, facts={"stage": "evaluate"}), "nothing was checked: there are no rules for this stage"),
+        (run_with(0, {}, facts={"stage": "rlhf"}), "nothing was checked: there are no rules for this stage"),
+        (run_with(0, {}, facts={"stage": "evaluate"}), "nothing was checked: 5 because the run has no result"),
         (
             nothing_held_out(0.6, 0.65),
             "nothing wrong in 2 checks; 3 could not be made: 1 because policy/grad_norm or grad_norm",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Literal, get_args
 
 from kedge.inspect.doctor.needs import Needs
+from kedge.inspect.notebook.shown import text_table
 from kedge.inspect.record import RunRecord
+from kedge.texts import printable
 
 __all__ = [
     "DOCS",
@@ -32,7 +35,7 @@ Advice = Callable[[str, Direction], str]
 """Looks up the configuration's text on a field (dotted name) that is too high or too low; empty if there is none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """One problem found in a run.
 
@@ -55,6 +58,15 @@ class Finding:
     direction: Direction
     try_: str
     docs: str
+
+    def __repr__(self) -> str:
+        return printable(f"<{self.severity} {self.rule}: {self.seen}>")
+
+    def _repr_html_(self) -> str:
+        """The block that a notebook shows."""
+        rows = [["seen", self.seen], ["means", self.means], ["try", self.try_], ["docs", self.docs]]
+        shown = text_table([row for row in rows if row[1]])
+        return f"<div><p><b>{escape(self.rule)}</b> ({self.severity})</p>{shown}</div>"
 
     def as_json(self) -> dict[str, str]:
         """The six keys of `kedge doctor --json`."""

@@ -9,7 +9,7 @@ from html import escape
 from kedge.inspect.notebook.curve import svg_curve
 from kedge.texts import printable
 
-__all__ = ["Sample", "Shown"]
+__all__ = ["Sample", "Shown", "text_table"]
 
 LONGEST_TEXT = 600
 CELL = 'style="text-align:left;vertical-align:top;padding:.1em 1em .1em 0;white-space:pre-wrap;overflow-wrap:anywhere"'
@@ -60,7 +60,7 @@ class Shown:
             [
                 f"<div><p><b>{escape(self.kind)}</b> in <code>{_escaped(self.place)}</code></p>",
                 "".join(svg_curve(label, values) for label, values in self.curves.items()),
-                _table([[label, value] for label, value in rows.items()]),
+                text_table([[label, value] for label, value in rows.items()]),
                 *map(_sample, self.samples),
                 "</div>",
             ]
@@ -69,10 +69,11 @@ class Shown:
 
 def _sample(sample: Sample) -> str:
     texts = {"prompt": sample.prompt, **sample.texts}
-    return f"<hr>{_table([[label, text] for label, text in texts.items()])}"
+    return f"<hr>{text_table([[label, text] for label, text in texts.items()])}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """An HTML table of plain texts."""
     lines = ("".join(f"<td {CELL}>{_escaped(cell)}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 

@@ -1,0 +1,224 @@
+"""Evaluations and generated responses: whether the figures mean what they seem to mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
+from kedge.inspect.doctor.needs import Needs
+from kedge.inspect.doctor.remedies import adjust, scale
+from kedge.inspect.record import RunRecord
+
+__all__ = [
+    "JUDGE_CONTRADICTS_ITSELF",
+    "JUDGE_PREFERS_LENGTH",
+    "MOSTLY_TIES",
+    "RESPONSES_ALIKE",
+    "RESPONSES_CUT_OFF",
+    "UNJUDGED_RESPONSES",
+    "WIN_RATE_UNDECIDED",
+]
+
+MOSTLY = 0.5
+"""Share of ties from which the win rate is mostly made of them."""
+
+CONTRADICTED, MOSTLY_CONTRADICTED = 0.25, 0.5
+"""Share of pairs with another winner in the other order. A judge that throws a coin contradicts itself in half of them;
+GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
+
+LONGER_WINS = 0.7
+"""Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
+
+UNJUDGED, HALF_UNJUDGED = 0.1, 0.5
+"""Share of the responses without a score or decision."""
+
+FEW_STOPPED = 0.5
+"""Share of responses that end with a stop token, below which most of what is judged is cut off."""
+
+FEW_DISTINCT, ENOUGH_PROMPTS = 0.5, 8
+"""Different responses, as a share of the prompts, and the prompts from which that says something."""
+
+STAGES = ("evaluate", "generate")
+
+
+def _number(run: RunRecord, name: str) -> float | None:
+    value = run.summary.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _interval(run: RunRecord, name: str) -> Mapping[str, Any] | None:
+    value = run.summary.get(name)
+    return value if isinstance(value, Mapping) and {"value", "low", "high"} <= set(value) else None
+
+
+def _no_result(run: RunRecord) -> str:
+    return "" if run.summary else "the run has no result yet" if run.state == "running" else "the run has no result"
+
+
+def _undecided(run: RunRecord) -> Symptom | None:
+    rate, judged = _interval(run, "win_rate"), _number(run, "num_judged")
+    if rate is None or judged is None or not rate["low"] <= 0.5 <= rate["high"]:
+        return None
+    distance, reach = abs(rate["value"] - 0.5), (rate["high"] - rate["low"]) / 2
+    # The interval narrows with the root of the number of prompts.
+    needed = f"about {judged * (reach / distance) ** 2:,.0f} prompts" if distance > 0.01 else "many more prompts"
+    return Symptom(
+        "note",
+        f"the win rate is {rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}) on {judged:,.0f} prompts",
+        _more_prompts(run),
+        f"judge {needed} to tell a difference of this size, or report that none was found",
+    )
+
+
+def _more_prompts(run: RunRecord) -> tuple[Remedy, ...]:
+    return () if run.setting("evaluate.num_prompts") is None else (scale(run, "evaluate.num_prompts", 4.0),)
+
+
+def _ties(run: RunRecord) -> Symptom | None:
+    tied, judged = _number(run, "tied"), _number(run, "num_judged")
+    if tied is None or not judged or tied / judged < MOSTLY:
+        return None
+    equal = _number(run, "num_equal") or 0.0
+    texts = f", {equal:,.0f} of them with equal texts" if equal else ""
+    if equal >= MOSTLY * tied:
+        advice = "compare policies that differ, or sample at a temperature at which their responses differ"
+        return Symptom("warning", f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}", (), advice)
+    return Symptom(
+        "warning", f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}", (), "use a judge with a finer scale"
+    )
+
+
+def _contradicts(run: RunRecord) -> Symptom | None:
+    bias = run.summary.get("position_bias")
+    if not isinstance(bias, Mapping) or bias["contradicted"] < CONTRADICTED:
+        return None
+    place = "first" if bias["first_rate"] >= 0.5 else "second"
+    rate = max(bias["first_rate"], 1 - bias["first_rate"])
+    return Symptom(
+        "serious" if bias["contradicted"] >= MOSTLY_CONTRADICTED else "warning",
+        f"the judge names another winner in the other order for {bias['contradicted']:.0%} of the pairs, which count "
+        f"as ties; the response shown {place} wins {rate:.0%} of the time",
+        (),
+        "use a stronger judge, or change its instructions; report.html shows the pairs whose orders differ",
+    )
+
+
+def _prefers_length(run: RunRecord) -> Symptom | None:
+    longer = _interval(run, "longer_wins")
+    if longer is None or longer["value"] < LONGER_WINS or longer["low"] <= 0.5:
+        return None
+    lengths = [_number(run, name) for name in ("length", "length_against")]
+    means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
+    return Symptom(
+        "note",
+        f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the pairs "
+        f"whose lengths differ{means}",
+        (),
+        "compare responses of similar length, or use a second judge that ignores it",
+    )
+
+
+def _unjudged(run: RunRecord) -> Symptom | None:
+    names = ("num_prompts", "num_judged") if "num_judged" in run.summary else ("num_responses", "num_scored")
+    total, judged = (_number(run, name) for name in names)
+    if not total or judged is None or (share := (total - judged) / total) < UNJUDGED:
+        return None
+    what = "pairs have no decision" if "num_judged" in run.summary else "responses have no score"
+    return Symptom(
+        "serious" if share >= HALF_UNJUDGED else "warning",
+        f"{total - judged:,.0f} of {total:,.0f} {what}",
+        (),
+        "let the judge decide them, or say what the figures leave out",
+    )
+
+
+def _cut_off(run: RunRecord) -> Symptom | None:
+    rate = _number(run, "eos_rate")
+    if rate is None or "length" not in run.summary or rate >= FEW_STOPPED:
+        return None
+    return Symptom(
+        "warning",
+        f"{1 - rate:.0%} of the policy's responses are cut off at the token limit",
+        (adjust(run, "generate.max_new_tokens", "too_low"),),
+        "check that the model ends its responses with a token of rollout.stop_token",
+    )
+
+
+def _alike(run: RunRecord) -> Symptom | None:
+    distinct, prompts = _number(run, "num_distinct"), _number(run, "num_prompts")
+    if distinct is None or not prompts or prompts < ENOUGH_PROMPTS or distinct >= FEW_DISTINCT * prompts:
+        return None
+    return Symptom(
+        "warning",
+        f"{prompts:,.0f} prompts have only {distinct:,.0f} different responses",
+        (adjust(run, "generate.temperature", "too_low"),),
+        "check that prompts differ; if they do, the policy answers without reading them",
+    )
+
+
+def _needs(*stages: str) -> Needs:
+    return Needs(updates=0, stages=stages, lacks=_no_result)
+
+
+JUDGE_CONTRADICTS_ITSELF = Rule(
+    "judge_contradicts_itself",
+    "The judge looks at the position of a response rather than at its text. The pairs on which it contradicts itself "
+    "say nothing about the policies.",
+    (),
+    _contradicts,
+    Needs(
+        updates=0,
+        stages=("evaluate",),
+        fits=lambda run: run.setting("evaluate.judge_mode") == "pairwise",
+        lacks=_no_result,
+    ),
+)
+
+UNJUDGED_RESPONSES = Rule(
+    "unjudged_responses",
+    "The figures leave out part of the responses, and those may differ from the rest.",
+    (),
+    _unjudged,
+    _needs(*STAGES),
+)
+
+RESPONSES_CUT_OFF = Rule(
+    "responses_cut_off",
+    "Most responses end in the middle. Their scores are those of fragments.",
+    (),
+    _cut_off,
+    _needs(*STAGES),
+)
+
+RESPONSES_ALIKE = Rule(
+    "responses_alike",
+    "Different prompts get the same response: the policy has collapsed, or the prompts are the same.",
+    (),
+    _alike,
+    _needs("generate"),
+)
+
+MOSTLY_TIES = Rule(
+    "mostly_ties",
+    "Ties count half, so the win rate is close to 50% whichever policy is better.",
+    (),
+    _ties,
+    _needs("evaluate"),
+)
+
+JUDGE_PREFERS_LENGTH = Rule(
+    "judge_prefers_length",
+    "The win rate may measure length: a policy can win it by writing more.",
+    (),
+    _prefers_length,
+    _needs("evaluate"),
+)
+
+WIN_RATE_UNDECIDED = Rule(
+    "win_rate_undecided",
+    "The interval includes 50%: on these prompts the two cannot be told apart. It is no proof that they are equal.",
+    (),
+    _undecided,
+    _needs("evaluate"),
+)

@@ -1,0 +1,48 @@
+"""The doctor on evaluations: what it says about figures, and about runs that have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kedge.inspect.diagnosis import diagnose_run, examine_run
+from kedge.inspect.doctor import diagnose, examine
+from tests.inspect.doctor.cases import judged, rate
+from tests.inspect.page.judged import evaluation_record, generation_record, write_judged
+
+
+def test_a_finished_evaluation_is_examined(tmp_path):
+    folder = write_judged(tmp_path / "run", evaluation_record())
+    assert [(each.severity, each.rule) for each in diagnose_run(folder)] == [
+        ("warning", "unjudged_responses"), ("note", "win_rate_undecided"),
+    ]  # fmt: skip
+    [examined] = examine_run(folder).values()
+    assert "nothing was checked" not in examined.verdict
+    assert not examined.gaps
+
+
+@pytest.mark.parametrize("record", [evaluation_record(), generation_record()])
+def test_without_a_result_nothing_was_checked(record):
+    examined = examine(replace(record, summary={}, state="stopped"))
+    assert not examined.is_clean
+    assert examined.verdict.startswith("nothing was checked")
+    assert "the run has no result" in examined.verdict
+
+
+def test_a_clean_result_says_how_many_checks_it_passed():
+    summary = {**evaluation_record().summary, "num_judged": 5, "win_rate": rate(0.8, 0.1)}
+    examined = examine(replace(evaluation_record(), summary=summary))
+    assert examined.is_clean
+    assert examined.verdict == "nothing wrong in 5 checks"
+    assert examine(replace(generation_record(), summary={**generation_record().summary, "num_scored": 3})).is_clean
+
+
+@pytest.mark.parametrize(
+    ("value", "reach", "needed"), [(0.6, 0.2, "about 240 prompts"), (0.5, 0.1, "many more prompts")]
+)
+def test_an_undecided_win_rate_says_how_many_prompts_would_decide_it(value, reach, needed):
+    # Half the interval is 0.2 and the distance 0.1: twice as narrow takes four times as many prompts as 60.
+    [finding] = diagnose(judged("evaluate", win_rate=rate(value, reach), num_judged=60))
+    assert f"judge {needed}" in finding.try_
+    assert "raise evaluate.num_prompts from 60 to 240" in finding.try_
