@@ -42,9 +42,7 @@ def _row(row: str, heads: list[str]) -> str:
         text = _text(found[2])
         label = f' data-label="{html.escape(heads[number])}"' if heads and text not in ("", "–") else ""
         label += " data-short" if label and len(text) <= SHORT_CELL else ""
-        # A first column identifies the row; its names stay whole.
-        content = found[2] if number == 0 else _with_breaks(found[2])
-        return f"<td{found[1]}{label}>{content}</td>"
+        return f"<td{found[1]}{label}>{_with_breaks(found[2])}</td>"
 
     return re.sub(r"<td([^>]*)>(.*?)</td>", cell, row, flags=re.DOTALL)
 
