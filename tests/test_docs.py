@@ -269,8 +269,9 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
 
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
+    small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
     config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)
-    run_ppo(config, prompts=["The boat"], reward=[vowels, judge])
+    run_ppo(config, prompts=["The boat"], eval_prompts=["A sailor"], reward=[vowels, judge])
     found = measured(tmp_path / "run")
     assert found >= {"score/vowels", "score/judging"}
     found = {re.sub("vowels|judging|ppo.clip_range", "NAME", name) for name in found}

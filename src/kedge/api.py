@@ -88,6 +88,7 @@ def ppo(
     policy: StrPath,
     prompts: Data,
     reward: Weighted,
+    eval_prompts: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
     **settings: Any,
@@ -98,6 +99,7 @@ def ppo(
         policy: Folder or hub id to start from.
         prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
+        eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         settings: Fields of the configuration.
@@ -107,8 +109,10 @@ def ppo(
     """
     arguments = Arguments(settings, policy=policy, out=out)
     rows = arguments.rows("data.prompts", prompts)
+    held_out = arguments.rows("data.eval_prompts", eval_prompts)
     rewards = arguments.rewards(reward)
-    return run_ppo(arguments.config("ppo"), prompts=rows, reward=rewards, resume=_resume(resume))
+    config = arguments.config("ppo")
+    return run_ppo(config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume))
 
 
 def rlhf(

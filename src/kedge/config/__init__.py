@@ -1,5 +1,6 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
+from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
@@ -27,6 +28,7 @@ from kedge.config.stages import STAGES, check_stage, choose_output
 __all__ = [
     "PRESETS",
     "STAGES",
+    "BestMetric",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -41,6 +43,7 @@ __all__ = [
     "RolloutConfig",
     "RuntimeConfig",
     "SftConfig",
+    "best_metric",
     "changed_settings",
     "check_stage",
     "choose_output",
@@ -50,6 +53,7 @@ __all__ = [
     "explain",
     "field_advice",
     "load_config",
+    "metric_in_chain",
     "parse_value",
     "resolved_yaml",
     "schedule_in_words",

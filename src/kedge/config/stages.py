@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kedge.config.best_metric import best_metric
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.output import check_output, first_free_folder
@@ -74,6 +75,9 @@ def check_stage(config: Config, stage: str) -> None:
     ptx_coef = config.ppo.objective.ptx_coef
     if stage in ("ppo", "rlhf") and ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    best_metric(config, stage)
+    if stage == "ppo" and config.ppo.evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
+        raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"

@@ -116,7 +116,7 @@ def run_reward(
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
         save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report, run.data.facts()))
         end_training(config, run, report.outcome)
-    run.finish({"summary": summary})
+    run.finish({**training["loop"].summary(), "summary": summary})
     say_findings(run.folder)
     return RewardResult(run.folder, summary)
 

@@ -111,7 +111,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         facts = {**run.data.facts(), "optimizer steps": outcome.num_steps, **outcome.evaluation}
         save(run.folder / "model", facts)
         end_training(config, run, outcome)
-    run.finish({"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
+    run.finish({**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_findings(run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 

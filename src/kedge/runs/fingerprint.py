@@ -32,7 +32,10 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     named: dict[str, list[str]] = {
         "model": [find_model(config.model)] if config.model else [],
         "reward_model.base": [find_model(config.reward_model.base)] if config.reward_model.base else [],
-        **{f"data.{name}": list(getattr(config.data, name)) for name in ("demonstrations", "comparisons", "prompts")},
+        **{
+            f"data.{name}": list(getattr(config.data, name))
+            for name in ("demonstrations", "comparisons", "prompts", "eval_prompts")
+        },
         "data.pretraining": list(config.data.pretraining),
         "reward": [term.source if term.is_function else find_model(term.source) for term in config.reward],
     }

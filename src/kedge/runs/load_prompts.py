@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +22,7 @@ def load_prompts(
     *,
     room: int | None,
     prompts: Sequence[Any] | None = None,
+    role: Literal["prompts", "eval_prompts"] = "prompts",
 ) -> list[Prompt]:
     """Read `config.data.prompts`, or prompts in its place; a column that any row has is present in all of them.
 
@@ -30,7 +31,8 @@ def load_prompts(
         run: Its folder receives the unusable rows.
         tokenizer: The policy's tokenizer; renders conversations and measures lengths.
         room: Longest prompt that the context allows, from `room_for_prompt`.
-        prompts: Texts or rows in place of `config.data.prompts`.
+        prompts: Texts or rows in place of the configured ones.
+        role: The field of `data` that names the prompts.
 
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
@@ -38,7 +40,7 @@ def load_prompts(
     data = config.data
     limit = data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room)
     table = read_prompts(
-        Sources(tuple(data.prompts)) if prompts is None else prompts,
+        Sources(tuple(getattr(data, role))) if prompts is None else prompts,
         tokenizer=tokenizer,
         max_prompt_tokens=limit,
         template=data.template,
@@ -49,7 +51,7 @@ def load_prompts(
     )
     own = limit == data.max_prompt_tokens
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
-    run.data.note("prompts", table, data.prompts if prompts is None else (), {f"max_prompt_tokens={limit}": name})
+    run.data.note(role, table, getattr(data, role) if prompts is None else (), {f"max_prompt_tokens={limit}": name})
     # Missing columns become None: a reward function that takes a column must get it for every response.
     names = dict.fromkeys(name for record in table.records for name in record.columns)
     return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]

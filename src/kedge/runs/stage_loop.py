@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from kedge.config import Config
+from kedge.config import Config, best_metric
 from kedge.logs.details import DETAILS_FILE
+from kedge.logs.evaluations import EVALUATIONS_FILE
 from kedge.logs.json_lines import truncate_rows
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
-from kedge.logs.progress import Progress
+from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import CHECKPOINTS
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
+from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.checkpoint.save_schedule import SaveSchedule
@@ -35,8 +37,8 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
         KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
     """
     # Samples of "update 0" precede the first update: a run that starts over writes them again.
-    last = run.checkpoint.update if run.checkpoint else -1
-    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE):
+    last = (run.checkpoint.update if run.checkpoint else 0) or -1
+    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE):
         truncate_rows(run.folder / name, last)
     with stopping() as stop:
         loop = CheckpointedLoop(
@@ -48,6 +50,9 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
             stop=stop,
             found=run.checkpoint,
             model=model,
+            best=_best(config, run.stage),
+            keep_last=config.checkpoint.keep_last,
+            warn=say,
         )
         with loop:
             yield loop
@@ -75,6 +80,13 @@ def logged_steps(
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log.write(step, metrics)
+            loop.see(step, metrics)
             progress.update(step, {name: metrics[name] for name in shown if name in metrics})
 
         yield on_step
+
+
+def _best(config: Config, stage: str) -> BestUpdate | None:
+    """The tracker of the best update; None for a stage that has no such metric."""
+    metric = best_metric(config, stage)
+    return None if metric is None else BestUpdate(metric.name, metric.higher_is_better, metric.is_kept)

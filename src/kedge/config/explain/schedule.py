@@ -46,12 +46,29 @@ def _run(config: Config, num_prompts_available: int | None) -> list[str]:
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
+    lines += _evaluation(config)
     if num_prompts_available:
         lines.append(
             f"It uses {_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
             f"{prompts / num_prompts_available:.3g} passes over them."
         )
     return lines
+
+
+def _evaluation(config: Config) -> list[str]:
+    """The evaluations on held-out prompts, and what they cost."""
+    evaluation, updates = config.ppo.evaluation, config.ppo.loop.num_updates
+    if evaluation.eval_every is None:
+        return []
+    number = 1 + -(-updates // evaluation.eval_every)
+    responses = number * evaluation.eval_num_prompts
+    share = responses / max(1, updates * config.responses_per_update)
+    judged = "scored and compared with the start's by the judge" if config.evaluate.judge else "scored"
+    return [
+        f"At most {_count(evaluation.eval_num_prompts, 'held-out prompt')} are answered before the first update, every "
+        f"{_count(evaluation.eval_every, 'update')} and at the end, and the responses are {judged}: "
+        f"{_count(number, 'evaluation')}, at most {_count(responses, 'response')} ({share:.1%} of those trained on)."
+    ]
 
 
 def _count(number: int, noun: str) -> str:

@@ -33,3 +33,14 @@ class CheckpointConfig(Section):
         too_high="the disk fills up",
         too_low="with 1, a damaged checkpoint cannot be recovered from",
     )
+    keep_best: str = field(
+        "auto",
+        meaning="Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. "
+        "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score; otherwise none.",
+        source="kedge: the last policy is often not the best, because the reward is over-optimized",
+    )
+    keep_last: bool = field(
+        True,
+        meaning="Whether a finished run keeps the checkpoint of its last update, from which it can be extended.",
+        source="kedge: a run of over ten minutes keeps checkpoints anyway, so this takes no further space there",
+    )

@@ -78,6 +78,11 @@ class DataConfig(Section):
         "functions).",
         source="kedge: no data is assumed",
     )
+    eval_prompts: StringList = field(
+        [],
+        meaning="Sources of the held-out prompts of ppo.eval_every; empty: a part of data.prompts, see eval_fraction.",
+        source="kedge: no data is assumed",
+    )
     pretraining: StringList = field(
         [],
         meaning="Sources of pretraining texts (rows with `text`) for `ppo.ptx_coef`.",
@@ -137,7 +142,8 @@ class DataConfig(Section):
         0.05,
         ge=0,
         lt=1,
-        meaning="Fraction of rows held out to measure SFT loss and reward-model accuracy.",
+        meaning="Fraction of rows held out to measure SFT loss and reward-model accuracy, and of prompts for "
+        "ppo.eval_every.",
         source="kedge: enough rows to measure with, at little cost to training",
         too_high="less data to train on",
         too_low="the held-out figures are mostly noise",

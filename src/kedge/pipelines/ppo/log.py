@@ -10,6 +10,7 @@ from kedge.algorithm.experience import Experience
 from kedge.config import Config, config_at, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
+from kedge.logs.evaluations import EvaluationsLog
 from kedge.logs.experience_metrics import describe_experience, describe_samples
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
@@ -43,6 +44,7 @@ class PpoLog:
         metrics: A row per update.
         details: Distributions per update.
         samples: Full responses.
+        evaluations: The evaluations on held-out prompts.
         progress: The progress display.
         doctor: Prints serious findings as they appear.
     """
@@ -52,6 +54,7 @@ class PpoLog:
     metrics: MetricsLog
     details: DetailsLog
     samples: SamplesLog
+    evaluations: EvaluationsLog
     progress: Progress
     doctor: LiveDoctor
 
@@ -110,11 +113,12 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         MetricsLog(run.folder, also=loggers.write) as metrics,
         DetailsLog(run.folder) as details,
         SamplesLog(run.folder, also=loggers.write_samples) as samples,
+        EvaluationsLog(run.folder) as evaluations,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts)))
         progress.say(roles.stop_tokens.line)
-        loop.sync_before_saving(metrics, details, samples)
+        loop.sync_before_saving(metrics, details, samples, evaluations)
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )
-        yield PpoLog(config, roles, metrics, details, samples, progress, doctor)
+        yield PpoLog(config, roles, metrics, details, samples, evaluations, progress, doctor)

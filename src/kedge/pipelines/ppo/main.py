@@ -16,6 +16,8 @@ from kedge.errors import KedgeError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.costs import write_roles
+from kedge.pipelines.ppo.early_end import EarlyEnd
+from kedge.pipelines.ppo.evaluating import HeldOutEvaluation
 from kedge.pipelines.ppo.fixed_prompts import FixedPrompts
 from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
@@ -37,6 +39,7 @@ def run_ppo(
     config: Config,
     *,
     prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
     resume: Resume | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
@@ -49,6 +52,7 @@ def run_ppo(
     Args:
         config: The resolved configuration.
         prompts: Texts or rows in place of `config.data.prompts`.
+        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
         reward: Functions or models in place of `config.reward`.
         resume: Resume the run in the output folder; start it if there is none.
         on_update: Called after each update with its number, from 1, and the models.
@@ -59,19 +63,22 @@ def run_ppo(
     """
     if resume and (out := finished_run(config)):
         return PpoResult(out, read_metrics(out))
-    run = open_run(config, "ppo", in_memory={"data.prompts": prompts, "reward": reward}, resume=resume)
-    roles = load_roles(config, run, prompts=prompts, reward=reward)
+    in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
+    run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
+    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     run.start()
     write_roles(run, roles)
+    outcome: dict[str, object] = {}
     try:
         with stage_loop(config, run, model=checkpoint_model(config, roles)) as loop:
             train(config, run, roles, loop, on_update)
+            outcome = loop.summary()
     except KedgeError:
         run.abandon()
         raise
     finally:
-        metrics = save_result(config, run, roles)
-    run.finish({"updates": len(metrics)})
+        metrics = save_result(config, run, roles, interrupted=not outcome)
+    run.finish(outcome)
     say_findings(run.folder)
     return PpoResult(run.folder, metrics)
 
@@ -88,10 +95,12 @@ def train(
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         fixed = FixedPrompts.of(steps, log)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
+        held_out, ending = HeldOutEvaluation(steps, log), EarlyEnd(config, loop.best)
+        resumed |= {**held_out.state, **ending.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
         at_start = loop.done == 0
-        for update in loop.steps(config.ppo.loop.num_updates):
+        for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             with guarded_update(config, update, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
@@ -110,6 +119,7 @@ def train(
                     at_start = False
                     with clock.paused():
                         fixed.sample(0, coefficients)
+                        loop.see(0, held_out.measure(0, coefficients))
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
@@ -131,9 +141,12 @@ def train(
                     **now.metrics(update, drawn, rollout),
                     **clock.metrics(num_tokens=rollout.num_tokens),
                     **memory_in_use(run.device),
+                    **held_out.measure(update, coefficients),
                 }
                 log.write(update, metrics, experience, scored.prompts, result)
                 if now.trains_policy(update) and not result.refused:
                     coefficients.adapt(metrics, num_responses=experience.num_rows)
                 fixed.sample(update, coefficients)
+                loop.see(update, metrics)
+                ending.see(metrics)
                 on_update(update, roles)

@@ -47,7 +47,7 @@ class PpoResult:
         return shown_run("PpoResult", self.folder).html()
 
 
-def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
+def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) -> list[dict[str, Any]]:
     """Save the policy and write the report, also for an interrupted run; return the metrics.
 
     Does nothing for an abandoned run.
@@ -56,7 +56,7 @@ def save_result(config: Config, run: Run, roles: Roles) -> list[dict[str, Any]]:
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, run, roles, metrics)
-    leave_stage_report(config, run.folder, interrupted=len(metrics) < config.ppo.loop.num_updates)
+    leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 
 

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Prompt, encode_example, room_for_prompt
 from kedge.data.columns import columns_of
-from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
 from kedge.errors import ConfigError
+from kedge.evaluation.judges import Judge
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -32,11 +32,12 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
+from kedge.pipelines.ppo.prompts import load_run_prompts
 from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine, Sampler
-from kedge.runs.load_prompts import load_prompts
+from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
 from kedge.training.optimizer import build_optimizer
@@ -54,7 +55,9 @@ class Roles:
     Attributes:
         tokenizer: The policy's.
         stop_tokens: The tokens that end a response.
-        prompts: All prompts of the run.
+        prompts: The prompts that the run trains on.
+        held_out: The prompts that it is evaluated on; empty without `ppo.eval_every`.
+        judge: Compares the responses to them with those of the start; None for no comparison.
         engine: Samples from the policy.
         actor_critic: Policy and critic, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.
@@ -67,6 +70,8 @@ class Roles:
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: StopTokens
     prompts: list[Prompt]
+    held_out: list[Prompt]
+    judge: Judge | None
     engine: Engine
     actor_critic: ActorCritic
     reference: LanguageModel | None
@@ -77,7 +82,12 @@ class Roles:
 
 
 def load_roles(
-    config: Config, run: Run, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
+    config: Config,
+    run: Run,
+    *,
+    prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
 ) -> Roles:
     """Load policy, reference, reward, critic and prompts.
 
@@ -85,6 +95,7 @@ def load_roles(
         config: The resolved configuration.
         run: The run.
         prompts: Texts or rows in place of `config.data.prompts`.
+        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
         reward: Functions or models in place of `config.reward`.
 
     Raises:
@@ -104,14 +115,19 @@ def load_roles(
         reference = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
         reference.requires_grad_(False)
     room = _longest_prompt(config, actor_critic, models)
-    records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
-    if config.data.curriculum is not None:
-        difficulties(records, config.data.curriculum)
-    rewards.check(sorted({name for record in records for name in record.columns}))
+    records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
+    judges = config.ppo.evaluation.eval_every is not None and config.evaluate.judge is not None
+    judge = load_judge(None, config, run, tokenizer) if judges else None
+    for columns in records.columns:
+        rewards.check(columns)
+        if judge is not None:
+            judge.check(columns)
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
-        prompts=records,
+        prompts=records.train,
+        held_out=records.held_out,
+        judge=judge,
         engine=Sampler(
             policy,
             pad_id=cast(int, tokenizer.pad_token_id),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.config import Config, with_values
+from kedge.config import Config, metric_in_chain, with_values
 from kedge.data import Prompt, room_for_prompt
 from kedge.rewards import RewardSpec, WeightedReward
 from kedge.runs.load_policy import load_policy
@@ -73,7 +73,8 @@ def check_inputs(
 
 def stage_config(config: Config, run: Run, name: str) -> Config:
     """The configuration of a stage, which writes to its own folder inside the run's."""
-    return with_values(config, {"out": str(run.folder / name)})
+    keep_best = metric_in_chain(config, name.partition("-")[0])
+    return with_values(config, {"out": str(run.folder / name), "checkpoint.keep_best": keep_best})
 
 
 def ppo_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.errors import DataError, NumericsError, OutputError
+from kedge.output import BEST_FILE, replace_file
+from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.state import (
@@ -82,6 +85,13 @@ class CheckpointedLoop:
         stop: Set by Ctrl-C or SIGTERM.
         found: The checkpoint to resume from; None starts a new run.
         model: The model that each checkpoint contains; None for none.
+        best: Tells which update is the best so far; its checkpoint is kept in any case.
+        keep_last: Save the state after the last step.
+        warn: Prints a line to the user.
+
+    Attributes:
+        done: Complete steps.
+        ended: Why the run ended before its last step; None if it did not.
     """
 
     def __init__(
@@ -95,10 +105,15 @@ class CheckpointedLoop:
         stop: Stopping,
         found: Checkpoint | None = None,
         model: CheckpointModel | None = None,
+        best: BestUpdate | None = None,
+        keep_last: bool = False,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._folder, self._kind, self._fingerprint = folder, kind, fingerprint
         self._schedule, self._keep, self._stop, self._found = schedule, keep, stop, found
-        self._model = model
+        self._model, self.best, self._keep_last, self._warn = model, best, keep_last, warn
+        self._is_best = False
+        self.ended: str | None = None
         self._saved_at = found.update if found else None
         self._logs: Sequence[Log] = ()
         self._state: TrainingState | None = None
@@ -125,6 +140,9 @@ class CheckpointedLoop:
             raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
         for name, part in state.parts.items():
             part.load_state_dict(progress[name])
+        if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
+            self.best.load_state_dict(progress["best"])
+            self._point_at_best()
         restore_random_state(self._found.tensors("random"), self._found.state["random"])
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
@@ -143,8 +161,12 @@ class CheckpointedLoop:
             raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
         self._load_weights(self._state, found)
 
-    def steps(self, num_steps: int) -> Iterator[int]:
+    def steps(self, num_steps: int, until: Callable[[], str | None] = lambda: None) -> Iterator[int]:
         """Yield the numbers of the remaining steps, counted from 1; save or stop between steps.
+
+        Args:
+            num_steps: Steps of the whole run.
+            until: Called before each step; the run ends early for the reason that it returns, if any.
 
         Raises:
             KeyboardInterrupt, Terminated: The run was interrupted; the state after the last step is saved.
@@ -153,12 +175,36 @@ class CheckpointedLoop:
         self._remember()
         for step in range(self.done + 1, num_steps + 1):
             self._stop.raise_if_requested()
+            if self.done > 0 and (reason := until()) is not None:
+                self.ended = reason
+                self._warn(f"The run ends after update {self.done}: {reason}.")
+                break
             yield step
             self.done, self._is_changing = step, False
             self._remember()
-            if self._schedule.is_due(step) and step < num_steps:
+            if self._is_best or (self._schedule.is_due(step) and step < num_steps):
                 self.save()
         self._stop.raise_if_requested()
+        if self._keep_last and self.done > 0:
+            self._save_last()
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note a step's metrics; if they are the best so far, the state after the step is saved and kept."""
+        if self.best is None or not self.best.see(step, metrics) or not self.best.is_kept:
+            return
+        if step == self.done:  # the start
+            self.save()
+            self._point_at_best()
+        else:
+            self._is_best = True
+
+    def summary(self) -> dict[str, object]:
+        """For `finished.json`: complete steps, why the run ended early, and the best checkpoint."""
+        return {
+            "updates": self.done,
+            **({} if self.ended is None else {"ended": self.ended}),
+            **({} if self.best is None or self._kept is None else {"best": self.best.summary()}),
+        }
 
     def begin_changes(self) -> None:
         """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded."""
@@ -182,8 +228,10 @@ class CheckpointedLoop:
             state={"optimizer": groups, "random": generators, "progress": progress},
             keep=self._keep,
             model=self._model,
+            protected=() if self._kept is None else (self._kept,),
         )
-        self._saved_at = self.done
+        self._saved_at, self._is_best = self.done, False
+        self._point_at_best()
         self._schedule.saved()
 
     def __enter__(self) -> CheckpointedLoop:
@@ -202,10 +250,29 @@ class CheckpointedLoop:
             restore_module(module, found.tensors(name))
         restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
 
+    def _save_last(self) -> None:
+        """Save the final state; the run has succeeded even if the disk has no room for it."""
+        try:
+            self.save()
+        except OutputError as error:
+            self._warn(f"{error}; the run cannot be extended")
+
+    def _point_at_best(self) -> None:
+        """Write which checkpoint is the best, once it exists."""
+        if self.best is not None and self._kept is not None:
+            replace_file(self._folder / BEST_FILE, [json.dumps(self.best.summary()).encode()])
+
+    @property
+    def _kept(self) -> int | None:
+        """The update whose checkpoint is kept as the best."""
+        return self.best.update if self.best is not None and self.best.is_kept else None
+
     def _remember(self) -> None:
         """Copy the state that changes before the weights do: a discarded step is repeated from here."""
         assert self._state is not None, "restore first"
         progress = {name: part.state_dict() for name, part in self._state.parts.items()}
+        if self.best is not None:
+            progress["best"] = self.best.state_dict()
         self._boundary = (progress, *random_state())
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     model: CheckpointModel | None = None,
+    protected: Collection[int] = (),
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
 
@@ -99,6 +100,7 @@ def save_checkpoint(
         state: Everything else, as JSON values; see `check_state`.
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
+        protected: Updates whose checkpoints are kept in any case.
 
     Raises:
         OutputError: The system refuses a write (disk full, for example). Existing checkpoints are unchanged.
@@ -129,7 +131,7 @@ def save_checkpoint(
         clean_leftovers(folder)
         if not _is_valid(final):
             _write_atomically(final, write)
-        _delete_surplus(folder, update=update, keep=keep)
+        _delete_surplus(folder, update=update, keep=keep, protected=protected)
     return final
 
 
@@ -185,11 +187,11 @@ def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
     sync_folder(final.parent)
 
 
-def _delete_surplus(folder: Path, *, update: int, keep: int) -> None:
+def _delete_surplus(folder: Path, *, update: int, keep: int, protected: Collection[int]) -> None:
     found = _checkpoints(folder)
     past = [path for path in found if _update_of(path) <= update]
     for path in found:
-        if path not in past[-keep:]:
+        if path not in past[-keep:] and not (path in past and _update_of(path) in protected):
             _delete(path)
 
 

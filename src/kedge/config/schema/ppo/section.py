@@ -4,6 +4,7 @@ from pydantic import model_validator
 
 from kedge.config.schema.optimizer import OptimizerConfig
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
+from kedge.config.schema.ppo.evaluation import EvaluationConfig
 from kedge.config.schema.ppo.guard import GuardConfig
 from kedge.config.schema.ppo.kl import KlConfig
 from kedge.config.schema.ppo.loop import LoopConfig
@@ -15,7 +16,7 @@ __all__ = ["PpoConfig"]
 
 
 class PpoConfig(Section):
-    """The PPO update: loop, policy loss, KL to the reference, critic, advantages, guard."""
+    """The PPO update: loop, policy loss, KL to the reference, critic, advantages, guard, evaluation."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
@@ -24,6 +25,7 @@ class PpoConfig(Section):
     value: ValueConfig = ValueConfig()
     advantages: AdvantagesConfig = AdvantagesConfig()
     guard: GuardConfig = GuardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
     def num_policy_updates(self) -> int:
