@@ -639,6 +639,20 @@ MUTATIONS = (
         "low = low if quantity.low is None else min(low, quantity.low)",
         f"{PLOTS}::test_intervals_at_the_ends_of_a_share_and_points_at_distance_zero_stay_in_range",
     ),
+    Mutation(
+        "noise-counted-as-change",
+        "inspect/page/verdict.py",
+        "> max(least, CERTAIN * self.error)",
+        "> least",
+        "tests/inspect/page/test_sections.py::test_a_change_is_good_or_bad_only_beyond_noise_and_if_it_has_a_direction",
+    ),
+    Mutation(
+        "trend-counted-as-noise",
+        "inspect/page/numbers.py",
+        "np.sqrt(np.mean(second**2) / 6)",
+        "np.sqrt(np.mean(second**2) / 2)",
+        "tests/inspect/page/test_numbers.py::test_noise_is_the_spread_around_a_trend",
+    ),
     *RELIABILITY,
     *DOCTOR,
 )

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,11 @@ def test_the_command_writes_it_and_says_where(tmp_path, monkeypatch, capsys):
         assert not ended.value.code
         assert capsys.readouterr().out.strip() == str(out)
         assert out.is_file()
+
+
+def test_the_page_says_what_the_doctor_checked_and_praises_no_unchecked_run(tmp_path):
+    [run] = collect_page([write_run(tmp_path / "story", ppo_record())])["runs"]
+    assert " check" in run["doctor"]["verdict"]
+    unknown = replace(ppo_record(), facts={"stage": "generate"}, metrics=[], samples=[], details=[])
+    [run] = collect_page([write_run(tmp_path / "generate", unknown, finished=False)])["runs"]
+    assert run["doctor"] == {"verdict": "", "clean": False}

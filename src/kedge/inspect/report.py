@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kedge.errors import DataError, OutputError
-from kedge.inspect.doctor import Advice, diagnose, no_advice
+from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
 from kedge.inspect.page.demo import demo_frontier, demo_headlines
 from kedge.inspect.record import RunRecord, read_json_object, read_run
@@ -107,8 +107,12 @@ def _reported(name: str, path: Path, ending: Ending | None, advice: Advice) -> R
     record = read_run(path)
     if ending is not None and record.state == "running":
         record = replace(record, state=ending)
-    findings = [{**finding.as_json(), "field": finding.field} for finding in diagnose(record, advice=advice)]
-    return ReportedRun(name, record, findings, demo_frontier(_summary(path.parent), path.name))
+    examined = examine(record, advice=advice)
+    findings = [{**finding.as_json(), "field": finding.field} for finding in examined.findings]
+    verdict = examined.verdict if examined.num_checks or examined.unjudged else ""
+    return ReportedRun(
+        name, record, findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
+    )
 
 
 def _headlines(folders: Sequence[Path]) -> list[Headline]:

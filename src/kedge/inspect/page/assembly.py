@@ -19,6 +19,7 @@ from kedge.inspect.page.panels import PANELS, find_panels
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
+from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
 
 __all__ = ["Headline", "ReportedRun", "page_data"]
@@ -40,6 +41,8 @@ class ReportedRun:
         record: The content of its folder.
         findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, and the `field` to change if there
             is one. None if the run was not diagnosed.
+        verdict: The doctor's line on what it checked; empty if it has no rules for the stage.
+        is_clean: Whether the doctor checked something and found nothing.
         frontier: Values of judges outside the run.
         reward_models: The runs that trained its reward models, by name, if they are not on the page themselves.
     """
@@ -47,6 +50,8 @@ class ReportedRun:
     name: str
     record: RunRecord
     findings: Sequence[Mapping[str, str]] | None = None
+    verdict: str = ""
+    is_clean: bool = False
     frontier: Sequence[FrontierPoint] = ()
     reward_models: Mapping[str, RunRecord] = field(default_factory=dict)
 
@@ -100,7 +105,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "state": record.state,
         "facts": dict(record.facts),
         "sentences": [*describe_run(record), *data_sentences(record)],
-        "diagnosed": run.findings is not None,
+        "doctor": {"verdict": typographic(run.verdict), "clean": run.is_clean},
         "incidents": len(record.incidents),
         "first_and_last": first_and_last(record),
         "curves": curves(record, most_points=most_points),

@@ -30,7 +30,9 @@ def plain_verdict(data: Mapping[str, Any]) -> str:
 
 
 def _run(run: Mapping[str, Any]) -> str:
-    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in run["sentences"])
+    sentences = "".join(
+        f"<p>{_text(sentence)}</p>" for sentence in [*run["sentences"], run["doctor"]["verdict"]] if sentence
+    )
     rows = [[f"{row['label']} {row['unit']}".strip(), figure(row["first"]), figure(row["last"])]
             for row in run["first_and_last"]]  # fmt: skip
     return f"<h2>{_text(run['name'])} ({_text(run['state'])})</h2>{sentences}{_table(['', 'first', 'last'], rows)}"

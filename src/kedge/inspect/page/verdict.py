@@ -20,8 +20,8 @@ WINDOW = 20
 """First and last values are means over the first and last one part in this many of the run."""
 
 ROUNDING = 1e-6
-CERTAIN = 2.0
-"""Standard errors from which on a change is more than noise."""
+CERTAIN = 3.0
+"""Standard errors from which on a change is more than noise: a table has a dozen changes."""
 
 NEGLIGIBLE = 0.01
 """Part of the larger of two values below which their difference means nothing."""

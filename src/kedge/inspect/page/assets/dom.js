@@ -53,12 +53,12 @@ const fold = (open, summary, ...content) => el("details", { open, class: "fold",
 
 /**
  * A section with a `refresh` that fills it again from the current data. It is left out while `fill` returns nothing;
- * `why` returns the reasons.
+ * `why` returns the reasons. On narrow screens it is folded at first, unless it is the `main` one.
  */
-const section = (id, title, lead, fill, { why = () => [] } = {}) => {
+const section = (id, title, lead, fill, { why = () => [], main = false } = {}) => {
   const body = el("div", { class: "stack" });
   const head = [el("h2", { id: `${id}-title` }, title), lead ? el("p", {}, lead) : null];
-  const node = el("section", { id, "aria-labelledby": `${id}-title` }, fold(!narrow.matches, el("span", { class: "head" }, head), body));
+  const node = el("section", { id, "aria-labelledby": `${id}-title` }, fold(main || !narrow.matches, el("span", { class: "head" }, head), body));
   const refresh = () => {
     forget(body);
     body.replaceChildren(...[fill()].flat(Infinity).filter(Boolean));
@@ -116,9 +116,9 @@ const slider = (label, { min, max, step = 1, value, show }, oninput) => {
   return el("label", { class: "field" }, el("span", {}, label), input, output);
 };
 
-/** A table; `wrapped` columns hold text that may wrap. */
-const table = (head, rows, wrapped = []) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head.find(Boolean) || "Table" },
-  el("table", {},
+/** A table; `wrapped` columns hold text that may wrap; a `stacked` one lists the cells of a row on narrow screens. */
+const table = (head, rows, wrapped = [], stacked = false) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": head.find(text => typeof text === "string" && text) || "Table" },
+  el("table", { class: stacked ? "stacked" : null },
     el("thead", {}, el("tr", {}, head.map((text, place) => el("th", { scope: "col", class: wrapped.includes(place) ? "wrap" : null }, text)))),
     el("tbody", {}, rows.map(row => el("tr", {}, row.map((cell, place) => place
-      ? el("td", { class: wrapped.includes(place) ? "wrap" : wrapped.length ? "fixed" : null }, cell) : el("th", { scope: "row" }, cell)))))));
+      ? el("td", { class: wrapped.includes(place) ? "wrap" : wrapped.length ? "fixed" : null, "data-label": head[place]?.textContent ?? head[place] }, cell) : el("th", { scope: "row" }, cell)))))));

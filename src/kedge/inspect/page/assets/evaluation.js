@@ -7,7 +7,7 @@ const outcomeBar = each => el("div", { class: "outcomes", role: "img", "aria-lab
   OUTCOMES.map(name => (each[name] ? el("span", { class: name, style: { "flex-grow": String(each[name]) } }, count(each[name])) : null)));
 
 const outcomesTable = runs => table(["", "won · tied · lost", "win rate", "against", "judge", "KL"], runs.map(({ name, evaluation: each }) => [
-  runs.length > 1 ? name : each.model, outcomeBar(each), el("b", {}, interval(each.win_rate, percent)), each.against, each.judge, interval(each.kl, value => format(value, 3))]), [1]);
+  runs.length > 1 ? name : each.model, outcomeBar(each), el("b", {}, interval(each.win_rate, percent)), each.against, each.judge, interval(each.kl, value => format(value, 3))]), [1], true);
 
 const sidesTable = each => {
   const rows = [["Score", "score", value => interval(value, other => format(other, 3))], ["Length, tokens", "length", value => format(value, 3)], ["End with a stop token", "eos_rate", percent]];
@@ -86,9 +86,8 @@ const evaluation = data => {
       each.lengths && distributions("Lengths", "share of responses by length", modelLast(each.lengths), "A judge that prefers long responses rewards length.", { index: run.index, axis: each.lengths.unit })];
     return [waiting, card(outcomesTable(done)), agreementCard(data),
       done.length > 1 ? choice("Evaluation", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
-      el("div", { class: "two" }, card(el("h3", {}, "Both sides"), sidesTable(each), biasSentences(each)), ordersCard(each)),
-      el("div", { class: "two" }, charts.filter(Boolean)),
-      el("h3", {}, "Responses side by side"), pairsOf(run)];
-  });
+      grid([card(el("h3", {}, "Both sides"), sidesTable(each), biasSentences(each)), ordersCard(each), ...charts].filter(Boolean), 3),
+      fold(!narrow.matches, el("h3", {}, "Responses side by side"), pairsOf(run))];
+  }, { main: true });
   return part;
 };

@@ -2,7 +2,7 @@
 
 const generatedTable = runs => table(["", "responses", "prompts", "mean score", "tokens", "stopped", "distinct"], runs.map(({ name, generation: each }) => [
   name, count(each.num_responses ?? each.of), known(each.num_prompts) ? count(each.num_prompts) : "–", interval(each.score, value => format(value, 3)),
-  format(each.length, 3), percent(each.eos_rate), known(each.num_distinct) ? count(each.num_distinct) : "–"]));
+  format(each.length, 3), percent(each.eos_rate), known(each.num_distinct) ? count(each.num_distinct) : "–"]), [], true);
 
 const generatedCard = each => el("article", { class: "card stack pair" }, promptOf(each.prompt),
   answerOf("response", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.stopped ? "" : "cut at the token limit"])));
@@ -30,7 +30,7 @@ const generation = data => {
       done.length > 1 ? choice("Run", done.map(one => [one.name, one.name]), run.name, name => { chosen = name; part.refresh(); }) : null,
       el("div", { class: "two" }, each.scores && distributions("Scores", "share of responses by score", each.scores, "", { index: run.index }),
         each.lengths && distributions("Lengths", "share of responses by length", each.lengths, "", { index: run.index, axis: each.lengths.unit })),
-      el("h3", {}, "All responses"), generatedList(run)];
-  });
+      fold(!narrow.matches, el("h3", {}, "All responses"), generatedList(run))];
+  }, { main: true });
   return part;
 };

@@ -22,12 +22,12 @@ const findingGroup = (data, group) => {
     group.findings.map(each => describeFinding(data, each, group.findings.length === 1))));
 };
 
-const findingsCard = data => {
-  const groups = data.findings ?? [], healthy = data.runs.filter((run, at) => run.diagnosed && !groups.some(group => group.findings.some(each => each.run === at)));
-  const sound = healthy.length ? el("p", { class: "healthy" }, `✓ The doctor found no problems${data.runs.length > 1 && groups.length ? ` in ${healthy.map(run => run.name).join(", ")}` : ""}.`) : null;
-  if (!groups.length) return sound;
-  return el("div", { class: "card stack doctor" }, el("h2", {}, "The doctor's findings"), el("ul", { class: "findings" }, groups.map(group => findingGroup(data, group))), sound);
-};
+const findingsCard = data => (data.findings?.length ? el("div", { class: "card stack doctor" },
+  el("h2", {}, "The doctor's findings"), el("ul", { class: "findings" }, data.findings.map(group => findingGroup(data, group)))) : null);
+
+/** What the doctor checked; a check mark only if it found nothing. */
+const checked = run => (run.doctor?.verdict ? el("p", { class: "checked small" }, run.doctor.clean ? el("span", { class: "healthy" }, "✓ ") : null,
+  el("span", { class: run.doctor.clean ? "healthy" : "muted" }, `Doctor: ${run.doctor.verdict.split("; ")[0]}`), el("span", { class: "muted" }, [...run.doctor.verdict.split("; ").slice(1).map(text => `; ${text}`), "."].join(""))) : null);
 
 const runRow = (data, run) => {
   const many = data.runs.length > 1;
@@ -35,7 +35,8 @@ const runRow = (data, run) => {
   return el("article", { class: "run" },
     el("div", { class: "run-title" }, many ? [swatch(run), el("h2", {}, run.name)] : null, el("span", { class: `badge ${run.state}` }, run.state), el("span", { class: "muted small" }, facts)),
     run.sentences.map(text => el("p", { class: "sentences" }, text)),
-    run.incidents ? el("p", { class: "worse" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: updates that were not trained on, in incidents.jsonl.`) : null);
+    run.incidents ? el("p", { class: "worse" }, `${run.incidents} incident${run.incidents > 1 ? "s" : ""}: updates that were not trained on, in incidents.jsonl.`) : null,
+    checked(run));
 };
 
 const changeOf = row => (row ? el("span", { class: row.change || "muted" }, row.first === row.last ? "0" : signed(row.last - row.first)) : "");
@@ -48,7 +49,7 @@ const valuesTable = runs => {
   return table(["", ...runs.map(run => el("span", { class: "of" }, swatch(run), run.name))], [...labels.values()].map(row => [labelOf(row), ...runs.map(run => {
     const own = run.first_and_last.find(each => each.label === row.label);
     return own ? [el("span", { class: "pair" }, `${format(own.first, 3)} → `, el("b", {}, format(own.last, 3))), " ", el("span", { class: "delta" }, changeOf(own))] : "–";
-  })]));
+  })]), [], runs.length > 2);
 };
 
 const valuesOf = (data, stage) => {
@@ -66,10 +67,10 @@ const verdict = data => {
     const runs = data.runs.toSorted((one, other) => (other.stage === "ppo") - (one.stage === "ppo"));
     const stages = [...new Set(runs.map(run => run.stage))], [first, ...others] = stages.filter(stage => valuesOf(data, stage));
     const keys = (data.panels[first] ?? []).filter(panel => panel.key).slice(0, MOST_KEY_CHARTS);
-    const findings = findingsCard(data), described = el("div", { class: `card runs${runs.length > 1 ? "" : " alone"}` }, runs.map(run => runRow(data, run)), findings?.tagName === "P" ? findings : null);
+    const findings = findingsCard(data), described = el("div", { class: `card runs${runs.length > 1 ? "" : " alone"}` }, runs.map(run => runRow(data, run)));
     const versions = Object.entries(runs[0]?.facts ?? {}).filter(([name]) => !["stage", "device", "precision"].includes(name));
     return [headlines.length ? el("div", { class: "card headlines" }, headlines) : null,
-      el("div", { class: runs.length > 1 || findings?.tagName === "P" ? "stack" : "sides" }, described, findings?.tagName === "DIV" ? findings : null),
+      el("div", { class: runs.length > 1 || !findings ? "stack" : "sides" }, described, findings),
       first ? el("div", { class: `sides figures${runs.filter(run => run.stage === first).length > 2 ? " crowded" : ""}` },
         el("div", { class: "card stack" }, el("h2", {}, stages.length > 1 ? `${STAGES[first] ?? first}: first and last values` : "First and last values"), valuesOf(data, first), el("p", { class: "muted small" }, WINDOWS)),
         keys.length ? grid(keys.map(panel => curveChart(data, first, { ...panel, note: "" }))) : null) : null,
