@@ -155,4 +155,4 @@ def test_the_page_says_what_the_doctor_checked_and_praises_no_unchecked_run(tmp_
     assert " check" in run["doctor"]["verdict"]
     unknown = replace(ppo_record(), facts={"stage": "generate"}, metrics=[], samples=[], details=[])
     [run] = collect_page([write_run(tmp_path / "generate", unknown, finished=False)])["runs"]
-    assert run["doctor"] == {"verdict": "", "clean": False}
+    assert not run["doctor"]["clean"]
