@@ -84,6 +84,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "ppo.num_minibatches": 4,
     "ppo.kl_coef": 0.1,
     "ppo.value_coef": 0.1,
+    "ppo.value_head_rate": 30.0,  # in sixteen updates the values must come from 0 to the returns
     "ppo.value_clip_range": 0.2,  # scores have a mean of 0, so values need not go far
     "runtime.precision": "fp32",
 }

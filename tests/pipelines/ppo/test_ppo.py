@@ -334,7 +334,7 @@ def test_a_model_that_scores_whole_texts_is_not_copied_as_the_critic(tmp_path, p
         run_ppo(configure(policy, tmp_path / "other", critic_init="reward", **settings), prompts=PROMPTS)
 
 
-@pytest.mark.parametrize(("critic_init", "rate"), [("policy", 30.0), ("reward", 1.0)])
+@pytest.mark.parametrize(("critic_init", "rate"), [("policy", 10.0), ("reward", 1.0)])
 def test_the_new_head_of_a_separate_critic_has_a_rate_of_its_own(tmp_path, policy, reward_model, critic_init, rate):
     rates, others = [], []
 

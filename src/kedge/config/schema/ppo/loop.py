@@ -23,7 +23,8 @@ class LoopConfig(Group):
         1e-5,
         ge=0,
         meaning="Peak learning rate of Adam.",
-        source="S2 and Ziegler; N+ uses 3e-6 from 1B up, models of a few million parameters use 1e-3",
+        source="S2 and Ziegler; N+ uses 3e-6 from 1B up, models of a few million parameters use 1e-4 "
+        "(docs/defaults.md)",
         too_high="training is unstable: KL and clip fraction shoot up and the text collapses",
         too_low="slow convergence: clip fraction and KL stay near 0 and the score is flat",
     )

@@ -1,0 +1,1 @@
+"""Which learning rates suit small models: short PPO runs over a grid of settings, several models and rewards."""
