@@ -56,16 +56,16 @@ file and the tables to the terminal, for a model of your own.
 - **Learning rate.** At 4e-4, which the preset had before, the first update of the story model clips 18 to 21 % of the
   tokens and moves it by 0.04 to 0.07 nats per token, several times what N+ reports. With brevity as the reward the run
   ends further from the reference and scores no higher. At 1e-4 every start stays within N+'s figures, and the gain per
-  nat is the highest or close to it. Within ten updates higher rates gain more where the reward is easy; the preset's
-  runs have 60.
-- **Head rate.** At 1, the mean of the values is still one standard deviation off after ten updates for three of the four
-  starts, and at 3 for two. At 10 and 30 it mostly arrives. At a learning rate of 1e-4 these two are alike within noise;
-  where the learning rate is too high, 30 does more harm: at 4e-4 the first update's KL grows from 0.04 to 0.07 nats per
-  token on both tasks of the story model, with ratios of up to 141, and its explained variance in the second update falls
-  to about −0.3.
+  nat is among the highest. Within ten updates higher rates gain more where the reward is easy; the preset's runs have
+  60.
+- **Head rate.** At 1, the mean of the values is still 0.8 to 1.6 standard deviations off after ten updates for three of
+  the four starts, and at 3 for two. At 10 and 30 it mostly arrives. At a learning rate of 1e-4 these two are alike
+  within noise; where the learning rate is too high, 30 does more harm: at 4e-4 the first update's KL grows from 0.04 to
+  0.07 nats per token on both tasks of the story model, with ratios of up to 141, and its explained variance in the
+  second update falls to about −0.3.
 - **Explained variance** hardly rises above 0 in ten updates at any setting. Where the score depends on little that the
-  critic can see, such as the brevity of an unfinished text, it ends far below 0 unless the values stay near 0 (head rate
-  1). No setting of the grid cures that.
+  critic can see, such as the brevity of an unfinished text, it ends far below 0 unless the values stay near 0 (head
+  rate 1). No setting of the grid cures that.
 
 ## Measurements
 """
