@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_a_run_leaves_metrics_samples_and_a_model_that_plain_transformers_loads(
     for row, metrics in zip(details, result.metrics, strict=True):
         held = [epoch["clip_fraction"] for epoch in row["epochs"]]
         assert metrics["policy/clip_fraction"] == pytest.approx(sum(held) / 2)  # minibatches of one size, nearly
-    model = AutoModelForCausalLM.from_pretrained(result.model)
+    model: Any = AutoModelForCausalLM.from_pretrained(result.model)
     tokenizer = AutoTokenizer.from_pretrained(result.model)
     assert tokenizer.chat_template == CHAT_TEMPLATE
     prompt = tokenizer("The boat", return_tensors="pt")
@@ -315,8 +316,9 @@ def test_a_judge_changes_no_figure_but_its_own_and_no_weight(tmp_path, policy, r
 def save_pooled_reward_model(folder):
     """A classifier with a pooled head and the policy's tokens."""
     config = BertConfig(
-        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
+    config.num_labels = 1
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
@@ -499,7 +501,7 @@ def test_ctrl_c_leaves_a_loadable_model(tmp_path, policy):
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
-    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    listen: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, **listen
     ) as process:
