@@ -1,6 +1,7 @@
 """The four models of PPO (policy, reference, critic, reward model): loading, heads, forward pass, saving."""
 
 from kedge.models.actor_critic import ActorCritic, response_logprobs
+from kedge.models.card import ModelCard
 from kedge.models.heads import HeadInit, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
@@ -8,7 +9,7 @@ from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
 from kedge.models.run_models import find_model
-from kedge.models.saving import ModelCard, load_value_head, save_policy, save_scalar_model
+from kedge.models.saving import load_value_head, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
 from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
 from kedge.models.tokenizers import load_tokenizer

@@ -12,7 +12,9 @@ from typing import Any, cast, get_args
 from transformers.utils.hub import cached_file
 
 from kedge.data.prompt_form import PromptForm
+from kedge.errors import ModelError
 from kedge.models.pretrained import quiet_transformers
+from kedge.models.run_models import find_model
 from kedge.texts import printable
 from kedge.version import __version__
 
@@ -48,15 +50,20 @@ class Origin:
         (folder / ORIGIN_FILE).write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
-def read_origin(source: str | os.PathLike[str]) -> Origin | None:
-    """The origin of a model, by folder or hub id; None if kedge did not make it, or the file is damaged."""
-    folder = Path(os.path.expanduser(source))
-    path = folder / ORIGIN_FILE if os.path.isdir(folder) else _from_hub(os.fspath(source))
+def read_origin(source: str | os.PathLike[str], *, hub: bool = True) -> Origin | None:
+    """The origin of a model; None if kedge did not make it, or the file is damaged.
+
+    Args:
+        source: Its folder, run or hub id.
+        hub: Ask the hub if it is no folder.
+    """
     try:
+        name = find_model(os.fspath(source))
+        path = Path(name) / ORIGIN_FILE if os.path.isdir(name) else _from_hub(name) if hub else None
         if path is None or path.stat().st_size > MAX_BYTES:
             return None
         return _parsed(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+    except (ModelError, OSError, ValueError, RecursionError):
         return None
 
 

@@ -2,76 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
+from kedge.models.card import ModelCard
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
-from kedge.texts import printable
 
-__all__ = ["ModelCard", "load_value_head", "save_policy", "save_scalar_model"]
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """Contents of the model card.
-
-    Attributes:
-        stage: Training stage: `sft`, `reward` or `ppo`.
-        base_model: The folder or hub id of the base model; of a folder only the last path component is written.
-        facts: Rows of the table: settings and metrics, in order.
-    """
-
-    stage: str
-    base_model: str
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-    def render(self, usage: str) -> str:
-        """The card as Markdown, with the metadata header that model hubs read."""
-        base = printable(Path(self.base_model).name if os.path.exists(self.base_model) else self.base_model)
-        header = {"library_name": "transformers", "tags": ["kedge", self.stage, "rlhf"]}
-        if base == self.base_model and "/" in base:
-            header["base_model"] = base
-        rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in self.facts.items())
-        table = f"\n| | |\n|---|---|\n{rows}\n" if rows else ""
-        return (
-            f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n# {base}, {_STAGES[self.stage]}\n\n"
-            f"Made with kedge from `{base}`.\n{table}\n## Use\n\n```python\n{usage}\n```\n"
-        )
-
-
-def _cell(value: object) -> str:
-    """A value escaped for a table cell."""
-    return printable(str(value)).replace("|", "\\|")
+__all__ = ["load_value_head", "save_policy", "save_scalar_model"]
 
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-_STAGES = {"sft": "fine-tuned on demonstrations", "reward": "as a reward model", "ppo": "trained with PPO"}
-
-_POLICY_USAGE = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
-
-_REWARD_USAGE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-model = AutoModelForSequenceClassification.from_pretrained("path/to/this/folder")
-# score of a text that ends in the EOS token: model(...).logits[:, 0] - model.config.{key}"""
 
 
 def save_policy(
@@ -103,7 +55,7 @@ def save_policy(
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
             save_file(head, part / VALUE_HEAD_FILE)
         tokenizer.save_pretrained(part)
-        (part / "README.md").write_text(card.render(_POLICY_USAGE), encoding="utf-8")
+        _write_card(part, card)
 
     return _write_whole(Path(folder), write)
 
@@ -148,9 +100,16 @@ def save_scalar_model(
         setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
         model.classifier.save_pretrained(part, state_dict=weights)
         tokenizer.save_pretrained(part)
-        (part / "README.md").write_text(card.render(_REWARD_USAGE.format(key=NORMALIZATION_KEY)), encoding="utf-8")
+        _write_card(part, card)
 
     return _write_whole(Path(folder), write)
+
+
+def _write_card(folder: Path, card: ModelCard) -> None:
+    """Write the card, and the record of the model's origin."""
+    text = card.render(score_shift=NORMALIZATION_KEY)
+    (folder / "README.md").write_bytes(text.encode("utf-8", "backslashreplace"))
+    card.origin.write(folder)
 
 
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:

@@ -9,7 +9,7 @@ Source: spec §3.8–11.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from kedge.config import Config
 from kedge.inspect.notebook.runs import shown_run
-from kedge.models import ModelCard, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import count_steps
@@ -95,9 +96,11 @@ def run_reward(
     split = run.data.split("comparisons", records, config)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
+    prompts = [record.prompt for record in split.train]
+
     def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
         facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
-        card = ModelCard("reward", source, facts)
+        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
         return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
 
     in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
@@ -114,7 +117,8 @@ def run_reward(
             **settings.model_dump(exclude={"base"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        save_scalar_model(model, tokenizer, run.folder / "model", card=_card(source, report, run.data.facts()))
+        card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
+        save_scalar_model(model, tokenizer, run.folder / "model", card=card)
         end_training(config, run, report.outcome)
     run.finish({**training["loop"].summary(), "summary": summary})
     say_findings(run.folder)
@@ -132,10 +136,13 @@ def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: 
     return summary
 
 
-def _card(source: str, report: RewardModelReport, data: Mapping[str, object]) -> ModelCard:
-    facts: dict[str, object] = {**data, "optimizer steps": report.outcome.num_steps}
-    if report.agreement is not None:
-        facts["held-out accuracy"] = report.agreement.accuracy
-        facts["accuracy of taking the longer answer"] = report.agreement.length_accuracy
-        facts["calibration error"] = f"{report.agreement.calibration.error:.3f}"
-    return ModelCard("reward", source, facts)
+def _facts(report: RewardModelReport) -> dict[str, object]:
+    """The results as rows of the model card."""
+    facts: dict[str, object] = {"optimizer steps": report.outcome.num_steps}
+    if report.agreement is None:
+        facts["held-out accuracy"] = "not measured: no comparisons were held out"
+        return facts
+    facts["held-out accuracy"] = report.agreement.accuracy
+    facts["accuracy of taking the longer answer"] = report.agreement.length_accuracy
+    facts["calibration error"] = report.agreement.calibration.error
+    return facts

@@ -21,7 +21,6 @@ from kedge.data import Demonstration, encode_example
 from kedge.inspect.notebook.runs import shown_run
 from kedge.models import (
     LanguageModel,
-    ModelCard,
     Precision,
     load_language_model,
     load_tokenizer,
@@ -31,6 +30,7 @@ from kedge.models import (
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
@@ -98,9 +98,12 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
 
     stop_ids = own_stop_tokens(tokenizer, model).ids
+    prompts = [record.prompt for record in split.train]
 
-    def save(folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None) -> Path:
-        card = ModelCard("sft", source, facts)
+    def save(
+        folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None, *, ended: bool = False
+    ) -> Path:
+        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
         return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights)
 
     in_checkpoints = CheckpointModel(
@@ -108,12 +111,18 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     )
     with supervised_training(config, run, num_steps, model=in_checkpoints, shown=("loss", "eval/loss")) as training:
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
-        facts = {**run.data.facts(), "optimizer steps": outcome.num_steps, **outcome.evaluation}
-        save(run.folder / "model", facts)
+        facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
+        save(run.folder / "model", facts, ended=True)
         end_training(config, run, outcome)
     run.finish({**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_findings(run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
+
+
+def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """The evaluation as rows of the model card."""
+    names = {"loss": "loss on held-out demonstrations, nats per token", "token_accuracy": "held-out token accuracy"}
+    return {names.get(name, name): value for name, value in evaluation.items()}
 
 
 def train_sft(

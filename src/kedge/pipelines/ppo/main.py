@@ -70,7 +70,7 @@ def run_ppo(
     write_roles(run, roles)
     outcome: dict[str, object] = {}
     try:
-        with stage_loop(config, run, model=checkpoint_model(config, roles)) as loop:
+        with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
             train(config, run, roles, loop, on_update)
             outcome = loop.summary()
     except KedgeError:

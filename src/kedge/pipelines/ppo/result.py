@@ -12,11 +12,12 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.metrics import METRICS_FILE, read_metrics
-from kedge.models import ModelCard, save_policy
+from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
+from kedge.runs.stage_card import stage_card
 from kedge.training.checkpoint.model_folder import CheckpointModel
 
 __all__ = ["PpoResult", "checkpoint_model", "save_result"]
@@ -62,7 +63,6 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
 
 def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
     facts: dict[str, object] = {
-        **run.data.facts(),
         "PPO updates": len(metrics),
         "responses": len(metrics) * config.responses_per_update,
         "reward": roles.reward.name,
@@ -74,31 +74,45 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         )
         if "objective/kl" in last:
             facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
-    _save_policy(config, roles, run.folder / "model", facts)
+        facts.update(_held_out(metrics))
+    _save_policy(config, run, roles, run.folder / "model", facts, ended=True)
 
 
-def checkpoint_model(config: Config, roles: Roles) -> CheckpointModel:
+def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The last evaluation on held-out prompts, if there was one."""
+    evaluated = [row for row in metrics if any(name.startswith("eval/") for name in row)]
+    if not evaluated:
+        return {}
+    last = {name: value for name, value in evaluated[-1].items() if name.startswith("eval/") and value is not None}
+    return {f"held-out {name.removeprefix('eval/')}": value for name, value in last.items()}
+
+
+def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
     """The policy as it is saved in every checkpoint."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
         facts = {"PPO updates": update, "responses": update * config.responses_per_update, "reward": roles.reward.name}
-        return _save_policy(config, roles, folder, facts, weights)
+        return _save_policy(config, run, roles, folder, facts, weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
 
 
 def _save_policy(
     config: Config,
+    run: Run,
     roles: Roles,
     folder: Path,
     facts: Mapping[str, object],
     weights: dict[str, Tensor] | None = None,
+    *,
+    ended: bool = False,
 ) -> Path:
+    prompts = [prompt.text for prompt in roles.prompts]
     return save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
         folder,
-        card=ModelCard(stage="ppo", base_model=str(config.model), facts=facts),
+        card=stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
         stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
         weights=weights,

@@ -1,0 +1,140 @@
+"""The model card of a stage, from its configuration, its data and what the run's folder holds so far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config, field_advice
+from kedge.data import encode_prompt, prompt_form
+from kedge.errors import KedgeError
+from kedge.inspect.diagnosis import diagnose_run
+from kedge.inspect.doctor import one_line
+from kedge.logs.metrics import METRICS_FILE
+from kedge.logs.samples import SAMPLES_FILE, read_samples
+from kedge.models import ModelCard
+from kedge.models.card import CardSample, hub_id, public_name
+from kedge.rewards import names_function
+from kedge.runs.run import Run
+
+__all__ = ["stage_card"]
+
+NUM_SAMPLES = 2
+
+NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
+"""Parts of the configuration that say nothing about the result, or only about the machine."""
+
+
+def stage_card(
+    config: Config,
+    run: Run,
+    facts: Mapping[str, object],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[str],
+    ended: bool = False,
+) -> ModelCard:
+    """The card of a model that a stage saves.
+
+    Args:
+        config: The stage's configuration.
+        run: Its run.
+        facts: Results: settings and metrics that matter, in order.
+        tokenizer: The model's.
+        prompts: Prompts that it was trained on.
+        ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
+    """
+    stage = run.stage.partition("-")[0]
+    base = config.reward_model.base if stage == "reward" else None
+    form = prompt_form(prompts, tokenizer, template=config.data.template)
+    sources = [source for usage in run.data.roles.values() for source in usage.sources]
+    return ModelCard(
+        stage,
+        str(base or config.model),
+        facts,
+        data=run.data.facts(),
+        datasets=[name for source in sources if (name := hub_id(source))],
+        reward=_rewards(config) if stage == "ppo" else (),
+        warnings=_warnings(run.folder) if ended else (),
+        samples=_samples(run.folder) if ended else (),
+        settings=_settings(config),
+        prompt_form=form,
+        adds_special_tokens=_adds_special_tokens(tokenizer, form == "conversation"),
+    )
+
+
+def _rewards(config: Config) -> list[str]:
+    """One line per term of the reward."""
+    kinds = {True: "a function", False: "a reward model"}
+    return [
+        f"{public_name(term.source)}: {kinds[names_function(term.source)]}, weight {term.weight:g}"
+        for term in config.reward
+    ]
+
+
+def _warnings(folder: Path) -> list[str]:
+    """What the doctor has found so far, apart from notes."""
+    try:
+        found = diagnose_run(folder, advice=field_advice) if (folder / METRICS_FILE).is_file() else []
+    except KedgeError:  # a damaged log must not cost the model
+        return []
+    return [f"{one_line(finding)}. {finding.means}" for finding in found if finding.severity != "note"]
+
+
+def _samples(folder: Path) -> list[CardSample]:
+    """The last responses of a PPO run."""
+    if not (folder / SAMPLES_FILE).is_file():
+        return []
+    try:
+        rows = read_samples(folder)[-NUM_SAMPLES:]
+    except KedgeError:
+        return []
+    return [CardSample(str(row.get("prompt", "")), str(row.get("response", "")), row.get("score")) for row in rows]
+
+
+def _settings(config: Config) -> str:
+    """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
+    values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
+    changed = {name: value for name, value in _changed(values, defaults).items() if name not in NOT_SHOWN}
+    seed = {"runtime": {"seed": config.runtime.seed}}
+    return yaml.safe_dump(_public({**changed, **seed}), sort_keys=False, allow_unicode=True)
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that differ, at every level of sections and of mappings such as the schedules."""
+    return {
+        name: _changed(value, defaults.get(name) or {}) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in defaults or value != defaults[name]
+    }
+
+
+def _public(value: Any) -> Any:
+    """A value whose absolute paths are replaced by names."""
+    if isinstance(value, dict):
+        entries = cast("dict[str, Any]", value)
+        return {name: _public(entry) for name, entry in entries.items()}
+    if isinstance(value, list):
+        return [_public(entry) for entry in cast("list[Any]", value)]
+    if isinstance(value, str) and (value.startswith("~") or os.path.isabs(value)):
+        return public_name(value)
+    return value
+
+
+def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:
+    """Whether plain `tokenizer(prompt)` adds special tokens to give the ids of the training.
+
+    A rendered conversation contains its special tokens already, but kedge adds BOS where a template leaves it out.
+    """
+    text = "a"
+    own = encode_prompt(tokenizer, text)
+    alike = [flag for flag in (False, True) if tokenizer.encode(text, add_special_tokens=flag) == own]
+    writes_bos = (
+        rendered and tokenizer.bos_token is not None and str(tokenizer.bos_token) in str(tokenizer.chat_template)
+    )
+    return False if not alike or writes_bos else alike[0] if rendered else alike[-1]
