@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import kedge
 from kedge.arguments import Arguments
 from kedge.config import load_config
-from kedge.errors import ConfigError, DataError, KedgeError
+from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -28,10 +29,16 @@ PPO: dict[str, Any] = {
     "ppo.num_epochs": 1,
     "ppo.num_minibatches": 2,
 }
+COMPARED = ("reward/score_mean", "policy/loss", "value/loss", "objective/kl", "policy/entropy")
 
 
 def count_letters(completions: list[str], **columns: Any) -> list[float]:
     return [float(text.count("e")) for text in completions]
+
+
+def loaded(folder: Path, kind: str) -> kedge.LoadedModel:
+    auto = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
+    return kedge.LoadedModel(auto.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +192,7 @@ def test_each_kind_of_reward_goes_where_it_belongs():
             kedge.ppo,
             {"policy": ("model", "tokenizer")},
             ConfigError,
-            "policy must be a folder .* not a tuple",
+            "policy must be a folder, .* not a tuple",
         ),
         (kedge.ppo, {"reward": 3}, ConfigError, "reward must be a folder, a hub id, .* not a int"),
         (
@@ -244,3 +251,40 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
     with pytest.raises(KedgeError, match="a sweep runs sft, reward, ppo, not 'rlhf'"):
         kedge.sweep("rlhf", {}, model="m")
+
+
+def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_path):
+    policy, judge = (loaded(models / name, kind) for name, kind in (("policy", "policy"), ("judge", "judge")))
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    out = tmp_path / "run"
+    result = kedge.ppo(policy=policy, prompts=PROMPTS, reward=[judge, count_letters], out=out, **PPO)
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.model.state_dict().items())
+    names: dict[str, Any] = {"policy": models / "policy", "reward": [models / "judge", count_letters]}
+    by_name = kedge.ppo(**names, prompts=PROMPTS, out=tmp_path / "named", **PPO)
+    figures = [{key: value for key, value in each.metrics[0].items() if key in COMPARED} for each in (result, by_name)]
+    assert figures[0] == figures[1]
+    config = load_config(out / "config.yaml")
+    assert config.model == str(out / "in_memory_models" / "model")
+    assert kedge.ppo(policy=policy, prompts=PROMPTS, reward=[judge, count_letters], out=out, resume=True, **PPO).metrics
+
+    other = loaded(models / "other", "policy")
+    with pytest.raises(ConfigError, match="the model is not the one that the run started from"):
+        kedge.ppo(policy=other, prompts=PROMPTS, reward=[judge, count_letters], out=out, resume=True, **PPO)
+
+
+def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):
+    policy = loaded(models / "policy", "policy")
+    out = tmp_path / "deep" / "run"
+    with pytest.raises(KedgeError):
+        kedge.sft(model=policy, demonstrations=DEMONSTRATIONS, out=out, batch_size=0)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"not a LlamaForCausalLM$"):
+        kedge.sft(model=policy.model, demonstrations=DEMONSTRATIONS, out=out, **QUIET)
+    with pytest.raises(ConfigError, match=r"reward must be .*kedge\.LoadedModel.* not a LlamaForCausalLM"):
+        kedge.ppo(policy="m", prompts=PROMPTS, reward=policy.model, out=out)
+    with pytest.raises(ConfigError, match="LoadedModel: the tokenizer is a str; expected a transformers tokenizer"):
+        kedge.LoadedModel(policy.model, "gpt2")
+    (out / "notes").mkdir(parents=True)
+    with pytest.raises(OutputError, match="is not empty"):
+        kedge.sft(model=policy, demonstrations=DEMONSTRATIONS, out=out, **QUIET)
+    assert [path.name for path in out.iterdir()] == ["notes"]

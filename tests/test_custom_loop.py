@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "custom.md"
 
 
 def test_the_loop_of_the_documentation_learns() -> None:
-    [listing] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    listing = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
     names: dict[str, Any] = {}
     exec(compile(listing, "custom.md", "exec"), names)
     means: list[float] = []

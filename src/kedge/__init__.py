@@ -17,9 +17,11 @@ from kedge.version import __version__
 if TYPE_CHECKING:
     from kedge.api import doctor, evaluate, generate, ppo, reward, rlhf, sft, sweep, write_report
     from kedge.errors import KedgeError
+    from kedge.loaded_model import LoadedModel
 
 __all__ = [
     "KedgeError",
+    "LoadedModel",
     "__version__",
     "doctor",
     "evaluate",
@@ -34,7 +36,7 @@ __all__ = [
 
 _FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report")
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
-_MODULES["KedgeError"] = "kedge.errors"
+_MODULES |= {"KedgeError": "kedge.errors", "LoadedModel": "kedge.loaded_model"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.arguments import Arguments, Data, StrPath, Weighted
+from kedge.arguments import Arguments, Data, Model, StrPath, Weighted
 from kedge.config import field_advice, parse_value
 from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
+from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
@@ -32,16 +33,17 @@ from kedge.pipelines.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 from kedge.rewards import RewardSpec
 from kedge.runs.run import Resume
 
-__all__ = ["doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report"]
+__all__ = ["LoadedModel", "doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report"]
 
 
+@with_loaded_models("sft")
 def sft(
-    *, model: StrPath, demonstrations: Data, out: StrPath | None = None, resume: bool = False, **settings: Any
+    *, model: Model, demonstrations: Data, out: StrPath | None = None, resume: bool = False, **settings: Any
 ) -> SftResult:
     """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
 
     Args:
-        model: Folder or hub id to start from.
+        model: Folder, hub id or `LoadedModel` to start from.
         demonstrations: Rows with `prompt` and `completion`, or with `messages`; or texts.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
@@ -55,9 +57,10 @@ def sft(
     return run_sft(arguments.config("sft"), demonstrations=rows, resume=_resume(resume))
 
 
+@with_loaded_models("reward")
 def reward(
     *,
-    model: StrPath,
+    model: Model,
     comparisons: Data,
     demonstrations: Data | None = None,
     out: StrPath | None = None,
@@ -83,9 +86,10 @@ def reward(
     return run_reward(arguments.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume))
 
 
+@with_loaded_models("ppo")
 def ppo(
     *,
-    policy: StrPath,
+    policy: Model,
     prompts: Data,
     reward: Weighted,
     eval_prompts: Data | None = None,
@@ -115,13 +119,14 @@ def ppo(
     return run_ppo(config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume))
 
 
+@with_loaded_models("rlhf")
 def rlhf(
     *,
-    model: StrPath,
+    model: Model,
     demonstrations: Data,
     comparisons: Data,
     prompts: Data,
-    labeller: RewardSpec | None = None,
+    labeller: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
     **settings: Any,
@@ -129,7 +134,7 @@ def rlhf(
     """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
 
     Args:
-        model: Folder or hub id to start from.
+        model: Folder, hub id or `LoadedModel` to start from.
         demonstrations: As in `sft`.
         comparisons: As in `reward`.
         prompts: As in `ppo`.
@@ -151,8 +156,9 @@ def rlhf(
     return run_rlhf(arguments.config("rlhf"), **rows, labeller=function, resume=_resume(resume))
 
 
+@with_loaded_models("generate")
 def generate(
-    *, model: StrPath, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
+    *, model: Model, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
 ) -> GenerateResult:
     """Sample and optionally score responses to prompts; see `kedge.pipelines.generate.run_generate`.
 
@@ -172,12 +178,13 @@ def generate(
     return run_generate(arguments.config("generate"), prompts=rows, reward=rewards)
 
 
+@with_loaded_models("evaluate")
 def evaluate(
     *,
-    model: StrPath,
+    model: Model,
     prompts: Data,
-    judge: RewardSpec,
-    against: StrPath | None = None,
+    judge: RewardSpec | LoadedModel,
+    against: Model | None = None,
     out: StrPath | None = None,
     **settings: Any,
 ) -> EvaluateResult:
@@ -231,7 +238,7 @@ def sweep(
     stage: str,
     fields: Mapping[str, Sequence[object]],
     *,
-    model: StrPath,
+    model: Model,
     demonstrations: Data | None = None,
     comparisons: Data | None = None,
     prompts: Data | None = None,

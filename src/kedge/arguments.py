@@ -9,18 +9,23 @@ from typing import Any, TypeAlias
 from kedge.config import Config, config_from_settings
 from kedge.data.tables import table_rows
 from kedge.errors import ConfigError
+from kedge.loaded_model import LoadedModel
 from kedge.rewards import RewardSpec, RewardTerm
 
-__all__ = ["Arguments", "Data", "StrPath", "Weighted"]
+__all__ = ["Arguments", "Data", "Model", "StrPath", "Weighted"]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 
+Model: TypeAlias = "StrPath | LoadedModel"
+"""A model's folder or hub id; or the model and its tokenizer, loaded."""
+
 Data: TypeAlias = "StrPath | Iterable[Any]"
 """A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
 
-Weighted: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm] | Mapping[RewardSpec, float]"
-"""A reward model's folder or hub id, `module:function`, or a function; a list of them, or a mapping to weights."""
+Reward: TypeAlias = "RewardSpec | LoadedModel | RewardTerm"
+Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedModel, float]"
+"""A reward model by name or loaded, `module:function`, or a function; a list of them, or a mapping to weights."""
 
 
 class Arguments:
@@ -34,7 +39,7 @@ class Arguments:
         ConfigError: A model is not given by name, or a field is given twice.
     """
 
-    def __init__(self, settings: Mapping[str, Any], **named: StrPath | None) -> None:
+    def __init__(self, settings: Mapping[str, Any], **named: Model | None) -> None:
         self._settings = dict(settings)
         for word, value in named.items():
             self.name("model" if word == "policy" else word, value, word=word)
@@ -45,8 +50,8 @@ class Arguments:
             return
         if not isinstance(value, (str, os.PathLike)):
             raise ConfigError(
-                f"{word or field} must be a folder or a hub id, not a {type(value).__name__}; save the model and its "
-                "tokenizer with save_pretrained and pass that folder"
+                f"{word or field} must be a folder, a hub id or kedge.LoadedModel(model, tokenizer), not a "
+                f"{type(value).__name__}"
             )
         self._set(field, os.fspath(value))
 
@@ -68,9 +73,9 @@ class Arguments:
             return None
         return entries
 
-    def function(self, field: str, judge: RewardSpec | None) -> Callable[..., Any] | None:
+    def function(self, field: str, judge: RewardSpec | LoadedModel | None) -> Callable[..., Any] | None:
         """A Python function; None for a model or function given by name."""
-        if callable(judge):
+        if callable(judge) and not hasattr(judge, "save_pretrained"):
             return judge
         self.name(field, judge)
         return None
@@ -117,9 +122,11 @@ def _terms(reward: object) -> list[RewardTerm]:
 
 
 def _weighted(spec: object, weight: object) -> RewardTerm:
-    if not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
+    is_model = hasattr(spec, "save_pretrained")  # which can be called, too
+    if is_model or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
         raise ConfigError(
-            f"reward must be a folder, a hub id, 'module:function', a function, or a list of these; not a "
+            f"reward must be a folder, a hub id, 'module:function', a function, kedge.LoadedModel(model, tokenizer), "
+            f"or a list of these; not a "
             f"{type(spec).__name__}"
         )
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):

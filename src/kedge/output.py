@@ -21,6 +21,7 @@ __all__ = [
     "DIAGNOSTIC_FILES",
     "FINISHED_FILE",
     "INCIDENTS_FILE",
+    "IN_MEMORY_FOLDER",
     "JUDGMENTS_FILE",
     "MODEL_FOLDER",
     "PROGRESS_FILE",
@@ -77,6 +78,9 @@ JUDGMENTS_FILE = "judgments.jsonl"
 
 RESPONSES_FILE = "responses.jsonl"
 """The responses of a generate run."""
+
+IN_MEMORY_FOLDER = "in_memory_models"
+"""Models that were given as Python objects; written before a run starts."""
 
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""
@@ -196,5 +200,5 @@ def sync_folder(folder: Path) -> None:
 
 def _is_free(folder: Path) -> bool:
     if os.path.isdir(folder):
-        return all(path.name in DIAGNOSTIC_FILES for path in folder.iterdir())
+        return all(path.name in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER} for path in folder.iterdir())
     return not os.path.exists(folder)

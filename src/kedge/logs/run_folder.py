@@ -9,6 +9,7 @@ from kedge.output import (
     CONFIG_FILE,
     DATA_FILE,
     DIAGNOSTIC_FILES,
+    IN_MEMORY_FOLDER,
     PROGRESS_FILE,
     ROLES_FILE,
     check_output,
@@ -38,7 +39,7 @@ def discard_run_folder(folder: Path) -> None:
 
     Only what a run writes before its first result is removed. If there is anything else, nothing is.
     """
-    paths = [path for path in folder.iterdir() if path.name not in DIAGNOSTIC_FILES]
+    paths = [path for path in folder.iterdir() if path.name not in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}]
     if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
         return
     for path in paths:
