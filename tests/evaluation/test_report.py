@@ -47,3 +47,10 @@ def test_the_table_counts_what_was_won_tied_and_lost(reported):
     assert (summary["won"], summary["tied"], summary["lost"], summary["num_judged"]) == (3, 1, 1, 5)
     assert "3 / 1 / 1" in printed
     assert "KL" not in printed
+
+
+def test_pairs_whose_lengths_differ_are_counted(reported):
+    # "ab" against lengths 1, 2, 3, 1, 2, 3: pairs 0, 2, 3 and 5 differ and are decided; the longer wins 1, ½, 0 and 0.
+    summary, _ = reported
+    assert summary["num_unequal_lengths"] == 4
+    assert summary["longer_wins"]["value"] == 1.5 / 4

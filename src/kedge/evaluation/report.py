@@ -51,13 +51,17 @@ class Evaluation:
 
     def longer_wins(self) -> Interval | None:
         """How often the longer of two responses wins: ½ without length bias; None if all lengths are equal."""
+        longer = self._longer_won()
+        return self.evaluator.interval(longer) if longer else None
+
+    def _longer_won(self) -> list[float]:
+        """The outcome for the longer response of each decided pair whose lengths differ."""
         ours, theirs = _lengths(self.policy.scored), _lengths(self.opponent)
-        longer = [
+        return [
             win if length > other else 1 - win
             for length, other, win in zip(ours, theirs, self.policy.outcomes.wins, strict=True)
             if win is not None and length != other
         ]
-        return self.evaluator.interval(longer) if longer else None
 
     def summary(self) -> dict[str, Any]:
         """Figures for `summary.json`."""
@@ -80,6 +84,7 @@ class Evaluation:
             "eos_rate": _eos_rate(self.policy.scored),
             "eos_rate_against": _eos_rate(self.opponent),
             "longer_wins": _plain(self.longer_wins()),
+            "num_unequal_lengths": len(self._longer_won()),
             "position_bias": outcomes.position_bias(),
             "frontier": [
                 {

@@ -436,6 +436,8 @@ CASES = [
              {"tied": 9, "num_judged": 20, "num_equal": 9}),
             ("judge_prefers_length", "note", "evaluate", {"longer_wins": rate(0.7, 0.1), "length": 9.0,
              "length_against": 7.0}, {"longer_wins": rate(0.69, 0.1)}),
+            ("judge_prefers_length", "note", "evaluate", {"longer_wins": rate(0.8, 0.1), "num_unequal_lengths": 20},
+             {"longer_wins": rate(0.8, 0.1), "num_unequal_lengths": 19}),
             ("judge_prefers_length", "note", "evaluate", {"longer_wins": rate(0.8, 0.1)},
              {"longer_wins": rate(0.8, 0.3)}),
             ("win_rate_undecided", "note", "evaluate", {"win_rate": rate(0.6, 0.11), "num_judged": 60},

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from kedge.inspect.doctor import Finding
+from kedge.inspect.doctor import Examination, Finding
 from kedge.inspect.watch import Follower, Snapshot, draw_frame
 from tests.inspect.watch.runs import CONFIG, add, begin, metrics, sample
 
@@ -23,7 +23,7 @@ def finding(rule: str, **more: Any) -> Finding:
 
 
 def snapshot_of(folder: Path, *findings: Finding) -> Snapshot:
-    return Follower(folder, lambda record: findings).look()
+    return Follower(folder, lambda record: Examination(tuple(findings), 30)).look()
 
 
 def drawn(snapshot: Snapshot, width: int = 100, height: int | None = None) -> str:
@@ -52,7 +52,7 @@ def test_a_running_run(tmp_path):
     assert progress.rstrip().endswith("0:16 so far, 1:04 left")
     # From 0.25 to 2 in equal steps: every block once.
     assert line_of(text, "score").split() == ["score", "2.00", "▁▂▃▄▅▆▇█", "0.250", "to", "2.00"]
-    assert "no findings" in text
+    assert "nothing wrong in 30 checks" in text
 
 
 def test_the_time_left_follows_recent_updates(tmp_path):
@@ -186,7 +186,7 @@ def test_a_wide_terminal_has_two_columns_of_figures(tmp_path):
 
 def test_the_doctor_examines_new_rows_only(tmp_path):
     folder, looks = begin(tmp_path / "run"), list[int]()
-    follower = Follower(folder, lambda record: looks.append(len(record.metrics)) or ())
+    follower = Follower(folder, lambda record: looks.append(len(record.metrics)) or Examination((), 0))
     follower.look()
     follower.look()
     assert looks == [0]
@@ -197,7 +197,7 @@ def test_the_doctor_examines_new_rows_only(tmp_path):
 
 def test_a_resumed_runs_configuration_is_read_again(tmp_path):
     folder = begin(tmp_path / "run")
-    follower = Follower(folder, lambda record: ())
+    follower = Follower(folder, lambda record: Examination((), 0))
     assert follower.look().record.setting("ppo.num_updates") == 40
     begin(folder, CONFIG.replace("40", "80"))
     os.utime(folder / "config.yaml", (time.time() + 5, time.time() + 5))

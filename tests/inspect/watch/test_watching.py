@@ -20,6 +20,7 @@ from rich.live import Live
 
 from kedge.cli import main
 from kedge.errors import DataError
+from kedge.inspect.doctor import Examination
 from kedge.inspect.record import read_run
 from kedge.inspect.watch import Follower, watching
 from kedge.inspect.watch.watching import serve_run, watch_run
@@ -36,7 +37,8 @@ class Script:
         monkeypatch.setattr(watching, "REDRAW_INTERVAL", 1e9)
         monkeypatch.setattr(watching.time, "sleep", lambda seconds: next(self._steps)())
         monkeypatch.setattr(Live, "update", lambda live, renderable, *, refresh: self._show(renderable))
-        self.console = Console(force_terminal=True, width=100, height=50, file=StringIO(), color_system=None)
+        self.written = StringIO()
+        self.console = Console(force_terminal=True, width=100, height=50, file=self.written, color_system=None)
 
     def _show(self, renderable: object) -> None:
         frame = Console(width=100, file=StringIO(), record=True, color_system=None)
@@ -73,7 +75,7 @@ def test_a_run_is_shown_from_before_its_start_to_its_end(tmp_path, monkeypatch):
     assert "● running" in later[-2]
     assert "■ finished" in later[-1]
     # The screen is restored, and the last frame stays.
-    assert "■ finished" in script.console.file.getvalue().split("\x1b[?1049l")[-1]
+    assert "■ finished" in script.written.getvalue().split("\x1b[?1049l")[-1]
 
 
 def test_the_active_stage_is_shown_until_the_chain_ends(tmp_path, monkeypatch):
@@ -194,8 +196,13 @@ def watched(tmp_path) -> Iterator[subprocess.Popen[str]]:
     add(begin(tmp_path / "run"), "metrics.jsonl", metrics(1))
     command = [sys.executable, "-m", "kedge", "watch", str(tmp_path / "run"), "--web"]
     # A shell's background jobs ignore Ctrl-C, and so would their children.
-    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **listen) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         yield process
         process.kill()
 
@@ -214,6 +221,6 @@ def test_metrics_of_an_earlier_version_are_read_under_their_current_names(tmp_pa
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1, **{"policy/optimiser_steps": 16}))
     add(folder, "metrics.jsonl", metrics(2, **{"policy/optimizer_steps": 8}))
-    for record in (read_run(folder), Follower(folder, lambda _: ()).look().record):
+    for record in (read_run(folder), Follower(folder, lambda _: Examination((), 0)).look().record):
         assert record.series("policy/optimizer_steps") == ([1, 2], [16.0, 8.0])
         assert record.series("policy/optimiser_steps") == ([], [])

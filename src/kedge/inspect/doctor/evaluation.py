@@ -27,6 +27,9 @@ CONTRADICTED, MOSTLY_CONTRADICTED = 0.25, 0.5
 """Share of pairs with another winner in the other order. A judge that throws a coin contradicts itself in half of them;
 GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
 
+ENOUGH_PAIRS = 20
+"""Pairs whose lengths differ, below which the bootstrap interval is too narrow."""
+
 LONGER_WINS = 0.7
 """Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
 
@@ -106,14 +109,18 @@ def _contradicts(run: RunRecord) -> Symptom | None:
 
 def _prefers_length(run: RunRecord) -> Symptom | None:
     longer = _interval(run, "longer_wins")
+    pairs = _number(run, "num_unequal_lengths")  # unknown in evaluations of earlier versions
     if longer is None or longer["value"] < LONGER_WINS or longer["low"] <= 0.5:
         return None
+    if pairs is not None and pairs < ENOUGH_PAIRS:
+        return None
+    counted = "" if pairs is None else f"{pairs:,.0f} "
     lengths = [_number(run, name) for name in ("length", "length_against")]
     means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
     return Symptom(
         "note",
-        f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the pairs "
-        f"whose lengths differ{means}",
+        f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the "
+        f"{counted}pairs whose lengths differ{means}",
         (),
         "compare responses of similar length, or use a second judge that ignores it",
     )

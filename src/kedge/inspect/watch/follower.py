@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.inspect.doctor import Finding
+from kedge.inspect.doctor import Examination, Finding
 from kedge.inspect.record import RESULTS, RunRecord, build_record, last_written, read_config
 from kedge.inspect.watch.tail import Tail
 from kedge.logs.details import DETAILS_FILE
@@ -32,15 +32,20 @@ class Snapshot:
 
     Attributes:
         record: What its files hold; only the newest of its samples.
-        findings: The doctor's, most severe first.
+        examination: The doctor's findings, most severe first, and what it could not judge.
         age: Seconds since its last row, or since its start.
         is_new: Whether it has rows that the snapshot before did not have.
     """
 
     record: RunRecord
-    findings: Sequence[Finding]
+    examination: Examination
     age: float
     is_new: bool = True
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The doctor's findings, most severe first."""
+        return self.examination.findings
 
 
 class Follower:
@@ -48,11 +53,11 @@ class Follower:
 
     Args:
         folder: The run's folder.
-        diagnose: Finds what is wrong with the run so far.
+        examine: Finds what is wrong with the run so far.
     """
 
-    def __init__(self, folder: Path, diagnose: Callable[[RunRecord], Sequence[Finding]]) -> None:
-        self.folder, self._diagnose = folder, diagnose
+    def __init__(self, folder: Path, examine: Callable[[RunRecord], Examination]) -> None:
+        self.folder, self._examine = folder, examine
         self._metrics = Tail(folder / METRICS_FILE, convert=with_current_names)
         self._details = Tail(folder / DETAILS_FILE)
         self._incidents = Tail(folder / INCIDENTS_FILE)
@@ -65,7 +70,7 @@ class Follower:
         logs = (self._metrics, self._details, self._incidents, self._samples, self._progress)
         self._logs = (*logs, *self._results)
         self._config: tuple[float, Mapping[str, str], Mapping[str, Any]] | None = None
-        self._findings: Sequence[Finding] = ()
+        self._examination = Examination((), 0)
         self._next_diagnosis = 0.0
         self._is_first = self._is_undiagnosed = True
         self._last_state = ""
@@ -93,8 +98,8 @@ class Follower:
         )
         self._is_undiagnosed |= record.state != self._last_state  # the summary is written after the last row
         self._last_state = record.state
-        self._update_findings(record)
-        return Snapshot(record, self._findings, max(0.0, time.time() - last_written(self.folder)), is_new)
+        self._update_examination(record)
+        return Snapshot(record, self._examination, max(0.0, time.time() - last_written(self.folder)), is_new)
 
     def _read_config(self) -> tuple[Mapping[str, str], Mapping[str, Any]]:
         """Facts and configuration, parsed again after a resumed run has rewritten them."""
@@ -104,10 +109,10 @@ class Follower:
             self._config = (written, *read_config(self.folder))
         return self._config[1:]
 
-    def _update_findings(self, record: RunRecord) -> None:
+    def _update_examination(self, record: RunRecord) -> None:
         """Diagnose new rows, less often in a long run, and always at its end."""
         if not self._is_undiagnosed or (record.state != "finished" and time.monotonic() < self._next_diagnosis):
             return
         started = time.monotonic()
-        self._findings, self._is_undiagnosed = self._diagnose(record), False
+        self._examination, self._is_undiagnosed = self._examine(record), False
         self._next_diagnosis = started + DOCTOR_SHARE * (time.monotonic() - started)

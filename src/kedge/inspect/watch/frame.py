@@ -130,7 +130,8 @@ def _findings(snapshot: Snapshot, *, brief: bool) -> Iterator[RenderableType]:
     most = FINDINGS_IN_BRIEF if brief else MOST_FINDINGS
     yield Rule("doctor", align="left", style="dim")
     if not snapshot.findings:
-        yield Text("no findings", style="green")
+        style = "green" if snapshot.examination.is_clean else "dim"
+        yield Text(printable(snapshot.examination.verdict), style=style)
     for number, finding in enumerate(snapshot.findings[:most]):
         yield _finding(finding, brief=brief, with_remedy=number == 0 and not brief)
     if (more := len(snapshot.findings) - most) > 0:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kedge.errors import DataError
-from kedge.inspect.doctor import Advice, diagnose, no_advice
+from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import render_page
 from kedge.inspect.record import QUIET_SECONDS, RESULTS, SUMMARY_FILE, last_written
 from kedge.inspect.report import collect_page, runs_in
@@ -56,7 +56,7 @@ def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Adv
     if not folder.is_dir():
         raise DataError(f"{str(folder)!r} does not exist; expected a run's folder")
     if once or not console.is_terminal:
-        console.print(draw_frame(Follower(_active_run(folder), partial(diagnose, advice=advice)).look(), console))
+        console.print(draw_frame(Follower(_active_run(folder), partial(examine, advice=advice)).look(), console))
         return
     snapshot = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -103,7 +103,7 @@ def _snapshots(folder: Path, advice: Advice) -> Iterator[Snapshot | None]:
     follower, read_at, has_started = None, time.monotonic(), False
     while True:
         if follower is None or _active_run(folder) != follower.folder:
-            follower = Follower(_active_run(folder), partial(diagnose, advice=advice))
+            follower = Follower(_active_run(folder), partial(examine, advice=advice))
         has_started = has_started or is_run(follower.folder)
         try:
             snapshot = follower.look() if has_started else None
