@@ -2,6 +2,7 @@
 
 const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning", evaluate: "Evaluation", generate: "Generation" };
 const MOST_KEY_CHARTS = 4;
+const MOST_FINDINGS = 4;
 
 const swatch = run => el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } });
 const words = rule => `${rule[0].toUpperCase()}${rule.slice(1).replaceAll("_", " ")}`;
@@ -22,8 +23,11 @@ const findingGroup = (data, group) => {
     group.findings.map(each => describeFinding(data, each, group.findings.length === 1))));
 };
 
-const findingsCard = data => (data.findings?.length ? el("div", { class: "card stack doctor" },
-  el("h2", {}, "The doctor's findings"), el("ul", { class: "findings" }, data.findings.map(group => findingGroup(data, group)))) : null);
+const findingsCard = data => {
+  const groups = (data.findings ?? []).map(group => findingGroup(data, group)), rest = groups.slice(MOST_FINDINGS);
+  return groups.length ? el("div", { class: "card stack doctor" }, el("h2", {}, "The doctor's findings"),
+    el("ul", { class: "findings" }, groups.slice(0, MOST_FINDINGS)), rest.length ? fold(false, `${rest.length} more`, el("ul", { class: "findings" }, rest)) : null) : null;
+};
 
 /** What the doctor checked; a check mark only if it found nothing. */
 const checked = run => (run.doctor?.verdict ? el("p", { class: "checked small" }, run.doctor.clean ? el("span", { class: "healthy" }, "✓ ") : null,
