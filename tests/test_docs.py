@@ -66,6 +66,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
+    monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_server", lambda *_, **__: page)
@@ -77,7 +78,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in (*STAGES, "doctor", "report", "sweep", "watch")
+    mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "report", "sweep", "watch")
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()

@@ -12,12 +12,14 @@ Each function writes to the folder `out` (default: `runs/STAGE`) and returns a r
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.arguments import Arguments, Data, Model, StrPath, Weighted
 from kedge.config import field_advice, parse_value
+from kedge.data import Preview
 from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
@@ -31,9 +33,22 @@ from kedge.pipelines.rlhf import RlhfResult, run_rlhf
 from kedge.pipelines.sft import SftResult, run_sft
 from kedge.pipelines.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 from kedge.rewards import RewardSpec
+from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import Resume
 
-__all__ = ["LoadedModel", "doctor", "evaluate", "generate", "ppo", "reward", "rlhf", "sft", "sweep", "write_report"]
+__all__ = [
+    "LoadedModel",
+    "doctor",
+    "evaluate",
+    "generate",
+    "ppo",
+    "preview_data",
+    "reward",
+    "rlhf",
+    "sft",
+    "sweep",
+    "write_report",
+]
 
 
 @with_loaded_models("sft")
@@ -219,6 +234,38 @@ def doctor(run: StrPath) -> list[Finding]:
         DataError: The folder holds no run, or a file in it is damaged.
     """
     return diagnose_run(Path(run), advice=field_advice)
+
+
+def preview_data(
+    source: Data,
+    *,
+    stage: str | None = None,
+    model: StrPath | None = None,
+    num_examples: int = 2,
+    num_rows: int | None = None,
+    **settings: Any,
+) -> Preview:
+    """Preview data as a stage would read it; print the result. See `kedge.runs.preview.preview_data`.
+
+    Args:
+        source: A file, folder or hub id, or rows.
+        stage: sft, reward, ppo, generate or evaluate; guessed from the columns if None.
+        model: Folder or hub id whose tokenizer reads the rows; None counts characters.
+        num_examples: Rows to show.
+        num_rows: Rows to read; None for all.
+        settings: Fields of `data`, such as `columns={"prompt": "dialogue"}`.
+
+    Raises:
+        KedgeError: The source cannot be read, or a named column is missing; one line.
+    """
+    config = Arguments(settings, model=model).config("sft")
+    return show_data(
+        config,
+        os.fspath(source) if isinstance(source, os.PathLike) else source,
+        stage=stage,
+        num_examples=num_examples,
+        num_rows=num_rows,
+    )
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:

@@ -48,3 +48,34 @@ def test_wrong_columns(override: str, said: str) -> None:
 
 def test_a_column_is_explained() -> None:
     assert explain("data.columns.prompt").endswith(explain("data.columns").partition("\n")[2])
+
+
+def test_shares_of_a_mix() -> None:
+    overrides = ["data.demonstrations=[a, b]", "data.prompts=[c]"]
+    data = load_config(None, [*overrides, "data.mix=[1, 3]"]).data
+    assert (data.shares("demonstrations"), data.shares("prompts")) == ((1.0, 3.0), None)
+    data = load_config(None, [*overrides, "data.mix={b: 0.7, a: 0.3}"]).data
+    assert data.shares("demonstrations") == (0.3, 0.7)
+    assert load_config(None, overrides).data.shares("demonstrations") is None
+
+
+@pytest.mark.parametrize(
+    ("mix", "said"),
+    [
+        ("[1, 2, 3]", "data.mix has 3 shares, and data.demonstrations has 2 sources"),
+        ("{a: 1}", "data.mix has no share for b (0 leaves it out)"),
+        ("{a: 1, b: 1, x: 1}", "data.mix names x, which is not a source; they are a, b"),
+        ("[-1, 1]", "the shares of data.mix must be at least 0"),
+        ("[0, 0]", "one of them above 0"),
+        ("high", "data.mix must be a list of numbers, a mapping of names to a number, or null; it is high"),
+    ],
+)
+def test_wrong_mixes(mix: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, ["data.demonstrations=[a, b]", f"data.mix={mix}"])
+    assert said in str(raised.value)
+
+
+def test_a_mix_of_one_source_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.mix needs several sources"):
+        load_config(None, ["data.prompts=a", "data.mix=[1]"])

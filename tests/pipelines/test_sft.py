@@ -21,6 +21,7 @@ from kedge.logs.metrics import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
 from kedge.pipelines.sft import run_sft, train_sft
+from kedge.training.supervised.loop import Outcome
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]
@@ -130,12 +131,33 @@ def test_bad_rows_are_written_to_a_file_and_too_many_stop_the_run(tmp_path, caps
     result = run_sft(config_for(tmp_path, "lenient", "data.max_rejected_fraction=0.2"), demonstrations=rows)
     rejected = [json.loads(line) for line in (result.folder / "rejected.jsonl").read_text().splitlines()]
     assert [row["line"] for row in rejected] == [11]
-    line = "10 of 11 rows used, 2 of them held out; 1 dropped: 1 field 'completion' is missing"
-    assert f"demonstrations: {line}\n" in capsys.readouterr().err
+    line = "10 of 11 rows used, 2 of them held out; 1 dropped: field 'completion' is missing"
+    said = capsys.readouterr().err
+    assert f"demonstrations: {line}\nfirst of the demonstrations, in tokens:\n  prompt  " in said
+    assert "trained on" in said
     assert f"| demonstrations | {line} |" in (result.model / "README.md").read_text(encoding="utf-8")
     record = read_run(result.folder)
     assert record.data["demonstrations"]["dropped"] == {"field 'completion' is missing": 1}
     assert data_sentences(record) == [f"Demonstrations: {line}."]
+
+
+def test_sources_are_drawn_in_their_shares(tmp_path, monkeypatch):
+    for name, rows in (("large", ROWS), ("small", [{"prompt": "Ahoy!", "completion": f" {n}"} for n in range(4)])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    drawn = {}
+
+    def train(model, tokenizer, demonstrations, *, order, **_):
+        drawn.update(records=demonstrations, order=order(0))
+        return Outcome(1)
+
+    monkeypatch.setattr(sft, "train_sft", train)
+    sources = f"data.demonstrations=[{tmp_path}/large.jsonl, {tmp_path}/small.jsonl]"
+    result = run_sft(config_for(tmp_path, "run", sources, "data.mix=[1, 3]", "data.eval_fraction=0.2"))
+    records, order = drawn["records"], drawn["order"]
+    assert len(order) == len(records) < 14
+    share = sum(records[row].prompt == "Ahoy!" for row in order) / len(order)
+    assert share == pytest.approx(0.75, abs=0.5 / len(order))  # whole rows
+    assert "drawn as 25% " in read_run(result.folder).data["demonstrations"]["line"]
 
 
 def test_the_corrected_command_runs_in_the_same_folder(tmp_path):

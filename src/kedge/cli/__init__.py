@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, inspect, stages, sweep
+from kedge.cli import chat, config, data, inspect, stages, sweep
 from kedge.errors import KedgeError
 from kedge.version import __version__
 
@@ -16,6 +16,7 @@ app.add_typer(stages.app)
 app.add_typer(chat.app)
 app.add_typer(sweep.app)
 app.add_typer(inspect.app)
+app.add_typer(data.app)
 app.add_typer(config.app, name="config")
 
 

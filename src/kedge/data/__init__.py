@@ -1,11 +1,13 @@
 """Data records: reading, chat templates, tokenization and batching."""
 
+from kedge.data.mixing import Mixture
+from kedge.data.preview import Preview
 from kedge.data.prompt_form import TLDR_ENDING, PromptForm, prompt_form
 from kedge.data.prompts import PromptStream, room_for_prompt
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Record
 from kedge.data.rejections import Rejection, Table, check_rejections, write_rejections
-from kedge.data.sources import Source, Sources
+from kedge.data.sources import Source, Sources, rows_of
 from kedge.data.splitting import Split, split_eval
 from kedge.data.templates import render_tldr, tldr_response
 from kedge.data.token_pieces import token_pieces
@@ -28,7 +30,9 @@ __all__ = [
     "DataUsage",
     "Demonstration",
     "EncodedExample",
+    "Mixture",
     "Padded",
+    "Preview",
     "Prompt",
     "PromptForm",
     "PromptStream",
@@ -53,6 +57,7 @@ __all__ = [
     "read_prompts",
     "render_tldr",
     "room_for_prompt",
+    "rows_of",
     "split_eval",
     "tldr_response",
     "token_pieces",

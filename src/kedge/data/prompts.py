@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 
+from kedge.data.mixing import Mixture
 from kedge.data.records import Prompt
 from kedge.errors import ConfigError, DataError
 
@@ -65,6 +66,7 @@ class PromptStream:
         *,
         seed: int,
         curriculum: str | None = None,
+        mixture: Mixture | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -74,6 +76,7 @@ class PromptStream:
             prompts: the pool, the same on every rank.
             seed: seed of the shuffles, the same on every rank.
             curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass, too.
+            mixture: shares of several sources; None for one pass over all prompts after the other.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
@@ -85,7 +88,7 @@ class PromptStream:
             raise DataError("the list of prompts is empty")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank} with world_size {world_size}, expected 0 to {world_size - 1}")
-        self._prompts = prompts
+        self._prompts, self._mixture = prompts, mixture
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._epoch = self._position = 0
         self._order = self._shuffled()
@@ -121,8 +124,11 @@ class PromptStream:
         return self._order[self._position - 1]
 
     def _shuffled(self) -> list[int]:
-        order = list(range(len(self._prompts)))
         # The order depends on seed and pass number only, so that resuming needs no generator state.
-        random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
+        if self._mixture is None:
+            order = list(range(len(self._prompts)))
+            random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
+        else:
+            order = self._mixture.order(self._epoch)
         levels = self._levels
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kedge.data.columns import Role, columns_of, name_missing_columns
 from kedge.data.parsing import parse_comparison, parse_demonstration, parse_prompt
@@ -20,16 +21,21 @@ from kedge.data.rejections import (
     write_rejections,
 )
 from kedge.data.rows import Row
-from kedge.data.sources import Source, rows_of
+from kedge.data.sources import Source, numbered_rows
 from kedge.data.truncation import Truncate
 from kedge.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["read_comparisons", "read_demonstrations", "read_prompts"]
+__all__ = ["read_comparisons", "read_demonstrations", "read_prompts", "read_table"]
 
-RecordT = TypeVar("RecordT")
+_PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
+    "demonstrations": parse_demonstration,
+    "pretraining": parse_demonstration,
+    "comparisons": parse_comparison,
+    "prompts": parse_prompt,
+}
 
 
 def read_demonstrations(
@@ -65,7 +71,7 @@ def read_demonstrations(
     Source: spec §2.
     """
     options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
-    return _read(source, parse_demonstration, "demonstrations", options, max_rejected_fraction, rejected_to)
+    return _read(source, "demonstrations", options, max_rejected_fraction, rejected_to)
 
 
 def read_comparisons(
@@ -86,7 +92,7 @@ def read_comparisons(
     share one cut prompt.
     """
     options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
-    return _read(source, parse_comparison, "comparisons", options, max_rejected_fraction, rejected_to)
+    return _read(source, "comparisons", options, max_rejected_fraction, rejected_to)
 
 
 def read_prompts(
@@ -105,36 +111,49 @@ def read_prompts(
     Arguments and errors as in `read_demonstrations`.
     """
     options = ReadingOptions(tokenizer, template, max_prompt_tokens, truncate=truncate, columns=columns or {})
-    return _read(source, parse_prompt, "prompts", options, max_rejected_fraction, rejected_to)
+    return _read(source, "prompts", options, max_rejected_fraction, rejected_to)
 
 
-def _read(
-    source: Source,
-    parse: Callable[[object, ReadingOptions], RecordT],
-    role: Role,
-    options: ReadingOptions,
-    max_rejected_fraction: float,
-    rejected_to: Path | None,
-) -> Table[RecordT]:
-    table: Table[RecordT] = Table([], [])
+def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows: int | None = None) -> Table[Any]:
+    """Read rows into records and rejections, however many are rejected.
+
+    Args:
+        source: files, folders, hub ids or rows: see `rows_of`.
+        role: what the rows are read as.
+        options: how they are parsed.
+        num_rows: rows to read; None for all.
+
+    Raises:
+        DataError: A source cannot be read, its first row lacks a named column, or a row is a conversation and the
+            tokenizer has no chat template.
+    """
+    table: Table[Any] = Table([], [])
     num_cut, named = 0, set[str]()
     columns = columns_of(options.columns, role)
-    for row in rows_of(source):
+    for origin, row in islice(numbered_rows(source), num_rows):
         if columns and isinstance(row.value, Mapping) and row.source not in named:
             name_missing_columns(row.value, columns, role, row.source)
             named.add(row.source)
         before = options.cuts.count
         try:
-            table.records.append(parse(_decoded(row), options))
+            table.records.append(_PARSERS[role](_decoded(row), options))
+            table.origins.append(origin)
             num_cut += options.cuts.count > before
         except RowError as error:
             table.rejected.append(Rejection.of(row, error))
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
+    return replace(table, num_cut=num_cut)
+
+
+def _read(
+    source: Source, role: Role, options: ReadingOptions, max_rejected_fraction: float, rejected_to: Path | None
+) -> Table[Any]:
+    table = read_table(source, role, options)
     if rejected_to is not None:
         write_rejections(rejected_to, table.rejected)
     check_rejections(table, name=_name(source), max_rejected_fraction=max_rejected_fraction)
-    return replace(table, num_cut=num_cut)
+    return table
 
 
 def _decoded(row: Row) -> object:

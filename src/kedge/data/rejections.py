@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -74,11 +74,13 @@ class Table(Generic[RecordT]):
         records: the usable rows, in order.
         rejected: the unusable rows.
         num_cut: usable rows whose prompt was cut to fit.
+        origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
     """
 
     records: list[RecordT]
     rejected: list[Rejection]
     num_cut: int = 0
+    origins: list[int] = field(default_factory=list[int])
 
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""

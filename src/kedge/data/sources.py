@@ -18,7 +18,7 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Source", "Sources", "rows_of"]
+__all__ = ["Source", "Sources", "numbered_rows", "rows_of"]
 
 _READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows}
 # Without .json: in a folder of data files, .json files hold metadata.
@@ -63,6 +63,12 @@ def rows_of(source: Source) -> Iterator[Row]:
     if isinstance(source, (list, tuple)) and source and all(_is_source_name(entry) for entry in source):
         return chain.from_iterable(_named_rows(os.fspath(entry)) for entry in source)
     return listed_rows(table_rows(source, "the data"))
+
+
+def numbered_rows(source: Source) -> Iterator[tuple[int, Row]]:
+    """The rows of a source, each with the index of its name among several `Sources`; arguments as in `rows_of`."""
+    parts = [Sources((name,)) for name in source.names] if isinstance(source, Sources) else [source]
+    return ((index, row) for index, part in enumerate(parts) for row in rows_of(part))
 
 
 def _is_source_name(entry: object) -> bool:

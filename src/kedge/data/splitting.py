@@ -23,11 +23,13 @@ class Split(Generic[RecordT]):
     Attributes:
         train: Records to train on.
         eval: Records held out.
+        train_rows: Positions of the training records among all.
         by_prompt: Whether the two share no prompt; False if all records have the same one.
     """
 
     train: list[RecordT]
     eval: list[RecordT]
+    train_rows: list[int]
     by_prompt: bool = True
 
 
@@ -49,7 +51,7 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction}, expected 0 ≤ fraction < 1")
     if fraction == 0:
-        return Split(list(records), [])
+        return Split(list(records), [], list(range(len(records))))
     by_prompt = len({_prompt(record) for record in records}) > 1
     keys = [_prompt(record) if by_prompt else repr(record) for record in records]
     counts = Counter(keys)
@@ -60,8 +62,9 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
             else "the only row cannot be held out; set data.eval_fraction=0"
         )
     held = _drawn(counts, fraction * len(records), seed)
-    train = [record for key, record in zip(keys, records, strict=True) if key not in held]
-    return Split(train, [record for key, record in zip(keys, records, strict=True) if key in held], by_prompt)
+    rows = [row for row, key in enumerate(keys) if key not in held]
+    held_out = [record for key, record in zip(keys, records, strict=True) if key in held]
+    return Split([records[row] for row in rows], held_out, rows, by_prompt)
 
 
 def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:

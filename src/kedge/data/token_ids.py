@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kedge.data.characters import is_character_tokenizer
 from kedge.data.fields import Fields, entries_of
 from kedge.data.rejections import RowError
 from kedge.data.tokens import encode_example, encode_prompt
@@ -31,6 +32,8 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     Raises:
         RowError: The ids are not the tokenizer's, or their texts would be encoded to other ids.
     """
+    if is_character_tokenizer(tokenizer):
+        raise RowError("token ids need a model: --model")
     ids = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
     read = _flags(fields, "attention_mask", len(ids)) or [True] * len(ids)
     trained = _trained(fields, len(ids))

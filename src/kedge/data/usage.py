@@ -65,10 +65,11 @@ class DataUsage:
         head = f"{count} rows{where} used"
         parts = [f"{head}, {self.held_out:,} of them held out" if self.held_out else head]
         if self.dropped:
-            reasons = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
+            counted = [f"{number:,} {reason}" for reason, number in self.dropped.items()]
+            reasons = ", ".join(counted if len(counted) > 1 else self.dropped)
             parts.append(f"{sum(self.dropped.values()):,} dropped: {reasons}")
         if self.cut:
-            parts.append(f"{self.cut:,} prompts cut to fit")
+            parts.append(f"{self.cut:,} prompt{'s' * (self.cut > 1)} cut to fit")
         return "; ".join([*parts, *self.notes])
 
 

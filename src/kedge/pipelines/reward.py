@@ -94,6 +94,7 @@ def run_reward(
         else []
     )
     split = run.data.split("comparisons", records, config)
+    mixture = run.data.mixture("comparisons", config, split.train_rows)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
     prompts = [record.prompt for record in split.train]
@@ -107,6 +108,7 @@ def run_reward(
     with supervised_training(
         config, run, num_steps, model=in_checkpoints, shown=("loss", "accuracy", "eval/accuracy")
     ) as training:
+        training["order"] = mixture and mixture.order
         report = train_reward_model(
             model,
             tokenizer,

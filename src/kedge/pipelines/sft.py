@@ -95,6 +95,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
 
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
     split = run.data.split("demonstrations", records, config)
+    mixture = run.data.mixture("demonstrations", config, split.train_rows)
     num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
 
     stop_ids = own_stop_tokens(tokenizer, model).ids
@@ -110,6 +111,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)
     )
     with supervised_training(config, run, num_steps, model=in_checkpoints, shown=("loss", "eval/loss")) as training:
+        training["order"] = mixture and mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         save(run.folder / "model", facts, ended=True)

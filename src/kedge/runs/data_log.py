@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
-from kedge.data import DataUsage, Split, Table, split_eval
+from kedge.data import DataUsage, Mixture, Split, Table, split_eval
+from kedge.data.example import Part, example_lines, parts_of
+from kedge.data.preview import PLAIN_WIDTH
 from kedge.data.splitting import RecordT
+from kedge.errors import DataError
 from kedge.logs.progress import say
 from kedge.output import DATA_FILE, replace_file
 
@@ -22,12 +29,21 @@ class DataLog:
 
     Attributes:
         roles: By role: `demonstrations`, `comparisons`, `prompts`, `pretraining`.
+        origins: By role: the source of each usable row, for `data.mix`.
+        examples: By role: its first usable row, in tokens.
     """
 
     roles: dict[str, DataUsage] = field(default_factory=dict[str, DataUsage])
+    origins: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    examples: dict[str, list[Part]] = field(default_factory=dict[str, list[Part]])
 
     def note(
-        self, role: str, table: Table[RecordT], sources: Sequence[str], limits: Mapping[str, str] | None = None
+        self,
+        role: str,
+        table: Table[Any],
+        sources: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Mapping[str, str] | None = None,
     ) -> None:
         """Note a role whose rows have been read.
 
@@ -35,11 +51,14 @@ class DataLog:
             role: The role.
             table: Its rows.
             sources: Names of its sources; empty for rows passed from Python.
+            tokenizer: Encodes the example.
             limits: Names of the limits in reasons, by the text that the reader wrote.
         """
         dropped = table.dropped()
         for text, name in (limits or {}).items():
             dropped = {reason.replace(text, name): count for reason, count in dropped.items()}
+        self.origins[role] = table.origins
+        self.examples[role] = parts_of(table.records[0], tokenizer)
         rows = len(table.records) + len(table.rejected)
         self.roles[role] = DataUsage(tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped)
 
@@ -53,16 +72,41 @@ class DataLog:
             notes=(*before.notes, note) if note else before.notes,
         )
 
-    def split(self, role: str, records: Sequence[RecordT], config: Config) -> Split[RecordT]:
-        """Hold out `data.eval_fraction` of a role's records, and note it.
+    def split(
+        self, role: str, records: Sequence[RecordT], config: Config, *, fraction: float | None = None
+    ) -> Split[RecordT]:
+        """Hold out a fraction of a role's records, by default `data.eval_fraction`, and note it.
 
         Raises:
             DataError: There is only one record, or all are equal.
         """
-        split = split_eval(records, config.data.eval_fraction, config.runtime.seed)
+        split = split_eval(records, config.data.eval_fraction if fraction is None else fraction, config.runtime.seed)
         note = "" if split.by_prompt else "all rows have the same prompt, so they are held out row by row"
         self.add(role, held_out=len(split.eval), note=note)
         return split
+
+    def mixture(self, role: str, config: Config, rows: Sequence[int] | None = None) -> Mixture | None:
+        """The mixture that `data.mix` makes of a role's sources, and a note of it; None if it is one source.
+
+        Args:
+            role: The role.
+            config: `data.mix`, checked.
+            rows: Positions of the records that are drawn from; None for all.
+
+        Raises:
+            DataError: No row is left of a source that has a share.
+        """
+        shares = config.data.shares(role)
+        if shares is None or not self.roles[role].sources:
+            return None
+        origins = self.origins[role]
+        chosen = [origins[row] for row in (range(len(origins)) if rows is None else rows)]
+        names = self.roles[role].sources
+        if empty := [name for index, name in enumerate(names) if shares[index] and index not in chosen]:
+            raise DataError(f"data.mix: {empty[0]} has no row to train on")
+        shown = ", ".join(f"{share / sum(shares):.0%} {name}" for share, name in zip(shares, names, strict=True))
+        self.add(role, note=f"drawn as {shown}")
+        return Mixture(chosen, shares, config.runtime.seed)
 
     def facts(self) -> dict[str, object]:
         """Rows of a model card, one per role."""
@@ -76,3 +120,7 @@ class DataLog:
         replace_file(folder / DATA_FILE, [json.dumps(content, indent=2, ensure_ascii=False).encode()])
         for role, usage in self.roles.items():
             say(f"{role}: {usage.line}")
+        role, parts = next(iter(self.examples.items()))
+        say(f"first of the {role}, in tokens:")
+        for line in example_lines(parts, width=shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns):
+            say(line)

@@ -51,7 +51,8 @@ def load_prompts(
     )
     own = limit == data.max_prompt_tokens
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
-    run.data.note(role, table, getattr(data, role) if prompts is None else (), {f"max_prompt_tokens={limit}": name})
+    sources = getattr(data, role) if prompts is None else ()
+    run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
     # Missing columns become None: a reward function that takes a column must get it for every response.
     names = dict.fromkeys(name for record in table.records for name in record.columns)
     return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]

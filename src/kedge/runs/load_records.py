@@ -37,7 +37,9 @@ def load_demonstrations(
     source = Sources(tuple(config.data.demonstrations)) if rows is None else rows
     reading = _reading(config, run, tokenizer, context_length)
     table = read_demonstrations(source, **reading)
-    run.data.note("demonstrations", table, config.data.demonstrations if rows is None else (), _limits(config, reading))
+    run.data.note(
+        "demonstrations", table, config.data.demonstrations if rows is None else (), tokenizer, _limits(config, reading)
+    )
     return table.records
 
 
@@ -53,7 +55,9 @@ def load_comparisons(
     source = Sources(tuple(config.data.comparisons)) if rows is None else rows
     reading = _reading(config, run, tokenizer, context_length)
     table = read_comparisons(source, **reading)
-    run.data.note("comparisons", table, config.data.comparisons if rows is None else (), _limits(config, reading))
+    run.data.note(
+        "comparisons", table, config.data.comparisons if rows is None else (), tokenizer, _limits(config, reading)
+    )
     return table.records
 
 

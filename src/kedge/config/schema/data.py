@@ -33,7 +33,7 @@ def _flat_names(columns: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 class DataConfig(Section):
-    """The training data. A source is a `.jsonl` file, a dataset folder, or a Hugging Face id."""
+    """The training data. A source is a `.jsonl` file, a dataset folder, or a Hugging Face id; see `kedge data`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,6 +60,42 @@ class DataConfig(Section):
                 hint = f"; did you mean {near[0]}?" if near else f"; kedge reads {', '.join(COLUMNS)}"
                 raise ValueError(f"{name} is not a column that kedge reads{hint}")
         return columns
+
+    @model_validator(mode="after")
+    def _check_mix(self) -> "DataConfig":
+        for role in ROLES:
+            self.shares(role)
+        several = [role for role in ROLES if len(getattr(self, role)) > 1]
+        if self.mix is not None and not several and any(getattr(self, role) for role in ROLES):
+            raise ValueError("data.mix needs several sources of one kind of data, and there is one")
+        names = {name for role in ROLES for name in getattr(self, role)}
+        unknown = [name for name in self.mix if name not in names] if isinstance(self.mix, dict) else []
+        if unknown and names:
+            raise ValueError(f"data.mix names {unknown[0]}, which is not a source; they are {', '.join(sorted(names))}")
+        return self
+
+    def shares(self, role: str) -> tuple[float, ...] | None:
+        """The share of each of a role's sources; None where rows are not drawn by source.
+
+        Raises:
+            ValueError: `mix` does not fit the sources.
+        """
+        sources: list[str] = getattr(self, role)
+        if self.mix is None or len(sources) < 2:
+            return None
+        if isinstance(self.mix, dict):
+            if not any(name in self.mix for name in sources):
+                return None
+            if missing := [name for name in sources if name not in self.mix]:
+                raise ValueError(f"data.mix has no share for {missing[0]} (0 leaves it out)")
+            shares = tuple(self.mix[name] for name in sources)
+        else:
+            shares = tuple(self.mix)
+        if len(shares) != len(sources):
+            raise ValueError(f"data.mix has {len(shares)} shares, and data.{role} has {len(sources)} sources")
+        if min(shares) < 0 or sum(shares) <= 0:
+            raise ValueError("the shares of data.mix must be at least 0, and one of them above 0")
+        return shares
 
     demonstrations: StringList = field(
         [],
@@ -93,6 +129,12 @@ class DataConfig(Section):
         meaning="Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`; "
         "data.columns.comparisons.prompt=question does so for the comparisons only.",
         source="kedge: columns are read under their own names",
+    )
+    mix: list[float] | dict[str, float] | None = field(
+        None,
+        meaning="Shares of several sources in each pass over the training data, in their order ([0.7, 0.3]) or by name "
+        "({a.jsonl: 0.7, b.jsonl: 0.3}); only proportions count. null reads every row once per pass.",
+        source="kedge: off; a small source repeats where its share demands it",
     )
     max_prompt_tokens: int = field(
         512,

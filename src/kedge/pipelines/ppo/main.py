@@ -89,7 +89,7 @@ def train(
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     steps = PpoSteps(config, run, roles)
     seed = stream_seed(config.runtime.seed, "prompts")
-    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum)
+    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     coefficients = coefficients_of(config)
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
-from kedge.data import Prompt, split_eval
+from kedge.data import Mixture, Prompt
 from kedge.data.prompts import difficulties
 from kedge.errors import ConfigError
 from kedge.runs.load_prompts import load_prompts
@@ -25,10 +25,12 @@ class RunPrompts:
     Attributes:
         train: Prompts to train on.
         held_out: Prompts to evaluate on; empty for a run that does not evaluate.
+        mixture: In which shares the first are drawn from their sources; None for every prompt once per pass.
     """
 
     train: list[Prompt]
     held_out: list[Prompt]
+    mixture: Mixture | None
 
     @property
     def columns(self) -> list[list[str]]:
@@ -65,6 +67,7 @@ def load_run_prompts(
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every, which is not set")
     records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     held_out: list[Prompt] = []
+    rows: list[int] | None = None
     if evaluation.eval_every is not None and has_own:
         every = load_prompts(config, run, tokenizer, room=room, prompts=eval_prompts, role="eval_prompts")
         held_out = every[: evaluation.eval_num_prompts]
@@ -73,9 +76,8 @@ def load_run_prompts(
         if not data.eval_fraction:
             raise ConfigError("ppo.eval_every needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
         share = min(data.eval_fraction, evaluation.eval_num_prompts / len(records))
-        split = split_eval(records, share, config.runtime.seed)
-        records, held_out = split.train, split.eval
-        run.data.add("prompts", held_out=len(held_out))
+        split = run.data.split("prompts", records, config, fraction=share)
+        records, held_out, rows = split.train, split.eval, split.train_rows
     if data.curriculum is not None:
         difficulties(records, data.curriculum)
-    return RunPrompts(records, held_out)
+    return RunPrompts(records, held_out, run.data.mixture("prompts", config, rows))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
-from kedge.data import Prompt, encode_example, room_for_prompt
+from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
 from kedge.data.columns import columns_of
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
@@ -56,6 +56,7 @@ class Roles:
         tokenizer: The policy's.
         stop_tokens: The tokens that end a response.
         prompts: The prompts that the run trains on.
+        mixture: In which shares they are drawn from their sources; None for every prompt once per pass.
         held_out: The prompts that it is evaluated on; empty without `ppo.eval_every`.
         judge: Compares the responses to them with those of the start; None for no comparison.
         engine: Samples from the policy.
@@ -70,6 +71,7 @@ class Roles:
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: StopTokens
     prompts: list[Prompt]
+    mixture: Mixture | None
     held_out: list[Prompt]
     judge: Judge | None
     engine: Engine
@@ -126,6 +128,7 @@ def load_roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
         prompts=records.train,
+        mixture=records.mixture,
         held_out=records.held_out,
         judge=judge,
         engine=Sampler(
@@ -238,7 +241,7 @@ def _load_pretraining(
         max_rejected_fraction=config.data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
     )
-    run.data.note("pretraining", table, config.data.pretraining)
+    run.data.note("pretraining", table, config.data.pretraining, tokenizer)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],

@@ -113,6 +113,7 @@ class TrainingSettings(TypedDict, total=False):
     adam_eps_mode: AdamEpsMode
     num_evaluations: int
     seed: int
+    order: Callable[[int], Sequence[int]] | None
     on_step: StepCallback
     loop: CheckpointedLoop | PlainLoop
 
@@ -135,6 +136,7 @@ def train_supervised(
     adam_eps_mode: AdamEpsMode = "torch",
     num_evaluations: int = 5,
     seed: int = 0,
+    order: Callable[[int], Sequence[int]] | None = None,
     on_step: StepCallback = lambda step, metrics: None,
     loop: CheckpointedLoop | PlainLoop | None = None,
 ) -> Outcome:
@@ -160,6 +162,7 @@ def train_supervised(
         adam_eps_mode: Where ε is added.
         num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
         seed: Of the order of the examples.
+        order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
         on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run; None saves nothing.
 
@@ -179,7 +182,9 @@ def train_supervised(
     loop, evaluation = loop or PlainLoop(), LastEvaluation()
     loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation}))
     taken = loop.done
-    batches = _batches(len(examples), num_epochs=num_epochs, batch_size=batch_size, seed=seed)
+    batches = _batches(
+        len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)
+    )
     try:
         for step, rows in zip(loop.steps(num_steps), islice(batches, loop.done, None), strict=False):
             rate = learning_rate_at(
@@ -294,11 +299,16 @@ def _num_draws(num_examples: int, num_epochs: float) -> int:
     return max(1, round(num_examples * num_epochs))
 
 
-def _batches(num_examples: int, *, num_epochs: float, batch_size: int, seed: int) -> Iterator[Sequence[int]]:
-    """Shuffle each pass, concatenate the passes and split them into batches; only the last batch can be smaller."""
+def _shuffles(num_examples: int, seed: int) -> Callable[[int], Sequence[int]]:
+    """Every pass over the examples, shuffled."""
+    return lambda epoch: torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
+
+
+def _batches(
+    num_examples: int, *, num_epochs: float, batch_size: int, order: Callable[[int], Sequence[int]]
+) -> Iterator[Sequence[int]]:
+    """Concatenate the passes and split them into batches; only the last batch can be smaller."""
     draws = _num_draws(num_examples, num_epochs)
-    order: list[int] = []
-    for epoch in range(math.ceil(draws / num_examples)):
-        order += torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
+    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in order(epoch)]
     for start in range(0, draws, batch_size):
-        yield order[start : min(start + batch_size, draws)]
+        yield rows[start : min(start + batch_size, draws)]

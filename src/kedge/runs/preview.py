@@ -1,0 +1,124 @@
+"""Previews data as a stage would read it, with a model's tokenizer or, without a model, in characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from kedge.config import Config
+from kedge.data import DataUsage, Preview, Source, Sources, rows_of
+from kedge.data.characters import character_tokenizer
+from kedge.data.columns import Role, rename_columns
+from kedge.data.example import parts_of
+from kedge.data.prompt_answers import ReadingOptions
+from kedge.data.readers import read_table
+from kedge.errors import ConfigError, DataError
+from kedge.models import load_tokenizer
+
+__all__ = ["preview_data"]
+
+ROLES: dict[str, Role] = {
+    "sft": "demonstrations",
+    "reward": "comparisons",
+    "ppo": "prompts",
+    "generate": "prompts",
+    "evaluate": "prompts",
+}
+_ANSWERED = {"completion", "messages", "conversations", "conversation", "output", "text", "labels"}
+_SHOWN = 60
+"""Characters of a column's value."""
+
+
+def preview_data(
+    config: Config,
+    source: Source,
+    *,
+    stage: str | None = None,
+    num_examples: int = 2,
+    num_rows: int | None = None,
+) -> Preview:
+    """Read rows of a source as a stage would, without training anything.
+
+    Args:
+        config: `data` says how rows are read; `model` names the tokenizer, None counts characters.
+        source: A source as in `rows_of`.
+        stage: sft, reward, ppo, generate or evaluate; None guesses it from the columns of the first row.
+        num_examples: Rows to show.
+        num_rows: Rows to read; None for all.
+
+    Raises:
+        KedgeError: The source cannot be read or is empty, a named column is missing, or there is no such stage.
+    """
+    if stage is not None and stage not in ROLES:
+        raise ConfigError(f"stage {stage!r} reads no data of its own; choose one of {', '.join(ROLES)}")
+    if not isinstance(source, (str, Sources)) and isinstance(source, Iterable):
+        source = list(source) if not hasattr(source, "columns") else source  # an iterator would be read once only
+    first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
+    stage = stage or _likely_stage(first, config.data.columns)
+    role, data = ROLES[stage], config.data
+    tokenizer = (
+        load_tokenizer(config.model, trust_remote_code=config.runtime.trust_remote_code) if config.model else None
+    )
+    limited = tokenizer is not None
+    options = ReadingOptions(
+        tokenizer or character_tokenizer(),
+        template=data.template,
+        max_prompt_tokens=data.max_prompt_tokens if limited else None,
+        max_length=data.max_length if limited and role != "prompts" else None,
+        truncate=data.truncate,
+        columns=data.columns,
+    )
+    table = read_table(source, role, options, num_rows=num_rows)
+    rows = len(table.records) + len(table.rejected)
+    if not rows:
+        raise DataError(f"{source if isinstance(source, str) else 'the data'} has no rows")
+    parts = [parts_of(record, options.tokenizer, display=False) for record in table.records]
+    lengths: dict[str, list[int]] = {}
+    for each in parts:
+        for part in each:
+            lengths.setdefault("rank" if part.name.startswith("rank") else part.name, []).append(part.length)
+    if role != "prompts" and len(lengths) > 1:
+        lengths["prompt and answer"] = [
+            sum(part.length for part in each if part.name == "prompt")
+            + max(part.length for part in each if part.name != "prompt")
+            for each in parts
+        ]
+    names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
+    dropped = {_renamed(reason, names): count for reason, count in table.dropped().items()}
+    notes = ["only the first rows were read"] if num_rows is not None and rows >= num_rows else []
+    return Preview(
+        stage=stage,
+        usage=DataUsage((), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=notes),
+        columns=_kinds(first),
+        lengths=lengths,
+        examples=[parts_of(record, options.tokenizer) for record in table.records[:num_examples]],
+        unit="tokens" if limited else "characters",
+    )
+
+
+def _likely_stage(first: object, columns: Mapping[str, str]) -> str:
+    if isinstance(first, str):
+        return "ppo"
+    named = set(rename_columns(first, columns)) if isinstance(first, Mapping) else set[str]()
+    if named >= {"chosen", "rejected"} or named >= {"responses", "ranks"}:
+        return "reward"
+    return "sft" if named & _ANSWERED else "ppo"
+
+
+def _kinds(first: object) -> dict[str, str]:
+    """Each column with its first value, shortened."""
+    if not isinstance(first, Mapping):
+        return {}
+    return {str(name): _short(value) for name, value in first.items()}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _renamed(reason: str, names: Mapping[str, str]) -> str:
+    for own, full in names.items():
+        reason = reason.replace(own, full)
+    return reason

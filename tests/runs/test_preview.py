@@ -1,0 +1,76 @@
+"""The preview of data, and the first example that a stage prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.data import Demonstration
+from kedge.data.example import example_lines, parts_of
+from kedge.data.preview import histogram
+from kedge.errors import KedgeError
+from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
+
+ROWS = [{"dialogue": f"Where is boat {number}?", "summary": " At anchor."} for number in range(9)]
+
+
+def test_an_example_shows_every_token_and_what_is_trained() -> None:
+    tokenizer = tiny_sentencepiece_tokenizer()
+    prompt, completion = parts_of(Demonstration("The boat lay", " at anchor."), tokenizer)
+    assert (prompt.use, completion.use) == ("read", "trained on")
+    assert "".join(completion.pieces) == f" at anchor.{tokenizer.eos_token}"
+    assert "".join(prompt.pieces).endswith("The boat lay")
+    assert len(completion.pieces) == completion.length
+    [first, second] = example_lines([prompt, completion], width=60)
+    assert len(first) <= 60
+    assert second.startswith(f"  completion {completion.length:6} trained on  ")
+    [short, _] = example_lines([prompt, completion], width=35)
+    assert " … " in short
+    long = parts_of(Demonstration("sea " * 2000, "x"), tiny_tokenizer())[0]
+    assert long.length > 1000
+    assert len(long.pieces) == 400
+
+
+def test_a_histogram_by_hand() -> None:
+    assert histogram([5, 5]) == "█"
+    assert histogram([0, *[16] * 8]) == "▁              █"
+
+
+def test_the_command_previews_rows_without_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*ROWS, {"dialogue": "Why?", "summary": ""}])))
+    columns = ["data.columns.prompt=dialogue", "data.columns.completion=summary"]
+    result = CliRunner().invoke(app, ["data", str(path), *columns, "--examples", "1"])
+    assert result.exit_code == 0, result.output
+    assert "as data of sft: 9 of 10 rows used; 1 dropped: field 'completion' is empty\n" in result.output
+    assert "columns: dialogue ('Where is boat 0?'), summary (' At anchor.')\n" in result.output
+    assert "lengths in characters; without a model, no limit of length is checked:\n" in result.output
+    assert "  prompt             min 16  median 16  max 16  █\n" in result.output
+    assert "  completion     12 trained on   At anchor.<end>" in result.output
+    output = CliRunner().invoke(app, ["data", str(path)]).output
+    assert "no usable row; data.columns.prompt=… names the column" in output
+
+
+def test_the_preview_from_python_knows_the_stage() -> None:
+    chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    named: dict[str, Any] = {"columns": {"prompt": "dialogue"}}
+    for rows, settings, stage in (
+        (ROWS, named, "ppo"),
+        ([{"messages": chat}], {}, "sft"),
+        (["Once upon"], {}, "ppo"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], {}, "reward"),
+    ):
+        preview = kedge.preview_data(rows, num_rows=3, **settings)
+        assert (preview.stage, preview.unit) == (stage, "characters")
+        assert preview.usage.used == min(len(rows), 3)
+    shown = str(kedge.preview_data([{"messages": chat}]))
+    assert "[user] Why?\\n[assistant] " in shown
+    assert "token ids need a model" in str(kedge.preview_data([{"input_ids": [1, 2]}]))
+    with pytest.raises(KedgeError, match="choose one of sft, reward"):
+        kedge.preview_data(ROWS, stage="rlhf")
