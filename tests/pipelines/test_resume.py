@@ -328,7 +328,10 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
     assert done.returncode == 0, done.stderr
     assert [row["update"] for row in metrics_without_times(tmp_path / "run")] == list(range(1, 41))
     again = kedge("ppo", "--resume", "run", cwd=tmp_path)
-    assert (again.returncode, again.stdout) == (0, "run has finished: there is nothing to resume.\n")
+    assert (again.returncode, again.stdout) == (
+        0,
+        "run has finished: there is nothing to resume. To extend it, raise ppo.num_updates or num_epochs.\n",
+    )
 
 
 @pytest.mark.parametrize(

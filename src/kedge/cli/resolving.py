@@ -36,7 +36,7 @@ def resolve(
 
 
 def resume_from(config: Config, resume: str | None, allow_changes: list[str] | None) -> Any:
-    """How the pipeline resumes; None for a new run. Exits if the run has finished."""
+    """How the pipeline resumes; None for a new run. Exits if the run has finished and is not extended."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
@@ -44,6 +44,8 @@ def resume_from(config: Config, resume: str | None, allow_changes: list[str] | N
     from kedge.runs.run import Resume, finished_run
 
     if folder := finished_run(config):
-        typer.echo(f"{folder} has finished: there is nothing to resume.")
+        typer.echo(
+            f"{folder} has finished: there is nothing to resume. To extend it, raise ppo.num_updates or num_epochs."
+        )
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))

@@ -37,6 +37,7 @@ from kedge.output import (
     writing,
 )
 from kedge.runs.data_log import DataLog
+from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
@@ -100,6 +101,8 @@ class Run:
         """
         if not self.resumed:
             create_run_folder(self.folder)
+        with writing(self.folder / FINISHED_FILE):  # of the run that is extended
+            (self.folder / FINISHED_FILE).unlink(missing_ok=True)
         write_config(self.folder, self.config_text, self.facts)
         self.data.publish(self.folder)
 
@@ -154,7 +157,12 @@ def open_run(
     fingerprint, checkpoint = input_hashes(config, in_memory), None
     if resume is not None and resumed:
         checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
-        _check_unchanged(config, folder, fingerprint, checkpoint, resume)
+        longer = lengthening(folder, config, stage)
+        allowed = (*resume.allow_changes, *longer)
+        _check_unchanged(config, folder, fingerprint, checkpoint, allowed)
+        if longer:
+            check_extension(folder, checkpoint)
+            say(describe_extension(config, stage, checkpoint.update if checkpoint else 0))
     device = resolve_device(config.runtime.device)
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
@@ -173,9 +181,15 @@ def open_run(
 
 
 def finished_run(config: Config) -> Path | None:
-    """The output folder if its run has finished, else None."""
+    """The output folder if its run has finished and the configuration does not lengthen it, else None."""
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
-    return folder if folder and (folder / FINISHED_FILE).is_file() else None
+    if folder is None or not (folder / FINISHED_FILE).is_file():
+        return None
+    try:
+        stage = str(json.loads((folder / FINISHED_FILE).read_bytes())["stage"])
+    except (ValueError, LookupError, TypeError):  # damaged, which `read_ending` reports
+        return folder
+    return None if lengthening(folder, config, stage) else folder
 
 
 def read_ending(folder: Path, *names: str) -> list[Any]:
@@ -197,13 +211,17 @@ def read_ending(folder: Path, *names: str) -> list[Any]:
 
 
 def _check_unchanged(
-    config: Config, folder: Path, fingerprint: Mapping[str, str], checkpoint: Checkpoint | None, resume: Resume
+    config: Config,
+    folder: Path,
+    fingerprint: Mapping[str, str],
+    checkpoint: Checkpoint | None,
+    allowed: tuple[str, ...],
 ) -> None:
-    """Reject resuming with changed settings or inputs, except those in `allow_changes`."""
+    """Reject resuming with changed settings or inputs, except the allowed ones."""
     saved = load_config(folder / CONFIG_FILE).model_dump(mode="json")
-    changes = changed_settings(saved, config.model_dump(mode="json"), allowed=resume.allow_changes)
+    changes = changed_settings(saved, config.model_dump(mode="json"), allowed=allowed)
     if checkpoint is not None:
-        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=resume.allow_changes)
+        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
     if changes:
         names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
         raise ConfigError(f"{folder} cannot be resumed, because {'; '.join(changes)}. If this is intended: {names}")

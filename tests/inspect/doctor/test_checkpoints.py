@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kedge.inspect.doctor.checkpoints import earlier_policy
+from kedge.inspect.doctor.hacking import PROXY_UP_JUDGE_DOWN
 from kedge.inspect.doctor.trends import Series
 from tests.inspect.doctor.synthetic import synthetic_run
 
@@ -15,12 +16,12 @@ JUDGE = Series(range(1, 41), [*(update / 20 for update in range(1, 21)), *(1 - u
 """Rises to 1 in update 20, whose responses the policy after update 19 sampled, and falls to 0 in update 40."""
 
 
-def advice(folder: Path, *kept: int, best: int | None = None) -> str:
+def advice(folder: Path, *kept: int, best: int | None = None, name: str = "score/judge") -> str:
     for update in kept:
         (folder / f"checkpoints/update-{update:06d}").mkdir(parents=True)
     if best is not None:
         (folder / "checkpoints/best.json").write_text(f'{{"update": {best}}}')
-    return earlier_policy(replace(synthetic_run(), folder=folder), JUDGE, 20)
+    return earlier_policy(replace(synthetic_run(), folder=folder), name, JUDGE)
 
 
 @pytest.mark.parametrize(("kept", "named"), [((19, 20), 19), ((4, 24, 39, 40), 24), ((16,), 16)])
@@ -36,4 +37,18 @@ def test_the_best_one_by_its_name(tmp_path):
 def test_one_that_is_as_bad_as_the_end_is_not_advised(tmp_path, kept):
     said = advice(tmp_path, *kept)
     assert "no checkpoint near update 20 was kept" in said
-    assert "checkpoint.every=4 and checkpoint.keep=10" in said
+    assert "ppo.eval_every=4 with checkpoint.keep_best=eval/score/judge keeps the best one" in said
+
+
+def test_a_held_out_metric_belongs_to_the_policy_after_the_update(tmp_path):
+    assert advice(tmp_path, 19, 20, name="eval/win_rate").endswith("@20")
+
+
+def test_a_falling_win_rate_on_held_out_prompts_is_found(tmp_path):
+    rate = [0.5, *(0.5 + 0.04 * step for step in range(1, 8)), *(0.78 - 0.05 * step for step in range(1, 9))]
+    run = replace(synthetic_run(metrics={"reward/score_mean": lambda done: 1 + done, "eval/win_rate": rate}),
+                  folder=tmp_path)  # fmt: skip
+    symptom = PROXY_UP_JUDGE_DOWN.check(run)
+    assert symptom is not None
+    assert "eval/win_rate, measured on held-out prompts, falls from 0.740" in symptom.seen
+    assert "ppo.eval_every=1 with checkpoint.keep_best=eval/win_rate" in symptom.advice

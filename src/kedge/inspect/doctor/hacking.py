@@ -29,6 +29,9 @@ LOST_GAIN = 0.25
 """Share of a judge's best gain that it may lose again: its curve is flat near the top, and the highest of many noisy
 figures is too high."""
 
+HELD_OUT = dict.fromkeys(("eval/win_rate", "eval/score"), "measured on held-out prompts")
+"""Metrics of the evaluations during a run that judge it as a judge does."""
+
 FEWER_STOPS = 0.25
 """Fall in the share of responses that stop."""
 
@@ -104,20 +107,21 @@ def _no_judge(run: RunRecord) -> str:
 
 def _judge_down(run: RunRecord) -> Symptom | None:
     score = _rising_score(run)
-    for name in run.judges:
+    for name in (*run.judges, *HELD_OUT):
         judge = read(run, name, at_least=MIN_TREND)
         if score is None or judge is None or score.late < score.at(judge.peak_updates):
             continue
         lost = judge.peak - judge.late
         if lost <= max(SIGNIFICANT * judge.rise_error, LOST_GAIN * (judge.peak - judge.first)):
             continue
+        kind = HELD_OUT.get(name, "a judge that is not trained on")
         return Symptom(
             "serious" if fell(judge) else "warning",
-            f"{name}, a judge that is not trained on, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
-            f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; the judge started at "
+            f"{name}, {kind}, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
+            f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; it started at "
             f"{fmt(judge.first)}",
             (_stronger_kl(run),),
-            earlier_policy(run, judge, judge.argmax),
+            earlier_policy(run, name, judge),
         )
     return None
 
@@ -125,7 +129,7 @@ def _judge_down(run: RunRecord) -> Symptom | None:
 PROXY_UP_JUDGE_DOWN = Rule(
     "proxy_up_judge_down",
     "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
-    ("reward/score_mean", "score/NAME"),
+    ("reward/score_mean", "score/NAME", "eval/win_rate", "eval/score"),
     _judge_down,
     Needs(("reward/score_mean",), MIN_TREND, lacks=_no_judge),
 )

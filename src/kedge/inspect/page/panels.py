@@ -88,6 +88,22 @@ PPO = (
     ),
     Panel(
         "Reward and distance",
+        "Score on held-out prompts",
+        "score",
+        {"reward/score_mean": "training prompts", "eval/score": "held-out prompts"},
+        "Both rise. A growing gap: the policy memorizes the training prompts.",
+        fewest=2,
+    ),
+    Panel(
+        "Reward and distance",
+        "Win rate against the start",
+        "share",
+        {"eval/win_rate": "held-out prompts"},
+        "Rises from ½. Falls while the score rises: the reward is over-optimized.",
+        level=0.5,
+    ),
+    Panel(
+        "Reward and distance",
         "Rewards",
         "score",
         {

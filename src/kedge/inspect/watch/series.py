@@ -12,6 +12,8 @@ __all__ = ["labeled_series"]
 PPO = {
     "score": "reward/score_mean",
     "score less KL cost": "reward/total",
+    "held-out score": "eval/score",
+    "held-out win rate": "eval/win_rate",
     "KL to the reference": "objective/kl",
     "entropy": "policy/entropy",
     "clip fraction": "policy/clip_fraction",

@@ -1,0 +1,98 @@
+"""Extending a run: the settings that only lengthen it, and what a longer run does to its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config, load_config
+from kedge.errors import ConfigError
+from kedge.inspect.record import read_json_object
+from kedge.output import CONFIG_FILE, FINISHED_FILE, is_run
+from kedge.training.checkpoint.store import Checkpoint
+from kedge.training.optimizer import learning_rate_at
+
+__all__ = ["check_extension", "describe_extension", "lengthening"]
+
+LENGTHS = {"ppo": "ppo.num_updates", "sft": "sft.num_epochs", "reward": "reward_model.num_epochs"}
+"""The length of each stage."""
+
+BOUNDS = ("ppo.eval_patience", "ppo.max_kl")
+"""What ends a PPO run early; null for never."""
+
+
+def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
+    """The fields by which a configuration makes the run in a folder longer, without any other effect on its past.
+
+    Args:
+        folder: The run's folder.
+        config: The configuration to resume it with.
+        stage: Its stage.
+    """
+    if stage not in LENGTHS or not is_run(folder):
+        return []
+    saved, now = (each.model_dump(mode="json") for each in (load_config(folder / CONFIG_FILE), config))
+    length, bounds = LENGTHS[stage], BOUNDS if stage == "ppo" else ()
+    longer = [length] if _value(now, length) > _value(saved, length) else []
+    return longer + [name for name in bounds if _is_looser(_value(saved, name), _value(now, name))]
+
+
+def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
+    """Check that the final state of a finished run was kept; nothing for a run that has not finished.
+
+    Raises:
+        ConfigError: It was not.
+    """
+    ending = read_json_object(folder / FINISHED_FILE)
+    summary = ending.get("summary") or {}
+    last = ending.get("updates", ending.get("num_steps", summary.get("num_steps")))
+    if ending and (checkpoint is None or checkpoint.update != last):
+        kept = "no checkpoint" if checkpoint is None else f"only that of update {checkpoint.update}"
+        raise ConfigError(
+            f"{folder} cannot be extended: it finished after update {last}, but {kept} was kept "
+            "(checkpoint.keep_last=true keeps the last one)"
+        )
+
+
+def describe_extension(config: Config, stage: str, done: int) -> str:
+    """What a longer run does to the schedule, in one line.
+
+    Args:
+        config: The configuration to resume with.
+        stage: The stage.
+        done: Updates, or optimizer steps, so far.
+    """
+    section = {"ppo": config.ppo.loop, "sft": config.sft, "reward": config.reward_model}[stage]
+    optimizer = {"ppo": config.ppo.optimizer, "sft": config.sft.optimizer, "reward": config.reward_model.optimizer}
+    stretched = [] if section.schedule == "constant" else [f"the {section.schedule} decay of the learning rate"]
+    stretched += ["its warm-up"] if optimizer[stage].warmup_fraction else []
+    stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
+    if not stretched:
+        condition = "" if stage == "ppo" else ", if the batch size divides the rows"
+        return f"The run goes on after update {done}, bit for bit as if it had always been this long{condition}."
+    rate = f"; update {done + 1} has a learning rate of {_next_rate(config, done):.3g}" if stage == "ppo" else ""
+    return (
+        f"The run goes on after update {done}. Stretched to the new length: {', '.join(stretched)}{rate}. The result "
+        "is not the one of a run that was this long from the start."
+    )
+
+
+def _next_rate(config: Config, done: int) -> float:
+    ppo = config.ppo
+    return learning_rate_at(
+        max(0, done - ppo.value.value_warmup_updates),
+        ppo.num_policy_updates,
+        learning_rate=ppo.loop.learning_rate,
+        schedule=ppo.loop.schedule,
+        warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.num_policy_updates),
+    )
+
+
+def _is_looser(saved: float | None, now: float | None) -> bool:
+    return saved is not None and (now is None or now > saved)
+
+
+def _value(settings: Mapping[str, Any], dotted: str) -> Any:
+    section, _, name = dotted.partition(".")
+    return settings[section][name]

@@ -1,0 +1,83 @@
+"""A finished run can be made longer; with a constant schedule it is one that was that long from the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.config import Config, config_from_settings, load_config
+from kedge.errors import ConfigError
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.sft import run_sft
+from kedge.runs.extension import describe_extension
+from kedge.runs.run import Resume, finished_run
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.tiny import save_tiny_policy
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) / 10 for text in completions]
+
+
+def assert_same(extended: Path, whole: Path) -> None:
+    assert metrics_without_times(extended) == metrics_without_times(whole)
+    weights = "model/model.safetensors"
+    assert (extended / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_a_longer_ppo_run_is_the_same_to_the_bit_where_nothing_is_stretched(policy, tmp_path, capsys):
+    def configured(name: str, num_updates: int, **more: Any) -> Config:
+        return configure(policy, tmp_path / name, num_updates=num_updates, **{"schedule": "constant", **more})
+
+    run_ppo(configured("whole", 3), prompts=PROMPTS, reward=length)
+    run_ppo(configured("split", 2), prompts=PROMPTS, reward=length)
+    assert finished_run(configured("split", 2)) == tmp_path / "split"
+    assert finished_run(configured("split", 1)) == tmp_path / "split"
+    run_ppo(configured("split", 3), prompts=PROMPTS, reward=length, resume=Resume())
+    assert "The run goes on after update 2, bit for bit" in capsys.readouterr().err
+    assert_same(tmp_path / "split", tmp_path / "whole")
+    assert json.loads((tmp_path / "split/finished.json").read_text())["updates"] == 3
+    with pytest.raises(ConfigError, match=r"ppo\.learning_rate: 0\.001 in the run"):
+        run_ppo(configured("split", 4, learning_rate=2e-3), prompts=PROMPTS, reward=length, resume=Resume())
+    assert (tmp_path / "split/finished.json").is_file()
+
+
+def test_more_epochs_of_sft_are_the_same_to_the_bit(policy, tmp_path):
+    def configured(name: str, num_epochs: int) -> Config:
+        settings = {"sft.batch_size": 3, "sft.num_epochs": num_epochs, "sft.schedule": "constant", "report": False}
+        held_out = {"data.eval_fraction": 0.0}
+        return config_from_settings("sft", {"model": str(policy), "out": str(tmp_path / name), **settings, **held_out})
+
+    run_sft(configured("whole", 2), demonstrations=ROWS)
+    run_sft(configured("split", 1), demonstrations=ROWS)
+    result = run_sft(configured("split", 2), demonstrations=ROWS, resume=Resume())
+    assert result.num_steps == 4
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_without_its_last_state_a_run_cannot_be_extended(policy, tmp_path):
+    config = configure(policy, tmp_path / "run", num_updates=1, **{"checkpoint.keep_last": False})
+    run_ppo(config, prompts=PROMPTS, reward=length)
+    longer = configure(policy, tmp_path / "run", num_updates=2)
+    with pytest.raises(ConfigError, match=r"finished after update 1, but no checkpoint was kept \(checkpoint"):
+        run_ppo(longer, prompts=PROMPTS, reward=length, resume=Resume())
+    assert (tmp_path / "run/finished.json").is_file()
+
+
+def test_what_is_stretched_is_said():
+    settings = ["ppo.num_updates=60", "ppo.learning_rate=6e-5", "ppo.kl_controller=ziegler", "ppo.warmup_fraction=0.1"]
+    said = describe_extension(load_config(None, settings), "ppo", 40)
+    assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon" in said
+    # A warm-up of 6 updates, then a decay to 0 over the other 54, of which 34 are done: 6e-5 · 20/54.
+    assert "update 41 has a learning rate of 2.22e-05" in said
+    assert "not the one of a run that was this long" in said
