@@ -29,7 +29,7 @@ LOST_GAIN = 0.25
 """Share of a judge's best gain that it may lose again: its curve is flat near the top, and the highest of many noisy
 figures is too high."""
 
-HELD_OUT = dict.fromkeys(("eval/win_rate", "eval/score"), "measured on held-out prompts")
+HELD_OUT: dict[str, str] = dict.fromkeys(("eval/win_rate", "eval/score"), "measured on held-out prompts")
 """Metrics of the evaluations during a run that judge it as a judge does."""
 
 FEWER_STOPS = 0.25
