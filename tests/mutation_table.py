@@ -125,6 +125,21 @@ MUTATIONS = (
         "ends = (tokenizer.eos_token_id, *stop_ids)",
         f"{STOPS}::test_a_saved_model_keeps_what_it_came_with_and_nothing_doubtful",
     ),
+    # Data: shares of sources, and room for the answers of a cut prompt.
+    Mutation(
+        "every-pass-draws-the-same-rows",
+        "data/mixing.py",
+        "start=epoch * count",
+        "start=0",
+        "tests/data/test_mixing.py::test_a_pass_holds_the_shares_and_later_passes_the_rows_that_were_left_out",
+    ),
+    Mutation(
+        "prompt-cut-without-room-for-its-answers",
+        "data/prompt_answers.py",
+        "    room = options.max_length - lengths[name]\n",
+        "    room = options.max_length\n",
+        "tests/data/test_readers.py::test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer",
+    ),
     # Tokens and padding: spec §2.
     Mutation(
         "padding-as-text",
