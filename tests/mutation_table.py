@@ -337,7 +337,7 @@ MUTATIONS = (
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
         "pipelines/ppo/main.py",
-        "if steps.trains_policy(update) and not result.refused:",
+        "if now.trains_policy(update) and not result.refused:",
         "if not result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
     ),

@@ -288,3 +288,41 @@ def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):
     with pytest.raises(OutputError, match="is not empty"):
         kedge.sft(model=policy, demonstrations=DEMONSTRATIONS, out=out, **QUIET)
     assert [path.name for path in out.iterdir()] == ["notes"]
+
+
+def test_callbacks_see_every_update_and_can_stop_the_run(models, tmp_path):
+    seen: list[kedge.Update] = []
+
+    def stop_after_two(update: kedge.Update) -> None:
+        seen.append(update)
+        if update.number == 2:
+            update.stop("two are enough")
+
+    sizes = {**PPO, "num_updates": 5}
+    names: dict[str, Any] = {"policy": models / "policy", "prompts": PROMPTS, "reward": count_letters}
+    result = kedge.ppo(**names, out=tmp_path / "ppo", on_update=stop_after_two, **sizes)
+    assert [(update.stage, update.number, update.num_updates) for update in seen] == [("ppo", 1, 5), ("ppo", 2, 5)]
+    assert len(result.metrics) == 2
+    assert seen[1].metrics["reward/score_mean"] == result.metrics[1]["reward/score_mean"]
+    assert json.loads((tmp_path / "ppo" / "finished.json").read_text())["ended"] == "two are enough"
+    saved = AutoModelForCausalLM.from_pretrained(result.model).state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in seen[1].model.state_dict().items())
+    with pytest.raises(TypeError):
+        seen[0].metrics["reward/score_mean"] = 0.0  # type: ignore[index]
+
+    whole = {**QUIET, "data.eval_fraction": 0.0, "batch_size": 2, "on_update": seen.append, "model": models / "policy"}
+    kedge.sft(demonstrations=DEMONSTRATIONS, out=tmp_path / "sft", num_epochs=2, **whole)
+    kedge.reward(comparisons=COMPARISONS, out=tmp_path / "reward", **whole)
+    stages = [(update.stage, update.number, update.num_updates) for update in seen[2:]]
+    assert stages == [("sft", number, 4) for number in (1, 2, 3, 4)] + [("reward", number, 2) for number in (1, 2)]
+    assert all("loss" in update.metrics for update in seen[2:])
+
+
+def test_what_a_callback_raises_ends_the_run(models, tmp_path):
+    def fail(update: kedge.Update) -> None:
+        raise ZeroDivisionError("mine")
+
+    names: dict[str, Any] = {"policy": models / "policy", "prompts": PROMPTS, "reward": count_letters}
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        kedge.ppo(**names, out=tmp_path / "run", on_update=fail, **{**PPO, "num_updates": 2})
+    assert (tmp_path / "run" / "model").is_dir()

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from kedge.api import doctor, evaluate, generate, ppo, preview_data, reward, rlhf, sft, sweep, write_report
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
+    from kedge.runs.callbacks import Update
 
 __all__ = [
     "KedgeError",
     "LoadedModel",
+    "Update",
     "__version__",
     "doctor",
     "evaluate",
@@ -37,7 +39,11 @@ __all__ = [
 
 _FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "preview_data", "reward", "rlhf", "sft", "sweep", "write_report")
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
-_MODULES |= {"KedgeError": "kedge.errors", "LoadedModel": "kedge.loaded_model"}
+_MODULES |= {
+    "KedgeError": "kedge.errors",
+    "LoadedModel": "kedge.loaded_model",
+    "Update": "kedge.runs.callbacks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -33,11 +33,13 @@ from kedge.pipelines.rlhf import RlhfResult, run_rlhf
 from kedge.pipelines.sft import SftResult, run_sft
 from kedge.pipelines.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 from kedge.rewards import RewardSpec
+from kedge.runs.callbacks import Callback, Update
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import Resume
 
 __all__ = [
     "LoadedModel",
+    "Update",
     "doctor",
     "evaluate",
     "generate",
@@ -53,7 +55,13 @@ __all__ = [
 
 @with_loaded_models("sft")
 def sft(
-    *, model: Model, demonstrations: Data, out: StrPath | None = None, resume: bool = False, **settings: Any
+    *,
+    model: Model,
+    demonstrations: Data,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    **settings: Any,
 ) -> SftResult:
     """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
 
@@ -62,6 +70,7 @@ def sft(
         demonstrations: Rows with `prompt` and `completion`, or with `messages`; or texts.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
     Raises:
@@ -69,7 +78,7 @@ def sft(
     """
     arguments = Arguments(settings, model=model, out=out)
     rows = arguments.rows("data.demonstrations", demonstrations)
-    return run_sft(arguments.config("sft"), demonstrations=rows, resume=_resume(resume))
+    return run_sft(arguments.config("sft"), demonstrations=rows, resume=_resume(resume), callback=on_update)
 
 
 @with_loaded_models("reward")
@@ -80,6 +89,7 @@ def reward(
     demonstrations: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
+    on_update: Callback | None = None,
     **settings: Any,
 ) -> RewardResult:
     """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
@@ -90,6 +100,7 @@ def reward(
         demonstrations: Texts whose mean score is set to 0; by default the preferred responses.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
     Raises:
@@ -98,7 +109,9 @@ def reward(
     arguments = Arguments(settings, model=model, out=out)
     rows = arguments.rows("data.comparisons", comparisons)
     texts = arguments.rows("data.demonstrations", demonstrations)
-    return run_reward(arguments.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume))
+    return run_reward(
+        arguments.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume), callback=on_update
+    )
 
 
 @with_loaded_models("ppo")
@@ -110,6 +123,7 @@ def ppo(
     eval_prompts: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
+    on_update: Callback | None = None,
     **settings: Any,
 ) -> PpoResult:
     """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
@@ -121,6 +135,7 @@ def ppo(
         eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
     Raises:
@@ -131,7 +146,9 @@ def ppo(
     held_out = arguments.rows("data.eval_prompts", eval_prompts)
     rewards = arguments.rewards(reward)
     config = arguments.config("ppo")
-    return run_ppo(config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume))
+    return run_ppo(
+        config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume), callback=on_update
+    )
 
 
 @with_loaded_models("rlhf")
@@ -144,6 +161,7 @@ def rlhf(
     labeller: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
+    on_update: Callback | None = None,
     **settings: Any,
 ) -> RlhfResult:
     """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
@@ -156,6 +174,7 @@ def rlhf(
         labeller: Reward model or function that ranks the policy's responses from round 2 on.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
@@ -168,7 +187,7 @@ def rlhf(
         "prompts": arguments.rows("data.prompts", prompts),
     }
     function = arguments.function("rlhf.labeller", labeller)
-    return run_rlhf(arguments.config("rlhf"), **rows, labeller=function, resume=_resume(resume))
+    return run_rlhf(arguments.config("rlhf"), **rows, labeller=function, resume=_resume(resume), callback=on_update)
 
 
 @with_loaded_models("generate")

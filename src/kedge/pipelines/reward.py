@@ -19,6 +19,7 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.inspect.notebook.runs import shown_run
 from kedge.models import load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
@@ -62,6 +63,7 @@ def run_reward(
     comparisons: Sequence[Any] | None = None,
     demonstrations: Sequence[Any] | None = None,
     resume: Resume | None = None,
+    callback: Callback | None = None,
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 
@@ -72,6 +74,7 @@ def run_reward(
         comparisons: Rows in place of `config.data.comparisons`.
         demonstrations: Rows in place of `config.data.demonstrations`; the mean score on them becomes 0.
         resume: Resume the run in the output folder; start it if there is none.
+        callback: Called after each optimizer step.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -105,9 +108,8 @@ def run_reward(
         return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
 
     in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
-    with supervised_training(
-        config, run, num_steps, model=in_checkpoints, shown=("loss", "accuracy", "eval/accuracy")
-    ) as training:
+    watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")
+    with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
         training["order"] = mixture and mixture.order
         report = train_reward_model(
             model,

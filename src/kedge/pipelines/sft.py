@@ -27,6 +27,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
+from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_findings
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, finished_run, open_run, read_ending
@@ -72,7 +73,13 @@ class SftResult:
         return shown_run("SftResult", self.folder).html()
 
 
-def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resume: Resume | None = None) -> SftResult:
+def run_sft(
+    config: Config,
+    *,
+    demonstrations: Sequence[Any] | None = None,
+    resume: Resume | None = None,
+    callback: Callback | None = None,
+) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
     Ctrl-C and SIGTERM are raised again after a checkpoint and the current model have been saved.
@@ -81,6 +88,7 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
         config: The resolved configuration.
         demonstrations: Rows in place of `config.data.demonstrations`.
         resume: Resume the run in the output folder; start it if there is none.
+        callback: Called after each optimizer step.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -110,7 +118,8 @@ def run_sft(config: Config, *, demonstrations: Sequence[Any] | None = None, resu
     in_checkpoints = CheckpointModel(
         model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)
     )
-    with supervised_training(config, run, num_steps, model=in_checkpoints, shown=("loss", "eval/loss")) as training:
+    watcher, shown = Watcher(callback, model.causal, tokenizer), ("loss", "eval/loss")
+    with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
         training["order"] = mixture and mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}

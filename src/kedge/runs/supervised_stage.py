@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from kedge.config import Config
+from kedge.runs.callbacks import Watcher
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.stage_loop import logged_steps, stage_loop
@@ -18,7 +19,7 @@ __all__ = ["end_training", "supervised_training"]
 
 @contextmanager
 def supervised_training(
-    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, shown: tuple[str, ...]
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
     """Start the run and yield its arguments for `train_supervised`.
 
@@ -27,6 +28,7 @@ def supervised_training(
         run: The stage's run, opened, not started.
         num_steps: Optimizer steps of the stage.
         model: The trained model, for the checkpoints.
+        watcher: The user's callback.
         shown: Names of the metrics in the progress display.
 
     Raises:
@@ -35,8 +37,13 @@ def supervised_training(
     with (
         run.started(),
         stage_loop(config, run, model=model) as loop,
-        logged_steps(config, run, loop, num_steps, shown=shown) as on_step,
+        logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
     ):
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            log_step(step, metrics)
+            watcher.see(loop, step, metrics, stage=run.stage, num_updates=num_steps, folder=run.folder)
+
         yield {
             "precision": run.precision,
             "seed": config.runtime.seed,

@@ -25,6 +25,7 @@ from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_findings
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import Resume, Run, finished_run, open_run
@@ -42,6 +43,7 @@ def run_ppo(
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
     resume: Resume | None = None,
+    callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
@@ -55,7 +57,8 @@ def run_ppo(
         eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
         reward: Functions or models in place of `config.reward`.
         resume: Resume the run in the output folder; start it if there is none.
-        on_update: Called after each update with its number, from 1, and the models.
+        callback: Called after each update.
+        on_update: The same with the update's number, from 1, and all models of the run.
 
     Raises:
         KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
@@ -68,10 +71,11 @@ def run_ppo(
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     run.start()
     write_roles(run, roles)
+    watcher = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer)
     outcome: dict[str, object] = {}
     try:
         with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
-            train(config, run, roles, loop, on_update)
+            train(config, run, roles, loop, watcher, on_update)
             outcome = loop.summary()
     except KedgeError:
         run.abandon()
@@ -84,7 +88,12 @@ def run_ppo(
 
 
 def train(
-    config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, on_update: Callable[[int, Roles], None]
+    config: Config,
+    run: Run,
+    roles: Roles,
+    loop: CheckpointedLoop,
+    watcher: Watcher,
+    on_update: Callable[[int, Roles], None],
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     steps = PpoSteps(config, run, roles)
@@ -99,8 +108,8 @@ def train(
         resumed |= {**held_out.state, **ending.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
-        at_start = loop.done == 0
-        for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
+        at_start, num_updates = loop.done == 0, config.ppo.loop.num_updates
+        for update in loop.steps(num_updates, until=ending.reason):
             with guarded_update(config, update, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
@@ -149,4 +158,5 @@ def train(
                 fixed.sample(update, coefficients)
                 loop.see(update, metrics)
                 ending.see(metrics)
+                watcher.see(loop, update, metrics, stage="ppo", num_updates=num_updates, folder=run.folder)
                 on_update(update, roles)

@@ -22,6 +22,7 @@ from kedge.pipelines.rlhf.result import RlhfResult, Round, print_rounds, summari
 from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config
 from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardSpec
+from kedge.runs.callbacks import Callback
 from kedge.runs.ending import chain_report
 from kedge.runs.run import Resume, open_run
 
@@ -36,6 +37,7 @@ def run_rlhf(
     prompts: Sequence[Any] | None = None,
     labeller: RewardSpec | None = None,
     resume: Resume | None = None,
+    callback: Callback | None = None,
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
 
@@ -52,6 +54,7 @@ def run_rlhf(
         labeller: A function or reward model in place of `config.rlhf.labeller`.
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
+        callback: Called after each update of each stage.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -67,7 +70,8 @@ def run_rlhf(
             path = write_rows(run.folder / "comparisons.jsonl", comparisons)
             config = with_values(config, {"data.comparisons": path})
 
-        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, resume=resume)
+        then: Any = {"resume": resume, "callback": callback}
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, **then)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
 
         policy, rounds = sft.model, list[Round]()
@@ -75,14 +79,12 @@ def run_rlhf(
             suffix = "" if number == 1 else f"-{number}"
             if number > 1:
                 config = label_round(config, run, inputs, policy, number)
-            reward = run_reward(
-                stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, resume=resume
-            )
+            reward = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **then)
             start = sft.model if config.rlhf.restart_policy else policy
             ppo = run_ppo(
                 ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model),
                 prompts=prompts,
-                resume=resume,
+                **then,
             )
             rounds.append(Round(reward, ppo))
             policy = ppo.model

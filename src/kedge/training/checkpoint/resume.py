@@ -114,6 +114,7 @@ class CheckpointedLoop:
         self._model, self.best, self._keep_last, self._warn = model, best, keep_last, warn
         self._is_best = False
         self.ended: str | None = None
+        self._asked_to_end: str | None = None
         self._saved_at = found.update if found else None
         self._logs: Sequence[Log] = ()
         self._state: TrainingState | None = None
@@ -175,7 +176,7 @@ class CheckpointedLoop:
         self._remember()
         for step in range(self.done + 1, num_steps + 1):
             self._stop.raise_if_requested()
-            if self.done > 0 and (reason := until()) is not None:
+            if self.done > 0 and (reason := self._asked_to_end or until()) is not None:
                 self.ended = reason
                 self._warn(f"The run ends after update {self.done}: {reason}.")
                 break
@@ -187,6 +188,10 @@ class CheckpointedLoop:
         self._stop.raise_if_requested()
         if self._keep_last and self.done > 0:
             self._save_last()
+
+    def request_end(self, reason: str) -> None:
+        """End the run after the current step, for a reason."""
+        self._asked_to_end = reason
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note a step's metrics; if they are the best so far, the state after the step is saved and kept."""

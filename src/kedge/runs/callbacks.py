@@ -1,0 +1,79 @@
+"""Callbacks: functions of the user that are called after each update of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from kedge.training.checkpoint.resume import CheckpointedLoop
+
+__all__ = ["Callback", "Update", "Watcher"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """A complete update of PPO, or an optimizer step of sft and reward, as a callback sees it.
+
+    Attributes:
+        stage: `sft`, `reward` or `ppo`.
+        number: The update's number, from 1.
+        num_updates: Updates of the whole run.
+        metrics: Its row of `metrics.jsonl`; read-only.
+        folder: The run's folder, whose files include the row.
+        model: The trained transformers model with its current weights: the policy, or the reward model. It may be read
+            and sampled from; what is changed in it is trained on.
+        tokenizer: Its tokenizer.
+    """
+
+    stage: str
+    number: int
+    num_updates: int
+    metrics: Mapping[str, float]
+    folder: Path
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    _loop: CheckpointedLoop
+
+    def stop(self, reason: str = "a callback stopped it") -> None:
+        """End the run after this update, as if it were complete: the model is saved, `finished.json` has the reason."""
+        self._loop.request_end(reason)
+
+
+Callback: TypeAlias = Callable[[Update], object]
+"""Called with each update; what it returns is ignored, and what it raises ends the run."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """A callback with what it gets to see.
+
+    Attributes:
+        callback: The user's function; None for none.
+        model: The trained model.
+        tokenizer: Its tokenizer.
+    """
+
+    callback: Callback | None
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+
+    def see(
+        self,
+        loop: CheckpointedLoop,
+        number: int,
+        metrics: Mapping[str, float],
+        *,
+        stage: str,
+        num_updates: int,
+        folder: Path,
+    ) -> None:
+        """Call the callback with an update."""
+        if self.callback is not None:
+            known = MappingProxyType(dict(metrics))
+            self.callback(Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop))
