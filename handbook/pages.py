@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from handbook.architectures import architectures_page
 from handbook.fields import fields_page
+from handbook.libraries import openrlhf_verl_page, trl_page
 from handbook.token_page import token_page
 
 __all__ = ["generated_pages"]
@@ -11,4 +12,10 @@ __all__ = ["generated_pages"]
 
 def generated_pages() -> dict[str, str]:
     """The text of each page, by its file name in `docs/`."""
-    return {"architectures.md": architectures_page(), "fields.md": fields_page(), "token.md": token_page()}
+    return {
+        "architectures.md": architectures_page(),
+        "fields.md": fields_page(),
+        "openrlhf-verl.md": openrlhf_verl_page(),
+        "token.md": token_page(),
+        "trl.md": trl_page(),
+    }

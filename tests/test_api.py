@@ -93,7 +93,7 @@ def test_ppo_with_a_function(models, tmp_path):
 def test_ppo_with_weighted_rewards_of_both_kinds(models, tmp_path):
     rewards = {count_letters: 0.5, str(models / "judge"): 2.0}
     result = kedge.ppo(
-        policy=models / "policy",
+        model=models / "policy",
         prompts=PROMPTS,
         reward=rewards,
         out=tmp_path / "run",
@@ -210,9 +210,10 @@ def test_each_kind_of_reward_goes_where_it_belongs():
         ),
         (kedge.ppo, {"prompts": {"prompt": "a"}}, DataError, "not a dict"),
         (kedge.ppo, {"prompts": []}, DataError, "has no rows"),
-        (kedge.ppo, {"model": "m"}, ConfigError, "model is given twice"),
+        (kedge.ppo, {"model": "m"}, ConfigError, "model and policy are two names of the same argument"),
         (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
         (kedge.ppo, {"clip": 0.1}, ConfigError, "clip is not a setting of ppo; did you mean ppo.clip_range"),
+        (kedge.ppo, {"eps_clip": 0.1}, ConfigError, "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
         (kedge.evaluate, {"model": "m", "judge": 3}, ConfigError, "evaluate.judge must be a folder"),
         (kedge.evaluate, {"model": "m", "judge": "rm", "against": 3}, ConfigError, "evaluate.against must be a folder"),
     ],

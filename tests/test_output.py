@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import OutputError
+from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.output import REJECTED_FILE, REWARD_LOG, check_output, first_free_folder, replace_file, writing
+from tests.tiny import save_tiny_policy
 
 
 def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> None:
@@ -83,3 +85,18 @@ def test_a_file_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch, tmp_path
         replace_file(path, [b"c"])
     assert path.read_bytes() == b"ab"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_saved_files_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        model = save_tiny_policy(tmp_path / "source")
+        tokenizer = load_tokenizer(model)
+        policy = load_language_model(str(model), tokenizer=tokenizer, value_head=True)
+        saved = save_policy(policy, tokenizer, tmp_path / "model", card=ModelCard("sft", "base"))
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in saved.iterdir() if path.is_file()} == {
+        path.name: "0o640" for path in saved.iterdir()
+    }
+    assert {"model.safetensors", "value_head.safetensors"} <= {path.name for path in saved.iterdir()}

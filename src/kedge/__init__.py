@@ -2,7 +2,7 @@
 
     import kedge
 
-    result = kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, out="runs/story")
+    result = kedge.ppo(model="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, out="runs/story")
 
 Names are imported on first use, so that `import kedge` and `kedge --help` are instant.
 """

@@ -1,6 +1,6 @@
 """One function per stage.
 
-    kedge.ppo(policy="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, num_updates=20)
+    kedge.ppo(model="path/or/hub-id", prompts=["Once upon a time"], reward=my_function, num_updates=20)
 
 Data is a path, a hub id, or a list of texts or rows. Settings are fields of the configuration (see `kedge config
 explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_updates=20` if the name is unique among
@@ -117,9 +117,10 @@ def reward(
 @with_loaded_models("ppo")
 def ppo(
     *,
-    policy: Model,
+    model: Model | None = None,
     prompts: Data,
     reward: Weighted,
+    policy: Model | None = None,
     eval_prompts: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
@@ -129,9 +130,10 @@ def ppo(
     """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
 
     Args:
-        policy: Folder or hub id to start from.
+        model: Folder or hub id of the policy to start from.
         prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
+        policy: Another name of `model`.
         eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
@@ -141,7 +143,7 @@ def ppo(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, policy=policy, out=out)
+    arguments = Arguments(settings, model=model, policy=policy, out=out)
     rows = arguments.rows("data.prompts", prompts)
     held_out = arguments.rows("data.eval_prompts", eval_prompts)
     rewards = arguments.rewards(reward)

@@ -41,6 +41,8 @@ class Arguments:
 
     def __init__(self, settings: Mapping[str, Any], **named: Model | None) -> None:
         self._settings = dict(settings)
+        if named.get("model") is not None and named.get("policy") is not None:
+            raise ConfigError("model and policy are two names of the same argument; give one of them")
         for word, value in named.items():
             self.name("model" if word == "policy" else word, value, word=word)
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ __all__ = [
     "is_run",
     "kept_checkpoints",
     "replace_file",
+    "share_as_usual",
     "sync_folder",
     "writing",
 ]
@@ -185,6 +187,20 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
         finally:
             part.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def share_as_usual(folder: Path) -> None:
+    """Give each file of a folder the permissions of a newly created one: the umask decides who may read it.
+
+    safetensors writes through a temporary file that only its owner may read.
+    """
+    probe = folder / ".permissions"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
 
 
 def sync_folder(folder: Path) -> None:

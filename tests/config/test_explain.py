@@ -1,10 +1,13 @@
 """The output of `explain` and `schedule`."""
 
+import re
+
 import pytest
 
 from kedge.config import Config, explain, load_config, schedule_in_words
 from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import all_fields, section_type
+from kedge.config.libraries.names import foreign_answer, foreign_names
 from kedge.config.schema.field import field_doc
 from kedge.errors import ConfigError
 
@@ -49,6 +52,59 @@ def test_a_bare_name_is_enough_where_it_is_the_only_one() -> None:
         explain("learning_rate")
     with pytest.raises(ConfigError, match=r"did you mean ppo.clip_range\?"):
         explain("ppo.clip_rnge")
+
+
+def test_another_librarys_argument_is_explained_by_ours() -> None:
+    text = explain("eps_clip")
+    assert text.startswith("eps_clip is OpenRLHF's name; here it is ppo.clip_range.\n")
+    assert text.endswith(explain("ppo.clip_range"))
+    assert explain("total_episodes").splitlines()[1] == "ppo.num_updates"
+    none = "trainer.nnodes is verl's name; here there is none: kedge runs one process on one device."
+    assert explain("trainer.nnodes") == none
+
+
+def test_a_word_lists_what_is_near() -> None:
+    listed = [line.split()[0] for line in explain("kl").splitlines()[1:]]
+    assert {"ppo.kl_coef", "ppo.early_stop_kl", "rollout.top_k"} <= set(listed)  # by name, and by meaning
+    assert "ppo.clip_range" not in listed
+    with pytest.raises(ConfigError, match="zzz is not a field"):
+        explain("zzz")
+
+
+ASKED_FOR = {
+    "eps_clip": "ppo.clip_range",
+    "n_samples_per_prompt": "rollout.num_responses",
+    "rollout_batch_size": "rollout.num_prompts",
+    "max_response_length": "rollout.max_new_tokens",
+    "advantage_estimator": "ppo.advantage",
+    "adv_estimator": "ppo.advantage",
+    "grad_clip": "ppo.max_grad_norm",
+    "total_epochs": "ppo.num_updates",
+    "per_device_train_batch_size": "rollout.num_prompts",
+    "total_episodes": "ppo.num_updates",
+    "report_to": "runtime.loggers",
+    "vf_coef": "ppo.value_coef",
+    "cliprange_value": "ppo.value_clip_range",
+    "--init-kl-coef": "ppo.kl_coef",
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ASKED_FOR.items())
+def test_the_names_that_users_of_other_libraries_know(theirs: str, ours: str) -> None:
+    answer = foreign_answer(theirs)
+    assert answer is not None
+    assert f"here it is {ours}" in answer
+
+
+def test_every_counterpart_is_a_field_or_an_option() -> None:
+    known, bad = dict(all_fields()), []
+    for name, library, here in foreign_names():
+        fields = re.findall(r"`([a-z_]+\.[a-z_]+)(?:=[^`]*)?`", here)
+        lead = re.match(r"`([^`=:]+)", here)
+        bad += [(library, name, each) for each in fields if each not in known and not each.endswith((".jsonl", ".py"))]
+        bad += [(library, name, lead[1]) for _ in [0] if lead and lead[1] not in known and lead[1] != "--resume"]
+    assert bad == []
+    assert len({name for name, *_ in foreign_names()}) > 400
 
 
 @pytest.mark.parametrize("section", ["", *filter(section_type, Config.model_fields)])

@@ -132,13 +132,23 @@ def test_a_bare_name_means_the_section_of_its_stage() -> None:
     assert config_from_settings("evaluate", {"num_prompts": 4}).evaluate.num_prompts == 4
 
 
+def test_bare_names_on_the_command_line_mean_what_they_mean_in_python() -> None:
+    given = ["num_updates=3", "every=5", "prompts=[p]", "ppo.num_updates=4"]
+    config = load_config(overrides=given, stage="ppo")
+    assert config == config_from_settings("ppo", {"ppo.num_updates": 4, "every": 5, "prompts": ["p"]})
+    assert load_config(overrides=["clip_range=0.1"]).ppo.objective.clip_range == 0.1  # unique among all sections
+    with pytest.raises(ConfigError, match=r"learning_rate is a field of several .* write sft\.learning_rate or"):
+        load_config(overrides=["learning_rate=0.1"])
+
+
 @pytest.mark.parametrize(
     ("stage", "name", "said"),
     [
         ("rlhf", "num_prompts", ["rlhf.num_prompts", "rollout.num_prompts"]),
         ("rlhf", "learning_rate", ["ppo.learning_rate", "sft.learning_rate", "reward_model.learning_rate"]),
         ("ppo", "clip_rang", ["not a setting of ppo", "ppo.clip_range"]),
-        ("sft", "clip_range", ["not a setting of sft"]),
+        ("sft", "clip_range", ["clip_range is not a setting of sft; the field is ppo.clip_range"]),
+        ("ppo", "eps_clip", ["eps_clip is OpenRLHF's name; here it is ppo.clip_range"]),
     ],
 )
 def test_a_bare_name_that_is_not_clear_is_refused(stage: str, name: str, said: list[str]) -> None:

@@ -57,15 +57,38 @@ def test_wrong_values(override: str, said: str) -> None:
         ("ppo.clip", "ppo.clip_range"),
         ("pop.clip_range", "ppo.clip_range"),
         ("rollout.clip_range", "ppo.clip_range"),
-        ("clip_range", "ppo.clip_range"),
-        ("ppo.vf_coef", "ppo.value_coef"),
-        ("ppo.cliprange", "ppo.clip_range"),
-        ("ppo.lam", "ppo.gae_lambda"),
+        ("clip_rang", "ppo.clip_range"),
+        ("ppo.beta", "ppo.kl_coef"),
         ("rolout", "rollout"),
     ],
 )
 def test_unknown_names_suggest_the_one_meant(name: str, meant: str) -> None:
     assert error_line(f"{name}=1") == f"{name} is not a field; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("name", [*(name for name in Config.model_fields if name != "schedules"), "nothing"])
+@pytest.mark.parametrize("field", ["clip", "0", "weight", "", "clip_range.x", "Loop", ".seed", "model_config"])
+def test_nothing_unknown_is_accepted_in_any_section(name: str, field: str) -> None:
+    # reward.clip=3 once became a reward named clip with weight 3.
+    assert error_line(f"{name}.{field}=3").startswith(f"{name}.{field} is not a field")
+
+
+def test_a_reward_has_no_fields() -> None:
+    assert "reward is a source, or sources with their weights" in error_line("reward.clip=3")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("eps_clip", "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
+        ("ppo.lam", "ppo.lam is not a field; lam is TRL's and verl's name; here it is ppo.gae_lambda"),
+        ("actor_rollout_ref.actor.clip_ratio", "here it is ppo.clip_range"),
+        ("data.max_response_length", "is verl's name; here it is rollout.max_new_tokens"),
+        ("fsdp", "fsdp is TRL's name; here there is none: kedge runs one process on one device"),
+    ],
+)
+def test_a_name_of_another_library_gets_ours(name: str, said: str) -> None:
+    assert error_line(f"{name}=1").endswith(said)
 
 
 def test_a_name_like_no_other_gets_no_suggestion() -> None:

@@ -168,12 +168,10 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
 def test_the_command_runs_and_reports_errors(tmp_path):
     policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=4")
+    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "new_tokens=4")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: max_new_tokens is not a field; did you mean rollout.max_new_tokens")
+    assert done.stderr.startswith("error: new_tokens is not a setting of generate; did you mean")
     assert done.stderr.count("\n") == 1
-    done = run_kedge(
-        "generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "rollout.max_new_tokens=3"
-    )
+    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=3")
     assert done.returncode == 0, done.stderr
     assert {row["completion"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")} == {"eee"}

@@ -6,12 +6,20 @@ from typing import Annotated
 import typer
 
 from kedge.cli import chat, config, data, inspect, stages, sweep
+from kedge.cli.command import Group
 from kedge.errors import KedgeError
+from kedge.invocation import mark_command_line
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Commands inherit the names of the help option.
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.add_typer(stages.app)
 app.add_typer(chat.app)
 app.add_typer(sweep.app)
@@ -32,6 +40,7 @@ def _root(
 
 def main() -> None:
     """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
+    mark_command_line()
     try:
         app()
     except KedgeError as error:

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from kedge.cli.command import Command
 from kedge.cli.options import PresetName, Reward, Seed
+from kedge.cli.values import weighted_rewards
 from kedge.config import load_config
 from kedge.errors import ConfigError
 
@@ -17,7 +19,7 @@ app = typer.Typer()
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 
 
-@app.command()
+@app.command(cls=Command)
 def chat(
     models: Annotated[
         list[str],
@@ -51,9 +53,9 @@ def chat(
         "generate.temperature": temperature,
         "generate.max_new_tokens": max_new_tokens,
         "runtime.seed": seed,
-        "reward": reward,
+        "reward": weighted_rewards(reward),
     }
-    config = load_config(None, overrides, flags, preset)
+    config = load_config(None, overrides, flags, preset, stage="generate")
     from contextlib import suppress
 
     from kedge.pipelines.chat import chat_on_terminal, chat_server, load_chat

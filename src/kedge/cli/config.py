@@ -4,21 +4,22 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.command import Command, Group
 from kedge.cli.options import ConfigFile, Overrides, PresetName
 from kedge.config import check_stage, describe_presets, explain, load_config, resolved_yaml, schedule_in_words
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Show, check and explain the configuration.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain the configuration.")
 
 
-@app.command()
+@app.command(cls=Command)
 def show(overrides: Overrides = None, config: ConfigFile = None, preset: PresetName = None) -> None:
     """Print the resolved configuration as YAML, which --config can read."""
     typer.echo(resolved_yaml(load_config(config, overrides or (), preset=preset)), nl=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def validate(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -28,23 +29,27 @@ def validate(
     ] = None,
 ) -> None:
     """Check a configuration, without loading models or data."""
-    resolved = load_config(config, overrides or (), preset=preset)
+    resolved = load_config(config, overrides or (), preset=preset, stage=stage)
     if stage is not None:
         check_stage(resolved, stage)
     typer.echo("The configuration is valid.")
 
 
-@app.command("explain")
+@app.command("explain", cls=Command)
 def explain_field(
     field: Annotated[
-        str, typer.Argument(help="A field or section, e.g. ppo.clip_range. Lists the sections if omitted.")
+        str,
+        typer.Argument(
+            help="A field or section, e.g. ppo.clip_range; an argument of TRL, OpenRLHF or verl; or a word. Lists the "
+            "sections if omitted."
+        ),
     ] = "",
 ) -> None:
-    """Show a field's meaning, default and source, and the effects of values that are too high or too low."""
+    """Show a field's meaning, default, source, and the effects of values that are too high or too low."""
     typer.echo(explain(field))
 
 
-@app.command()
+@app.command(cls=Command)
 def schedule(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -54,10 +59,10 @@ def schedule(
     ] = None,
 ) -> None:
     """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps."""
-    typer.echo(schedule_in_words(load_config(config, overrides or (), preset=preset), num_prompts))
+    typer.echo(schedule_in_words(load_config(config, overrides or (), preset=preset, stage="ppo"), num_prompts))
 
 
-@app.command()
+@app.command(cls=Command)
 def presets(
     name: Annotated[str | None, typer.Argument(help="A preset. Lists all if omitted.")] = None,
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, Overrides, PresetName
 
 __all__ = ["app"]
@@ -11,7 +12,7 @@ __all__ = ["app"]
 app = typer.Typer()
 
 
-@app.command("data")
+@app.command("data", cls=Command)
 def preview(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=".jsonl file, dataset folder or id.")],
     overrides: Overrides = None,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.command import Command
+
 __all__ = ["app"]
 
 app = typer.Typer()
@@ -19,7 +21,7 @@ RunFolders = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -40,7 +42,7 @@ def doctor(
     raise typer.Exit(any(finding.severity == "serious" for finding in findings))
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     runs: RunFolders,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.")] = None,
@@ -52,7 +54,7 @@ def report(
     typer.echo(write_report(runs, out, advice=field_advice))
 
 
-@app.command()
+@app.command(cls=Command)
 def watch(
     run: RunFolder,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,

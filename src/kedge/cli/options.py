@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.completion import complete_override
 from kedge.config import PRESETS
 
 __all__ = [
@@ -14,10 +15,12 @@ __all__ = [
     "ConfigFile",
     "DemonstrationData",
     "Demonstrations",
+    "DryRun",
     "Model",
     "Out",
     "Overrides",
     "PresetName",
+    "PromptTexts",
     "Prompts",
     "ResumeFrom",
     "Reward",
@@ -27,13 +30,23 @@ __all__ = [
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FIELD=VALUE", help="Fields to set, e.g. ppo.clip_range=0.1. See: kedge config explain."),
+    typer.Argument(
+        metavar="FIELD=VALUE",
+        help="Fields to set: num_updates=50, or ppo.num_updates=50 where several sections have the name. See: kedge "
+        "config explain.",
+        autocompletion=complete_override,
+    ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
 PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="Model: a folder, a Hugging Face id, a run, or run@update or run@best."),
+    typer.Option(
+        "--model",
+        "--policy",
+        metavar="MODEL",
+        help="Model: a folder, a Hugging Face id, a run, or run@update or run@best.",
+    ),
 ]
 Demonstrations = Annotated[
     list[str] | None,
@@ -44,26 +57,41 @@ Comparisons = Annotated[
 ]
 DemonstrationData = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),
+    typer.Option(
+        "--demonstrations",
+        "--data",
+        metavar="DATA",
+        help="Demonstrations: .jsonl file, dataset folder or id. Repeatable.",
+    ),
 ]
 ComparisonData = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable."),
+    typer.Option(
+        "--comparisons", "--data", metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable."
+    ),
 ]
 Prompts = Annotated[
     list[str] | None, typer.Option(metavar="DATA", help="Prompts: .jsonl file, dataset folder or id. Repeatable.")
 ]
+PromptTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompts", metavar="DATA|TEXT", help="Prompts: .jsonl file, dataset folder or id; or one text. Repeatable."
+    ),
+]
 Reward = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="REWARD", help="Reward model (folder or id) or function (file.py:name, module:name). Repeatable."
+        metavar="REWARD[=WEIGHT]",
+        help="Reward model (folder or id) or function (file.py:name, module:name), optionally with a weight: "
+        "file.py:name=0.5. Repeatable.",
     ),
 ]
 Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="New or empty folder for the run; by default runs/STAGE, runs/STAGE-2, ..."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Random seed; 0 by default.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed; 0 by default.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Stop, instead of warning, if the results may be wrong.")]
 ResumeFrom = Annotated[
     str | None,
@@ -72,4 +100,8 @@ ResumeFrom = Annotated[
 Changes = Annotated[
     list[str] | None,
     typer.Option("--allow-changes", metavar="FIELD", help="Field that may differ from the resumed run. Repeatable."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Load and check everything, time a few rows, print an estimate; write nothing."),
 ]

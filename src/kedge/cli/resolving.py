@@ -25,9 +25,11 @@ def resolve(
         folder = Path(resume)
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
-        config = load_config(file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset)
+        config = load_config(
+            file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset, stage=stage
+        )
     else:
-        config = load_config(file, overrides or (), flags, preset)
+        config = load_config(file, overrides or (), flags, preset, stage=stage)
     check_stage(config, stage)
     if resume == "auto" and config.out is None:
         config = with_values(config, {"out": str(Path("runs") / stage)})
@@ -49,3 +51,16 @@ def resume_from(config: Config, resume: str | None, allow_changes: list[str] | N
         )
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))
+
+
+def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
+    """Check and time a stage without writing anything.
+
+    Raises:
+        ConfigError: A run is to be resumed: its folder says what is left of it.
+    """
+    if resume is not None:
+        raise ConfigError("--dry-run starts a new run; leave --resume out")
+    from kedge.pipelines.dry_run import dry_run
+
+    dry_run(config, stage)

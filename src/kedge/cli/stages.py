@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.command import Command
 from kedge.cli.options import (
     Changes,
     ComparisonData,
@@ -11,17 +12,20 @@ from kedge.cli.options import (
     ConfigFile,
     DemonstrationData,
     Demonstrations,
+    DryRun,
     Model,
     Out,
     Overrides,
     PresetName,
     Prompts,
+    PromptTexts,
     ResumeFrom,
     Reward,
     Seed,
     Strict,
 )
-from kedge.cli.resolving import resolve, resume_from
+from kedge.cli.resolving import resolve, resume_from, time_dry_run
+from kedge.cli.values import IN_MEMORY, announced, literal_prompts, weighted_rewards
 from kedge.config import choose_output
 from kedge.demo.recipe import DURATION
 
@@ -30,7 +34,7 @@ __all__ = ["app"]
 app = typer.Typer()
 
 
-@app.command()
+@app.command(cls=Command)
 def sft(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -42,16 +46,19 @@ def sft(
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Fine-tune a language model on demonstrations."""
     flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed, "runtime.strict": strict}
     resolved = resolve("sft", config, overrides, flags, preset, resume)
+    if dry_run:
+        return time_dry_run(resolved, "sft", resume)
     from kedge.pipelines.sft import run_sft
 
     run_sft(resolved, resume=resume_from(resolved, resume, allow_changes))
 
 
-@app.command()
+@app.command(cls=Command)
 def reward(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -64,6 +71,7 @@ def reward(
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0."""
     flags = {
@@ -75,12 +83,14 @@ def reward(
         "runtime.strict": strict,
     }
     resolved = resolve("reward", config, overrides, flags, preset, resume)
+    if dry_run:
+        return time_dry_run(resolved, "reward", resume)
     from kedge.pipelines.reward import run_reward
 
     run_reward(resolved, resume=resume_from(resolved, resume, allow_changes))
 
 
-@app.command()
+@app.command(cls=Command)
 def ppo(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -93,23 +103,26 @@ def ppo(
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a policy with PPO on one or more rewards: reward models and functions."""
     flags = {
         "model": model,
         "data.prompts": prompts,
-        "reward": reward,
+        "reward": weighted_rewards(reward),
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,
     }
     resolved = resolve("ppo", config, overrides, flags, preset, resume)
+    if dry_run:
+        return time_dry_run(resolved, "ppo", resume)
     from kedge.pipelines.ppo import run_ppo
 
     run_ppo(resolved, resume=resume_from(resolved, resume, allow_changes))
 
 
-@app.command()
+@app.command(cls=Command)
 def rlhf(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -124,6 +137,7 @@ def rlhf(
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score."""
     flags = {
@@ -131,43 +145,52 @@ def rlhf(
         "data.demonstrations": demonstrations,
         "data.comparisons": comparisons,
         "data.prompts": prompts,
-        "reward": reward,
+        "reward": weighted_rewards(reward),
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,
     }
     resolved = resolve("rlhf", config, overrides, flags, preset, resume)
+    if dry_run:
+        return time_dry_run(resolved, "rlhf", resume)
     from kedge.pipelines.rlhf import run_rlhf
 
     run_rlhf(resolved, resume=resume_from(resolved, resume, allow_changes))
 
 
-@app.command()
+@app.command(cls=Command)
 def generate(
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,
     model: Model = None,
-    prompts: Prompts = None,
+    prompts: PromptTexts = None,
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
 ) -> None:
     """Write a model's responses to prompts, with their scores if a reward is given."""
-    flags = {"model": model, "data.prompts": prompts, "reward": reward, "out": out, "runtime.seed": seed}
+    texts = literal_prompts(prompts)
+    flags = {
+        "model": model,
+        "data.prompts": IN_MEMORY if texts else prompts,
+        "reward": weighted_rewards(reward),
+        "out": out,
+        "runtime.seed": seed,
+    }
     resolved = resolve("generate", config, overrides, flags, preset)
     from kedge.pipelines.generate import run_generate
 
-    run_generate(resolved)
+    run_generate(resolved, prompts=announced(texts))
 
 
-@app.command()
+@app.command(cls=Command)
 def evaluate(
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,
     model: Model = None,
-    prompts: Prompts = None,
+    prompts: PromptTexts = None,
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Policy to compare with; the references in the data by default.")
     ] = None,
@@ -179,9 +202,10 @@ def evaluate(
     seed: Seed = None,
 ) -> None:
     """Measure the win rate of a policy against another policy or the references."""
+    texts = literal_prompts(prompts)
     flags = {
         "model": model,
-        "data.prompts": prompts,
+        "data.prompts": IN_MEMORY if texts else prompts,
         "evaluate.against": against,
         "evaluate.judge": judge,
         "out": out,
@@ -190,10 +214,13 @@ def evaluate(
     resolved = resolve("evaluate", config, overrides, flags, preset)
     from kedge.pipelines.evaluate import run_evaluate
 
-    run_evaluate(resolved)
+    run_evaluate(resolved, prompts=announced(texts))
 
 
-@app.command(help=f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}.")
+@app.command(
+    cls=Command,
+    help=f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}.",
+)
 def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
     """Run the demo."""
     folder = choose_output(out, "demo")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kedge.cli.command import Command
 from kedge.cli.options import (
     Comparisons,
     ConfigFile,
@@ -17,6 +18,7 @@ from kedge.cli.options import (
     Prompts,
     Reward,
 )
+from kedge.cli.values import weighted_rewards
 from kedge.config import Config, check_stage, load_config
 from kedge.errors import ConfigError
 
@@ -27,7 +29,7 @@ app = typer.Typer()
 STAGES = ("sft", "reward", "ppo")
 
 
-@app.command()
+@app.command(cls=Command)
 def sweep(
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward or ppo.")],
     overrides: Overrides = None,
@@ -65,12 +67,12 @@ def sweep(
         "data.demonstrations": demonstrations,
         "data.comparisons": comparisons,
         "data.prompts": prompts,
-        "reward": reward,
+        "reward": weighted_rewards(reward),
     }
 
     def resolve(values: Mapping[str, Any]) -> Config:
         settings = [f"{field}={value}" for field, value in values.items()]
-        resolved = load_config(config, [*fixed, *settings], flags, preset)
+        resolved = load_config(config, [*fixed, *settings], flags, preset, stage=stage)
         check_stage(resolved, stage)
         return resolved
 

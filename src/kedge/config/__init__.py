@@ -1,11 +1,14 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
 from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
+from kedge.config.explain.completions import completions
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
-from kedge.config.loading.changes import changed_settings
+from kedge.config.libraries.names import foreign_answer
+from kedge.config.loading.changes import changed_settings, changed_values
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
+from kedge.config.loading.names import full_name
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import PRESETS, Preset
@@ -45,13 +48,17 @@ __all__ = [
     "SftConfig",
     "best_metric",
     "changed_settings",
+    "changed_values",
     "check_stage",
     "choose_output",
+    "completions",
     "config_at",
     "config_from_settings",
     "describe_presets",
     "explain",
     "field_advice",
+    "foreign_answer",
+    "full_name",
     "load_config",
     "metric_in_chain",
     "parse_value",

@@ -28,7 +28,7 @@ class Stage:
 
 _MODEL = {"model": "--model"}
 _PROMPTS = {"data.prompts": "--prompts"}
-_SHARED = ("data", "runtime")
+_SHARED = ("data", "runtime", "checkpoint")
 _SCORED = (*_SHARED, "reward_functions")
 
 STAGES = {
@@ -38,7 +38,7 @@ STAGES = {
         Stage("reward", (("reward_model",), _SHARED), {**_MODEL, "data.comparisons": "--data"}),
         Stage(
             "ppo",
-            (("ppo", "rollout", "runtime"), ("data", "reward_functions")),
+            (("ppo", "rollout", "runtime"), ("data", "reward_functions", "checkpoint")),
             {**_MODEL, **_PROMPTS, "reward": "--reward"},
         ),
         Stage(

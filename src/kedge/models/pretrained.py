@@ -16,6 +16,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
+from kedge.models.hub import check_hub_id
 from kedge.models.run_models import find_model
 
 __all__ = [
@@ -54,8 +55,8 @@ def check_source(source: str | Path) -> str:
     """A model folder's path or a hub id, as a string; see `find_model`.
 
     Raises:
-        ModelError: The source looks like a path but does not exist, is a folder without a config.json, or a run without
-            such a model.
+        ModelError: The source looks like a path but does not exist, is a folder without a config.json, a run without
+            such a model, or a name that the hub cannot have or that cannot be looked up.
     """
     source = find_model(source)
     path, folder = Path(source), os.path.expanduser(source)
@@ -68,7 +69,10 @@ def check_source(source: str | Path) -> str:
         raise ModelError(
             f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
         )
-    return folder if os.path.isdir(folder) else str(source)
+    if os.path.isdir(folder):
+        return folder
+    check_hub_id(str(source))
+    return str(source)
 
 
 def loading_reason(error: Exception) -> str:

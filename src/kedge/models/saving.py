@@ -19,6 +19,7 @@ from kedge.models.pretrained import quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
+from kedge.output import share_as_usual
 
 __all__ = ["load_value_head", "save_policy", "save_scalar_model"]
 
@@ -119,6 +120,7 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
     part.mkdir(parents=True)
     with quiet_transformers():
         write(part)
+    share_as_usual(part)
     if folder.exists():
         shutil.rmtree(folder)
     part.rename(folder)

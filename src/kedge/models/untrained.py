@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kedge.models.pretrained import quiet_transformers
+from kedge.output import share_as_usual
 
 __all__ = ["save_untrained_llama", "train_tokenizer"]
 
@@ -83,3 +84,4 @@ def save_untrained_llama(
     tokenizer.save_pretrained(folder)
     with quiet_transformers():
         model.save_pretrained(folder)
+    share_as_usual(folder)

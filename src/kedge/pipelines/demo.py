@@ -29,10 +29,12 @@ from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardTerm
+from kedge.runs.ending import chained
 
 __all__ = ["demo_config", "run_demo"]
 
 
+@chained()
 def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     """Train tokenizer, SFT policy, reward model and PPO policies from scratch; evaluate and report.
 

@@ -15,21 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
+from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
 from kedge.inspect.notebook.runs import shown_run
-from kedge.models import load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_findings
+from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_comparisons, load_demonstrations
-from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
-__all__ = ["RewardModelReport", "RewardResult", "run_reward", "train_reward_model"]
+__all__ = ["RewardModelReport", "RewardResult", "load_reward_inputs", "run_reward", "train_reward_model"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +86,68 @@ def run_reward(
         return RewardResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
+    settings, inputs = config.reward_model, load_reward_inputs(config, run, comparisons, demonstrations)
+    model, tokenizer, split = inputs.model, inputs.tokenizer, inputs.split
+
+    prompts = [record.prompt for record in split.train]
+
+    def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
+        facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
+        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
+        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
+
+    in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
+    watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")
+    with supervised_training(
+        config, run, inputs.num_steps, model=in_checkpoints, watcher=watcher, shown=shown
+    ) as training:
+        training["order"] = inputs.mixture and inputs.mixture.order
+        report = train_reward_model(
+            model,
+            tokenizer,
+            split.train,
+            held_out=split.eval,
+            demonstrations=inputs.demonstrations,
+            **training,
+            **settings.model_dump(exclude={"base"}),
+        )
+        summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
+        card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
+        save_scalar_model(model, tokenizer, run.folder / "model", card=card)
+        end_training(config, run, report.outcome)
+    run.finish({**training["loop"].summary(), "summary": summary})
+    say_end(config, run.folder, "reward")
+    return RewardResult(run.folder, summary)
+
+
+@dataclass(frozen=True)
+class RewardInputs:
+    """What reward modeling starts from.
+
+    Attributes:
+        model: The model to train, with a new head.
+        tokenizer: Its tokenizer.
+        split: The comparisons, some of them held out.
+        mixture: The order of several sources with weights; None for one pass after the other.
+        demonstrations: Texts whose mean score becomes 0; may be empty.
+        num_steps: Optimizer steps of the run.
+    """
+
+    model: ScalarModel
+    tokenizer: PreTrainedTokenizerBase
+    split: Split[Comparison | Ranking]
+    mixture: Mixture | None
+    demonstrations: list[Demonstration]
+    num_steps: int
+
+
+def load_reward_inputs(
+    config: Config,
+    run: Run,
+    comparisons: Sequence[Any] | None = None,
+    demonstrations: Sequence[Any] | None = None,
+) -> RewardInputs:
+    """Load model, comparisons and demonstrations; arguments and errors as in `run_reward`."""
     settings, trusted = config.reward_model, config.runtime.trust_remote_code
     source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
@@ -99,34 +163,7 @@ def run_reward(
     split = run.data.split("comparisons", records, config)
     mixture = run.data.mixture("comparisons", config, split.train_rows)
     num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-
-    prompts = [record.prompt for record in split.train]
-
-    def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
-        facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
-        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
-
-    in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
-    watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")
-    with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
-        training["order"] = mixture and mixture.order
-        report = train_reward_model(
-            model,
-            tokenizer,
-            split.train,
-            held_out=split.eval,
-            demonstrations=zeroed,
-            **training,
-            **settings.model_dump(exclude={"base"}),
-        )
-        summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
-        save_scalar_model(model, tokenizer, run.folder / "model", card=card)
-        end_training(config, run, report.outcome)
-    run.finish({**training["loop"].summary(), "summary": summary})
-    say_findings(run.folder)
-    return RewardResult(run.folder, summary)
+    return RewardInputs(model, tokenizer, split, mixture, zeroed, num_steps)
 
 
 def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
 
 from kedge.config import Config
-from kedge.data import Demonstration, encode_example
+from kedge.data import Demonstration, Mixture, Split, encode_example
 from kedge.inspect.notebook.runs import shown_run
 from kedge.models import (
     LanguageModel,
@@ -28,16 +28,16 @@ from kedge.models import (
     save_policy,
 )
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_findings
+from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_demonstrations
-from kedge.runs.run import Resume, finished_run, open_run, read_ending
+from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
-__all__ = ["SftResult", "run_sft", "train_sft"]
+__all__ = ["SftResult", "load_sft_inputs", "run_sft", "train_sft"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,14 +97,8 @@ def run_sft(
     if resume and (folder := finished_run(config)):
         return SftResult.read(folder)
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
-    source, trusted = str(config.model), config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
-
-    records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
-    split = run.data.split("demonstrations", records, config)
-    mixture = run.data.mixture("demonstrations", config, split.train_rows)
-    num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
+    inputs = load_sft_inputs(config, run, demonstrations)
+    model, tokenizer, split, num_steps = inputs.model, inputs.tokenizer, inputs.split, inputs.num_steps
 
     stop_ids = own_stop_tokens(tokenizer, model).ids
     prompts = [record.prompt for record in split.train]
@@ -120,13 +114,13 @@ def run_sft(
     )
     watcher, shown = Watcher(callback, model.causal, tokenizer), ("loss", "eval/loss")
     with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
-        training["order"] = mixture and mixture.order
+        training["order"] = inputs.mixture and inputs.mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         save(run.folder / "model", facts, ended=True)
         end_training(config, run, outcome)
     run.finish({**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
-    say_findings(run.folder)
+    say_end(config, run.folder, "sft")
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 
@@ -134,6 +128,37 @@ def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
     """The evaluation as rows of the model card."""
     names = {"loss": "loss on held-out demonstrations, nats per token", "token_accuracy": "held-out token accuracy"}
     return {names.get(name, name): value for name, value in evaluation.items()}
+
+
+@dataclass(frozen=True)
+class SftInputs:
+    """What fine-tuning starts from.
+
+    Attributes:
+        model: The model to train.
+        tokenizer: Its tokenizer.
+        split: The demonstrations, some of them held out.
+        mixture: The order of several sources with weights; None for one pass after the other.
+        num_steps: Optimizer steps of the run.
+    """
+
+    model: LanguageModel
+    tokenizer: PreTrainedTokenizerBase
+    split: Split[Demonstration]
+    mixture: Mixture | None
+    num_steps: int
+
+
+def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | None = None) -> SftInputs:
+    """Load model and demonstrations; arguments and errors as in `run_sft`."""
+    source, trusted = str(config.model), config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+    records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
+    split = run.data.split("demonstrations", records, config)
+    mixture = run.data.mixture("demonstrations", config, split.train_rows)
+    num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
+    return SftInputs(model, tokenizer, split, mixture, num_steps)
 
 
 def train_sft(

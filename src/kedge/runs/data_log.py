@@ -118,6 +118,10 @@ class DataLog:
             return
         content = {role: usage.as_json() for role, usage in self.roles.items()}
         replace_file(folder / DATA_FILE, [json.dumps(content, indent=2, ensure_ascii=False).encode()])
+        self.say()
+
+    def say(self) -> None:
+        """Print one line per role."""
         for role, usage in self.roles.items():
             say(f"{role}: {usage.line}")
         role, parts = next(iter(self.examples.items()))

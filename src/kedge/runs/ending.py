@@ -1,18 +1,26 @@
-"""The end of a stage: writes the report and prints the doctor's findings."""
+"""The end of a stage: writes the report, prints the doctor's findings, what was made, and how to go on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
-from kedge.inspect.report import leave_report, runs_in
+from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
+from kedge.invocation import is_command_line
 from kedge.logs.progress import say
+from kedge.output import FINISHED_FILE, kept_checkpoints
+from kedge.runs.calls import Call
+from kedge.runs.next_calls import next_calls, resuming_call
 
-__all__ = ["chain_report", "leave_stage_report", "say_findings"]
+__all__ = ["chain_report", "chained", "leave_stage_report", "resumable", "say_end", "say_findings", "say_next"]
+
+_in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
+"""Whether the stage is part of a chain, which says itself how to go on."""
 
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
@@ -22,13 +30,61 @@ def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> No
 
 
 @contextmanager
-def chain_report(config: Config, folder: Path) -> Iterator[None]:
-    """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
+def chained() -> Iterator[None]:
+    """Within this context a stage does not say how to go on: the chain around it does."""
+    token = _in_chain.set(True)
     try:
         yield
     finally:
+        _in_chain.reset(token)
+
+
+@contextmanager
+def chain_report(config: Config, folder: Path) -> Iterator[None]:
+    """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
+    try:
+        with chained():
+            yield
+    finally:
         if config.runtime.report and runs_in(folder) != [folder]:
             leave_report(folder, advice=field_advice)
+
+
+@contextmanager
+def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
+    """If the block is interrupted or fails and left something to resume, print the call that resumes the run.
+
+    Args:
+        config: The run's configuration.
+        folder: Its folder.
+        stage: The stage, also the name of its command and function.
+    """
+    try:
+        yield
+    except BaseException:
+        if not _in_chain.get() and _can_resume(folder):
+            say(f"Resume: {_written(resuming_call(config, stage, folder, by_command=is_command_line()))}")
+        raise
+
+
+def say_end(config: Config, folder: Path, stage: str) -> None:
+    """Print a line per warning or serious finding, then how to go on; see `say_next`."""
+    say_findings(folder)
+    say_next(config, folder, stage)
+
+
+def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge: str = "") -> None:
+    """Print the model, the report and the usual next calls; nothing for a stage of a chain.
+
+    For the arguments see `next_calls`.
+    """
+    if _in_chain.get():
+        return
+    say(f"Model:  {folder / 'model'}")
+    if (folder / REPORT_FILE).is_file():
+        say(f"Report: {folder / REPORT_FILE}")
+    for number, call in enumerate(next_calls(config, stage, folder, start=start, judge=judge)):
+        say(f"{'        ' if number else 'Next:   '}{_written(call)}")
 
 
 def say_findings(folder: Path) -> None:
@@ -40,3 +96,13 @@ def say_findings(folder: Path) -> None:
     say(f"doctor: {examination.verdict}")
     if found:
         say(f"Run `kedge doctor {folder}` for explanations and remedies")
+
+
+def _written(call: Call) -> str:
+    return call.shell() if is_command_line() else call.python()
+
+
+def _can_resume(folder: Path) -> bool:
+    """Whether a run has a checkpoint, or a chain a stage that has one or has finished."""
+    places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
+    return any(kept_checkpoints(place) or (place / FINISHED_FILE).is_file() for place in places)

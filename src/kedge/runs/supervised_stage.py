@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.runs.callbacks import Watcher
-from kedge.runs.ending import leave_stage_report
+from kedge.runs.ending import leave_stage_report, resumable
 from kedge.runs.run import Run
 from kedge.runs.stage_loop import logged_steps, stage_loop
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -35,6 +35,7 @@ def supervised_training(
         OutputError: The run's folder cannot be created.
     """
     with (
+        resumable(config, run.folder, run.stage),
         run.started(),
         stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as log_step,

@@ -10,41 +10,26 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from kedge.config.libraries.names import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.texts import printable
 
-__all__ = ["accepts", "all_fields", "field_advice", "find_field", "section_type", "suggestion", "written"]
+__all__ = ["accepts", "all_fields", "field_advice", "find_field", "section_type", "suggestion", "unknown", "written"]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _MAX_LENGTH = 60
 
-# Names of the same fields in other libraries and in introductions to PPO.
+# Names that users expect for a field, besides those of the libraries in `kedge.config.libraries`.
 _SYNONYMS = {
-    "batch_size": "rollout.num_prompts",
     "beta": "ppo.kl_coef",
-    "clip_ratio": "ppo.clip_range",
-    "cliprange": "ppo.clip_range",
-    "cliprange_value": "ppo.value_clip_range",
     "ent_coef": "ppo.entropy_coef",
-    "init_kl_coef": "ppo.kl_coef",
-    "lam": "ppo.gae_lambda",
-    "lr": "ppo.learning_rate",
-    "max_steps": "ppo.num_updates",
-    "missing_eos_penalty": "rollout.missing_eos_score",
     "n_steps": "ppo.num_updates",
-    "num_mini_batches": "ppo.num_minibatches",
     "on_reward_error": "reward_functions.on_error",
-    "num_ppo_epochs": "ppo.num_epochs",
-    "ppo_epochs": "ppo.num_epochs",
-    "response_length": "rollout.max_new_tokens",
     "reward_retries": "reward_functions.retries",
     "reward_timeout": "reward_functions.timeout",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
     "target_kl": "ppo.early_stop_kl",
-    "vf_coef": "ppo.value_coef",
     "whiten": "ppo.whiten_advantages",
 }
 
@@ -140,6 +125,17 @@ def _jsonable(value: object) -> object:
     return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
+def unknown(name: str, known: Iterable[str], *, kind: str = "a field") -> str:
+    """The line for a name that is not in the schema: the counterpart of another library's name, or what was meant.
+
+    Args:
+        name: The name as given, dotted or bare.
+        known: The dotted names that it may stand for.
+        kind: What it is not: `a setting of ppo`.
+    """
+    return foreign_answer(name) or f"{written(name)} is not {kind}{suggestion(name, known)}"
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean …?` for a mistyped dotted name, or nothing if no known name is close.
 
@@ -148,8 +144,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     last = name.rpartition(".")[2]
     owners = {candidate.rpartition(".")[2]: candidate for candidate in reversed(names)}
+    same = [candidate for candidate in names if candidate.rpartition(".")[2] == last]
+    if not same and (answer := foreign_answer(last)):
+        return f"; {answer}"
     guesses = [
-        *(candidate for candidate in names if candidate.rpartition(".")[2] == last),
+        *same,
         *([_SYNONYMS[last]] if last in _SYNONYMS else []),
         *(candidate for candidate in names if len(last) > 2 and candidate.rpartition(".")[2].startswith(last)),
         *difflib.get_close_matches(name, names, n=1, cutoff=0.7),

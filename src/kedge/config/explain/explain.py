@@ -1,11 +1,13 @@
 """The output of `kedge config explain`: the documentation of a field, or the fields of a section."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from pydantic.fields import FieldInfo
 
 from kedge.config.explain.citations import cited_works
-from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
+from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
+from kedge.config.libraries.names import foreign_answer
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
@@ -16,23 +18,44 @@ __all__ = ["describe_presets", "explain"]
 
 
 def explain(name: str = "") -> str:
-    """Explain a field, list the fields of a section, or list all sections.
+    """Explain a field, list the fields of a section, list all sections, or list the fields near a word.
 
     Args:
-        name: `ppo.clip_range`, `ppo`, or a bare name that only one section has (`clip_range`); empty for all.
+        name: `ppo.clip_range`, `ppo`, or a bare name that only one section has (`clip_range`); an argument of TRL,
+            OpenRLHF or verl (`eps_clip`); a word in names or meanings of fields (`kl`); empty for all sections.
 
     Raises:
-        ConfigError: There is no such field, or there are several.
+        ConfigError: Nothing has that name, or several fields do.
     """
     if not name:
         return "\n".join(_listing(Config.model_fields))
     section = section_type(name)
     if section is not None:
         return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
-    dotted = _full_name(name)
-    field = find_field(dotted)
-    assert field is not None, "_full_name returns fields only"
-    return "\n".join(_page(dotted, field))
+    if (field := find_field(name)) is not None:
+        return "\n".join(_page(name, field))
+    fields = dict(all_fields())
+    owners = [dotted for dotted in fields if dotted.partition(".")[2] == name]
+    if len(owners) == 1:
+        return "\n".join(_page(owners[0], fields[owners[0]]))
+    if owners:
+        raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
+    if answer := foreign_answer(name):
+        mentioned = [field for field in re.findall(r"[a-z_]+\.[a-z_]+", answer.partition("; ")[2]) if field in fields]
+        return "\n".join([f"{answer}.", *(_page(mentioned[0], fields[mentioned[0]]) if mentioned else ())])
+    if near := _near(name, fields):
+        return "\n".join([f"No field is called {name}. In its name or meaning:", *_listing(near)])
+    raise ConfigError(unknown(name, fields))
+
+
+def _near(word: str, fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+    """The fields whose name contains a word, or whose meaning has a word that starts with it."""
+    text = word.lower()
+    if len(text) < 2:
+        return {}
+    named = {name: field for name, field in fields.items() if text in name}
+    starts = re.compile(rf"(?<!\w){re.escape(text)}", re.IGNORECASE)
+    return named | {name: field for name, field in fields.items() if starts.search(field_doc(field).meaning)}
 
 
 def describe_presets(name: str | None = None) -> str:
@@ -48,18 +71,6 @@ def describe_presets(name: str | None = None) -> str:
     width = max(map(len, rows.values()))
     lines = [f"{row:{width}}  # {preset.values[dotted].source}" for dotted, row in rows.items()]
     return "\n".join([f"# {preset.about}", *lines])
-
-
-def _full_name(name: str) -> str:
-    if find_field(name) is not None:
-        return name
-    known = [dotted for dotted, _ in all_fields()]
-    owners = [dotted for dotted in known if dotted.partition(".")[2] == name]
-    if len(owners) == 1:
-        return owners[0]
-    if owners:
-        raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
-    raise ConfigError(f"{name} is not a field{suggestion(name, known)}")
 
 
 def _listing(fields: Mapping[str, FieldInfo]) -> list[str]:

@@ -1,11 +1,13 @@
 """Differences between the configuration of a run and the one it is resumed with."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
-from kedge.config.explain.describe import written
+from kedge.config.explain.describe import section_type, written
+from kedge.config.loading.load import resolve
+from kedge.config.schema.root import Config
 
-__all__ = ["changed_settings"]
+__all__ = ["changed_settings", "changed_values"]
 
 FREE = (
     "out",
@@ -43,6 +45,22 @@ def changed_settings(
         for name in names
         if name not in before or name not in now or before[name] != now[name]
     ]
+
+
+def changed_values(config: Config) -> dict[str, Any]:
+    """The values that differ from the defaults and from the preset, by dotted name, as JSON types."""
+    base = resolve([{"preset": config.preset}] if config.preset else [])
+    default = dict(_by_name(base))
+    return {name: value for name, value in _by_name(config) if (name == "preset" and value) or value != default[name]}
+
+
+def _by_name(config: Config) -> Iterator[tuple[str, Any]]:
+    """All fields, by dotted name."""
+    for name, value in config.model_dump(mode="json").items():
+        if section_type(name):
+            yield from ((f"{name}.{field}", entry) for field, entry in value.items())
+        else:
+            yield name, value
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

@@ -4,11 +4,12 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 
-from kedge.config.explain.describe import section_type, written
+from kedge.config.explain.describe import find_field, section_type, written
+from kedge.config.loading.names import full_name
 from kedge.config.loading.validation_errors import validated
 from kedge.config.loading.yaml_text import Document, parse_value, read_document
 from kedge.config.presets import find_preset
@@ -23,14 +24,18 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     preset: str | None = None,
+    *,
+    stage: str | None = None,
 ) -> Config:
     """Resolve a run's configuration: flags override overrides, then file, preset and defaults.
 
     Args:
         path: A YAML file of sections or of dotted names (`ppo.clip_range: 0.1`).
-        overrides: `ppo.clip_range=0.1`, in order; the last one of a name counts.
+        overrides: `ppo.clip_range=0.1`, or `clip_range=0.1` with a bare name as in `full_name`, in order; the last one
+            of a name counts.
         flags: Dotted name → value; None for a flag that was not given.
         preset: A preset's name; overrides one in the file or in an override.
+        stage: The stage whose sections bare names belong to; None for all sections.
 
     Raises:
         ConfigError: One line with the first mistake.
@@ -39,7 +44,7 @@ def load_config(
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if preset is not None:
         given["preset"] = preset
-    layers = [document.settings, *(_parse_override(override) for override in overrides), given]
+    layers = [document.settings, *(_parse_override(override, stage) for override in overrides), given]
     return resolve(layers, document.places)
 
 
@@ -77,20 +82,30 @@ def resolved_yaml(config: Config) -> str:
     return f"# {packages}, Python {platform.python_version()}\n{body}"
 
 
-def _parse_override(override: str) -> dict[str, Any]:
+def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
     name, sign, text = override.partition("=")
     if not sign or not name.strip():
         raise ConfigError(f"{written(override)} is not an override; write field=value, e.g. ppo.clip_range=0.1")
-    return {name.strip(): parse_value(text, written(override))}
+    return {full_name(name.strip(), stage): parse_value(text, written(override))}
 
 
 def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into section dicts; a dotted name overrides its section's value."""
+    """Turn dotted names into section dicts; a dotted name overrides its section's value.
+
+    A dotted name whose first part is neither a section nor a mapping stays as it is, and is refused as unknown:
+    `reward.clip=3` would otherwise become a reward named clip with weight 3.
+    """
     nested: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
         section, dot, field = str(name).partition(".")
-        _merge(nested, {section: {field: value} if dot else value})
+        _merge(nested, {section: {field: value}} if dot and _holds_names(section) else {str(name): value})
     return nested
+
+
+def _holds_names(name: str) -> bool:
+    """Whether a name at the top level is a section, or a mapping of names such as `schedules`."""
+    field = find_field(name)
+    return section_type(name) is not None or (field is not None and get_origin(field.annotation) is dict)
 
 
 def _merge(values: dict[str, Any], layer: Mapping[str, Any]) -> None:

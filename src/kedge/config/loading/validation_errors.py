@@ -6,7 +6,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, suggestion, written
+from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.reward_term import RewardTermConfig
 from kedge.config.schema.root import Config
@@ -65,10 +65,15 @@ def _message(error: ErrorDetails, name: str) -> str:
         return f"{name}={written(error['input'])}: {reason}" if find_field(name) else reason
     if name == "reward":
         return _reward_message(error)
+    if name.startswith("reward."):
+        return (
+            f"{written(name)} is not a field: reward is a source, or sources with their weights, such as "
+            "reward='{rewards.py:brief: 0.5}'"
+        )
     if find_field(name) is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
         known = [*dict(all_fields()), *sections]
-        return f"{written(name)} is not a field{suggestion(name, known)}"
+        return unknown(name, known)
     field = find_field(name)
     expected = accepts(field) if field else "a section of fields"
     return f"{name} must be {expected}; it is {written(error['input'])}"

@@ -26,7 +26,7 @@ from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_findings
+from kedge.runs.ending import resumable, say_end
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
@@ -73,17 +73,18 @@ def run_ppo(
     write_roles(run, roles)
     watcher = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer)
     outcome: dict[str, object] = {}
-    try:
-        with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
-            train(config, run, roles, loop, watcher, on_update)
-            outcome = loop.summary()
-    except KedgeError:
-        run.abandon()
-        raise
-    finally:
-        metrics = save_result(config, run, roles, interrupted=not outcome)
+    with resumable(config, run.folder, "ppo"):
+        try:
+            with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
+                train(config, run, roles, loop, watcher, on_update)
+                outcome = loop.summary()
+        except KedgeError:
+            run.abandon()
+            raise
+        finally:
+            metrics = save_result(config, run, roles, interrupted=not outcome)
     run.finish(outcome)
-    say_findings(run.folder)
+    say_end(config, run.folder, "ppo")
     return PpoResult(run.folder, metrics)
 
 

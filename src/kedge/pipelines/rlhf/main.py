@@ -23,7 +23,7 @@ from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config
 from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
-from kedge.runs.ending import chain_report
+from kedge.runs.ending import chain_report, resumable, say_next
 from kedge.runs.run import Resume, open_run
 
 __all__ = ["RlhfResult", "run_rlhf"]
@@ -65,7 +65,12 @@ def run_rlhf(
     inputs = check_inputs(
         config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeler=labeller
     )
-    with run.started(), chain_report(config, run.folder), published_policy(run.folder):
+    with (
+        resumable(config, run.folder, "rlhf"),
+        run.started(),
+        chain_report(config, run.folder),
+        published_policy(run.folder),
+    ):
         if comparisons is not None:
             path = write_rows(run.folder / "comparisons.jsonl", comparisons)
             config = with_values(config, {"data.comparisons": path})
@@ -93,4 +98,5 @@ def run_rlhf(
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     run.finish({})
     print_rounds(run.folder, summary)
+    say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
     return RlhfResult(run.folder, sft, rounds, summary)

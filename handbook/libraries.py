@@ -1,0 +1,53 @@
+"""Generates the pages that compare other libraries: their text, with the tables of `kedge.config.libraries`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kedge.config.libraries.names import LIBRARIES
+from kedge.config.libraries.row import Row
+
+__all__ = ["openrlhf_verl_page", "trl_page"]
+
+FOLDER = Path(__file__).parent
+
+
+def trl_page() -> str:
+    """docs/trl.md."""
+    text = (FOLDER / "trl.md").read_text(encoding="utf-8")
+    for title, rows in LIBRARIES["TRL"].items():
+        table = _counterparts("TRL", rows) if title else _reasons(rows)
+        text = text.replace(f"<!-- table: {title or 'none'} -->", table)
+    return text
+
+
+def openrlhf_verl_page() -> str:
+    """docs/openrlhf-verl.md."""
+    text = (FOLDER / "openrlhf-verl.md").read_text(encoding="utf-8")
+    for library in ("OpenRLHF", "verl"):
+        parts = [
+            f"### {library}: {title.lower()}\n\n{_counterparts(library, rows)}"
+            if title
+            else f"### {library}: without a counterpart\n\n{_reasons(rows)}"
+            for title, rows in LIBRARIES[library].items()
+        ]
+        text = text.replace(f"<!-- tables: {library} -->", "\n\n".join(parts))
+    return text
+
+
+def _counterparts(library: str, rows: Sequence[Row]) -> str:
+    return _table((library, "kedge"), [(_names(row), row.here) for row in rows])
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    return _table(("reason", "arguments"), [(row.here, _names(row)) for row in rows])
+
+
+def _names(row: Row) -> str:
+    # Dotted names are not in backticks, which a test would take for fields of kedge.
+    return ", ".join(f"<code>{name}</code>" if "." in name else f"`{name}`" for name in row.names.split())
+
+
+def _table(heads: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"| {left} | {right} |" for left, right in (heads, *rows)).replace("\n", "\n|---|---|\n", 1)

@@ -1,0 +1,72 @@
+"""The classes of kedge's commands: flags without a type in the help, and one line for an option that does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from kedge.config import STAGES, foreign_answer, full_name
+from kedge.errors import ConfigError
+
+__all__ = ["Command", "Group"]
+
+
+class Command(TyperCommand):
+    """A command."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters; flags and arguments are shown without a Python type such as `<bool>`."""
+        return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            ConfigError: Two names of the same option are given, or a field or another library's argument is written as
+                an option.
+        """
+        for option in self.params:
+            _check_one_name(option.opts, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # The class is click's NoSuchOption, which typer imports from different places in different versions.
+            if hint := _hint(str(getattr(error, "option_name", "")), str(ctx.info_name)):
+                raise ConfigError(hint) from None
+            raise
+
+
+class Group(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """As in `Command`."""
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None  # typer would show `<list[str]>` behind FIELD=VALUE
+    return params
+
+
+def _check_one_name(names: list[str], args: list[str]) -> None:
+    given = [name for name in names if any(arg == name or arg.startswith(f"{name}=") for arg in args)]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are the same option; give one of them")
+
+
+def _hint(option: str, command: str) -> str | None:
+    """What to write in place of `--num_updates 3` or `--eps_clip 0.1`; None if the name is unknown here, too."""
+    name = option.lstrip("-").replace("-", "_")
+    if command not in STAGES or not name:
+        return None
+    try:
+        field = full_name(name, command)
+    except ConfigError as error:
+        return str(error) if foreign_answer(name) or "several sections" in str(error) else None
+    return f"{option} is not an option; fields are set without dashes: {name}=VALUE (see kedge config explain {field})"

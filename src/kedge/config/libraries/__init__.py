@@ -1,0 +1,1 @@
+"""The arguments of other PPO libraries, with their counterparts in kedge: one table per library."""

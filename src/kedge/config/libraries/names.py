@@ -1,0 +1,81 @@
+"""Answers for an argument of another library: which library has it, and what it is called here."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from kedge.config.libraries import openrlhf, trl, verl
+from kedge.config.libraries.row import Row
+
+__all__ = ["LIBRARIES", "foreign_answer", "foreign_names"]
+
+LIBRARIES: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
+    "TRL": {
+        "PPOTrainer": trl.TRAINER,
+        "PPOConfig": trl.PPO_CONFIG,
+        "TrainingArguments": trl.TRAINING_ARGUMENTS,
+        "Scripts": trl.SCRIPT,
+        "": trl.WITHOUT_COUNTERPART,
+    },
+    "OpenRLHF": {
+        "Models and data": openrlhf.MODELS_AND_DATA,
+        "Batches and sampling": openrlhf.BATCHES,
+        "Algorithm": openrlhf.ALGORITHM,
+        "Run": openrlhf.RUN,
+        "": openrlhf.WITHOUT_COUNTERPART,
+    },
+    "verl": {
+        "Models and data": verl.MODELS_AND_DATA,
+        "Batches and sampling": verl.BATCHES,
+        "Algorithm": verl.ALGORITHM,
+        "Run": verl.RUN,
+        "": verl.WITHOUT_COUNTERPART,
+    },
+}
+"""The tables of each library; the one without a title lists arguments without a counterpart, by reason."""
+
+
+def foreign_names() -> Iterator[tuple[str, str, str]]:
+    """Every argument of every library: its name, the library, and the counterpart as Markdown."""
+    for library, tables in LIBRARIES.items():
+        for title, rows in tables.items():
+            for names, here in rows:
+                for name in names.split():
+                    yield name, library, here if title else f"none: {here}"
+
+
+def foreign_answer(name: str) -> str | None:
+    """One line about an argument of another library, or None: `eps_clip is OpenRLHF's name; here it is ppo.clip_range`.
+
+    A dotted name is also found by its last parts (`clip_ratio`, `actor.clip_ratio`); dashes count as underscores.
+    """
+    wanted = name.strip().lstrip("-").replace("-", "_")
+    found = [entry for entry in foreign_names() if entry[0] == wanted or entry[0].endswith(f".{wanted}")]
+    answers: dict[str, list[tuple[str, str, str]]] = {}
+    for entry in found:
+        answers.setdefault(_lead(entry[2]), []).append(entry)
+    if len(answers) > 1:
+        said = (f"{lead} ({_owners(entries, full=True)})" for lead, entries in answers.items())
+        return f"{wanted} is a name of other libraries; here it is {'; '.join(said)}"
+    for entries in answers.values():
+        return f"{wanted} is {_owners(entries)} name; {_plain(entries[0][2])}"
+    return None
+
+
+def _owners(entries: Iterable[tuple[str, str, str]], *, full: bool = False) -> str:
+    """The libraries as possessives, without repetition: `TRL's and verl's`; with `full`, also their arguments."""
+    owners = dict.fromkeys(f"{library}'s{f' {name}' if full else ''}" for name, library, _ in entries)
+    *first, last = owners
+    return ", ".join(owners) if full or not first else f"{', '.join(first)} and {last}"
+
+
+def _lead(here: str) -> str:
+    """The field at the start of a counterpart, or the whole text."""
+    field = re.match(r"`([^`]+)`", here)
+    return field[1] if field else "nothing" if here.startswith("none") else here
+
+
+def _plain(here: str) -> str:
+    """The counterpart as text without Markdown: `here it is ppo.clip_range`."""
+    text = re.sub(r"[,;.]? [sS]ee \[[^\]]*\]\([^)]*\)", "", here)
+    lead = "here it is " if text.startswith("`") else "here there is " if text.startswith("none") else "here: "
+    return lead + text.replace("`", "")

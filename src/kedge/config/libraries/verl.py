@@ -1,0 +1,123 @@
+"""verl: the fields of `ppo_trainer.yaml` and `sft_trainer.yaml`, by their dotted names.
+
+Source: verl/trainer/config/_generated_ppo_trainer.yaml and sft_trainer.yaml, commits 035682ed and 005a83db.
+"""
+
+from kedge.config.libraries.row import Row
+
+__all__ = ["ALGORITHM", "BATCHES", "MODELS_AND_DATA", "RUN", "WITHOUT_COUNTERPART"]
+
+MODELS_AND_DATA = (
+    Row("actor_rollout_ref.model.path model.partial_pretrain", "`model`: a folder or a hub id"),
+    Row("critic.model.path", "`ppo.critic_init`, with `ppo.critic=separate`"),
+    Row("critic.enable", "always: without a critic use `ppo.advantage=to_go`"),
+    Row("reward_model.model.path reward_model.enable", "`reward`: a reward model's folder or hub id"),
+    Row(
+        "custom_reward_function.path custom_reward_function.name",
+        "`reward`: `rewards.py:compute_score`, with TRL's signature",
+    ),
+    Row("reward_model.reward_manager", "`reward`: a Python function, a reward model, or several with weights"),
+    Row("data.train_files", "`data.prompts`; in sft `data.demonstrations`"),
+    Row("data.val_files", "none in training: pass them to `kedge evaluate`; sft holds out `data.eval_fraction`"),
+    Row("data.max_prompt_length actor_rollout_ref.rollout.prompt_length", "`data.max_prompt_tokens`"),
+    Row("data.truncation data.filter_overlong_prompts", "`data.truncate`; by default longer prompts are rejected"),
+    Row("data.shuffle", "always: the prompts' order depends on `runtime.seed`"),
+    Row("actor_rollout_ref.model.trust_remote_code", "`runtime.trust_remote_code`"),
+    Row("actor_rollout_ref.model.enable_gradient_checkpointing", "`runtime.activation_checkpointing`"),
+)
+BATCHES = (
+    Row("data.train_batch_size", "`rollout.num_prompts`: prompts per update; in sft `sft.batch_size`"),
+    Row("actor_rollout_ref.rollout.n", "`rollout.num_responses`"),
+    Row("data.max_response_length actor_rollout_ref.rollout.response_length", "`rollout.max_new_tokens`"),
+    Row("actor_rollout_ref.rollout.temperature", "`rollout.temperature`"),
+    Row(
+        "actor_rollout_ref.rollout.top_k actor_rollout_ref.rollout.top_p",
+        "none: with a filter the KL would be wrong; lower `rollout.temperature`",
+    ),
+    Row("actor_rollout_ref.rollout.val_kwargs.temperature", "`generate.temperature`"),
+    Row(
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "`ppo.num_minibatches`: `rollout.num_prompts` divided by verl's value, which counts prompts",
+    ),
+    Row(
+        "actor_rollout_ref.actor.ppo_micro_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu "
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu reward_model.micro_batch_size_per_gpu "
+        "data.micro_batch_size_per_gpu",
+        "`runtime.micro_batch_tokens`, in tokens; does not change gradients",
+    ),
+    Row("actor_rollout_ref.actor.use_dynamic_bsz", "always: `runtime.micro_batch_tokens` counts tokens"),
+    Row("actor_rollout_ref.model.use_remove_padding", "always: rows are computed without padding"),
+    Row("actor_rollout_ref.actor.ppo_epochs critic.ppo_epochs", "`ppo.num_epochs`"),
+    Row(
+        "trainer.total_epochs",
+        "`ppo.num_updates`: passes over the prompts, times prompts in the data, divided by `rollout.num_prompts`; in "
+        "sft `sft.num_epochs`",
+    ),
+    Row("trainer.total_training_steps", "`ppo.num_updates`"),
+)
+ALGORITHM = (
+    Row("actor_rollout_ref.actor.clip_ratio actor_rollout_ref.actor.clip_ratio_low", "`ppo.clip_range`"),
+    Row("actor_rollout_ref.actor.clip_ratio_high", "`ppo.clip_range_high`"),
+    Row("actor_rollout_ref.actor.clip_ratio_c", "`ppo.dual_clip`; off by default"),
+    Row("actor_rollout_ref.actor.loss_agg_mode", "`ppo.aggregation`: token, sequence or constant"),
+    Row("actor_rollout_ref.actor.policy_loss.loss_mode", "`ppo.policy_loss`"),
+    Row("actor_rollout_ref.actor.entropy_coeff", "`ppo.entropy_coef`"),
+    Row("actor_rollout_ref.actor.use_kl_loss", "`ppo.kl_in=loss`"),
+    Row("algorithm.use_kl_in_reward", "`ppo.kl_in=reward`, the default; `ppo.kl_coef=0` for no penalty"),
+    Row("actor_rollout_ref.actor.kl_loss_coef algorithm.kl_ctrl.kl_coef", "`ppo.kl_coef`"),
+    Row("actor_rollout_ref.actor.kl_loss_type algorithm.kl_penalty", "`ppo.kl_estimator`"),
+    Row("algorithm.kl_ctrl.type", "`ppo.kl_controller`: fixed, ziegler (verl: adaptive) or schulman"),
+    Row("algorithm.kl_ctrl.target_kl", "`ppo.kl_target`, in nats per response; verl's is per token"),
+    Row("algorithm.kl_ctrl.horizon", "`ppo.kl_horizon`"),
+    Row("algorithm.gamma", "`ppo.gamma`"),
+    Row("algorithm.lam", "`ppo.gae_lambda`"),
+    Row("algorithm.adv_estimator", "`ppo.advantage`; no group estimators such as GRPO or RLOO"),
+    Row("critic.cliprange_value", "`ppo.value_clip_range`, in units of the score with `ppo.value_unit=score`"),
+    Row("actor_rollout_ref.actor.grad_clip critic.grad_clip optim.clip_grad", "`ppo.max_grad_norm`"),
+    Row("actor_rollout_ref.actor.optim.lr optim.lr", "`ppo.learning_rate`; in sft `sft.learning_rate`"),
+    Row("critic.optim.lr", "`ppo.value_head_rate`: how many times the policy's rate a new value head has"),
+    Row(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps actor_rollout_ref.actor.optim.lr_warmup_steps_ratio "
+        "optim.warmup_steps_ratio",
+        "`ppo.warmup_fraction`, as a fraction of the policy's updates",
+    ),
+    Row("actor_rollout_ref.actor.optim.warmup_style optim.lr_scheduler", "`ppo.schedule`"),
+    Row("actor_rollout_ref.actor.optim.weight_decay optim.weight_decay", "`ppo.weight_decay`"),
+    Row("optim.betas", "none: fixed at 0.9 and 0.999"),
+    Row("trainer.critic_warmup", "`ppo.value_warmup_updates`"),
+)
+RUN = (
+    Row("trainer.default_local_dir", "`out`"),
+    Row("trainer.experiment_name", "the name of the run's folder, `out`"),
+    Row("trainer.project_name", "`runtime.project`"),
+    Row("trainer.logger", "`runtime.loggers`, in addition to the run's own files"),
+    Row("trainer.save_freq", "`checkpoint.every`"),
+    Row("trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep", "`checkpoint.keep`"),
+    Row("trainer.resume_mode trainer.resume_from_path", "`--resume`"),
+    Row("trainer.test_freq trainer.val_before_train trainer.val_only", "none in training; see `kedge evaluate`"),
+    Row("trainer.log_val_generations trainer.rollout_data_dir", "`runtime.num_samples`: saved in every update"),
+    Row("trainer.device", "`runtime.device`"),
+    Row("trainer.seed", "`runtime.seed`"),
+    Row("actor_rollout_ref.rollout.dtype", "`runtime.precision`"),
+)
+WITHOUT_COUNTERPART = (
+    Row(
+        "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.strategy actor_rollout_ref.actor.fsdp_config "
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size trainer.balance_batch trainer.default_hdfs_dir",
+        "kedge runs one process on one device",
+    ),
+    Row(
+        "actor_rollout_ref.rollout.name actor_rollout_ref.rollout.mode "
+        "actor_rollout_ref.rollout.gpu_memory_utilization actor_rollout_ref.rollout.tensor_model_parallel_size "
+        "actor_rollout_ref.rollout.enforce_eager actor_rollout_ref.rollout.free_cache_engine "
+        "actor_rollout_ref.rollout.max_num_batched_tokens actor_rollout_ref.rollout.load_format",
+        "the built-in sampler is used",
+    ),
+    Row(
+        "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules",
+        "all weights are trained",
+    ),
+    Row("actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.model.use_liger", "no third-party kernels"),
+    Row("algorithm.norm_adv_by_std_in_grpo algorithm.use_pf_ppo", "no GRPO, no PF-PPO"),
+)

@@ -1,0 +1,188 @@
+"""A dry run of a training stage: everything is loaded and checked, a few rows are timed, and nothing is kept.
+
+The stage runs in a temporary folder. Its models are those of the process, so no saved state changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kedge.config import Config, schedule_in_words, with_values
+from kedge.data import PromptStream
+from kedge.logs.progress import format_duration, format_figure, say
+from kedge.logs.table import Cell, print_table
+from kedge.models import ModelCard, save_scalar_model
+from kedge.pipelines.ppo.roles import load_roles
+from kedge.pipelines.ppo.settings import coefficients_of
+from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.pipelines.reward import load_reward_inputs, train_reward_model
+from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config
+from kedge.pipelines.sft import load_sft_inputs, train_sft
+from kedge.runs.run import Run, open_run
+from kedge.training.runtime import stream_seed
+
+__all__ = ["dry_run"]
+
+ROWS = 16
+"""Responses of the PPO trial, unless `rollout.micro_batch_size` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A timed phase.
+
+    Attributes:
+        name: As shown.
+        seconds: Time for the trial's rows.
+        rows: The trial's rows.
+        total_rows: Rows of the whole run, each time that one is computed.
+    """
+
+    name: str
+    seconds: float
+    rows: int
+    total_rows: float
+
+    @property
+    def whole(self) -> float:
+        """Estimated seconds in the whole run."""
+        return self.seconds / self.rows * self.total_rows
+
+
+def dry_run(config: Config, stage: str) -> float:
+    """Load and check everything that a stage reads, time a few rows of each phase, and print an estimate.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, ppo or rlhf.
+
+    Returns:
+        The estimated seconds of the whole run, without loading, evaluations, checkpoints and samples.
+
+    Raises:
+        KedgeError: As when the stage itself starts.
+    """
+    with TemporaryDirectory(prefix="kedge-dry-run-") as scratch:
+        config = with_values(config, {"out": str(Path(scratch) / stage)})
+        run = open_run(config, stage)
+        phases = _TRIALS[stage](config, run)
+    return _print_phases(phases)
+
+
+def _sft(config: Config, run: Run) -> list[Phase]:
+    inputs = load_sft_inputs(config, run)
+    run.data.say()
+    say(f"sft takes {inputs.num_steps:,} optimizer steps of {config.sft.batch_size} demonstrations.")
+
+    def trial(**settings: Any) -> None:
+        settings = {**config.sft.model_dump(), **settings}
+        train_sft(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * settings["batch_size"]], **settings)
+
+    return [_supervised("sft: optimizer steps", config, run, trial, config.sft.batch_size, inputs.num_steps)]
+
+
+def _reward(config: Config, run: Run) -> list[Phase]:
+    inputs, settings = load_reward_inputs(config, run), config.reward_model
+    run.data.say()
+    say(f"reward takes {inputs.num_steps:,} optimizer steps of {settings.batch_size} comparisons.")
+
+    def trial(**changes: Any) -> None:
+        values = {**settings.model_dump(exclude={"base"}), **changes, "normalize": "none"}
+        train_reward_model(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * values["batch_size"]], **values)
+
+    phases = [_supervised("reward: optimizer steps", config, run, trial, settings.batch_size, inputs.num_steps)]
+    run.folder.mkdir(exist_ok=True)  # the trial of rlhf scores with this model
+    save_scalar_model(inputs.model, inputs.tokenizer, run.folder / "model", card=ModelCard("reward", "trial"))
+    return phases
+
+
+def _ppo(config: Config, run: Run) -> list[Phase]:
+    rows = min(config.rollout.micro_batch_size or ROWS, config.responses_per_update)
+    num_prompts = max(1, rows // config.rollout.num_responses)
+    trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "ppo.num_epochs": 1})
+    roles = load_roles(trial, run)
+    run.data.say()
+    say(schedule_in_words(config, len(roles.prompts)))
+    say(roles.stop_tokens.line)
+    steps, coefficients = PpoSteps(trial, run, roles), coefficients_of(trial)
+    prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
+    update = config.ppo.value.value_warmup_updates + 1  # the first one that trains the policy
+    seconds: dict[str, float] = {}
+    for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
+        drawn = prompts.next(num_prompts)
+        with _timed(seconds, "sampling"):
+            rollout = steps.sample(drawn, update)
+        with _timed(seconds, "scoring"):
+            scored = steps.score(rollout, drawn, update)
+        learner = steps.learner(update, coefficients)
+        with _timed(seconds, "forward"):
+            experience = steps.collect(scored, coefficients, learner=learner)
+        with _timed(seconds, "epochs"):
+            steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
+    done = num_prompts * config.rollout.num_responses
+    total = config.ppo.loop.num_updates * config.responses_per_update
+    epochs = {"epochs": config.ppo.loop.num_epochs}
+    return [Phase(f"ppo: {name}", each, done, total * epochs.get(name, 1)) for name, each in seconds.items()]
+
+
+def _rlhf(config: Config, run: Run) -> list[Phase]:
+    check_inputs(config, run)
+    run.folder.mkdir()
+    trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
+    supervised = [_TRIALS[name](each, open_run(each, name)) for name, each in trials.items()]
+    trials["ppo"] = ppo_config(
+        config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model"
+    )
+    sft, reward, ppo = [*supervised, _ppo(trials["ppo"], open_run(trials["ppo"], "ppo"))]
+    rounds = config.rlhf.num_rounds
+    return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in [*reward, *ppo])]
+
+
+_TRIALS: Mapping[str, Callable[[Config, Run], list[Phase]]] = {
+    "sft": _sft,
+    "reward": _reward,
+    "ppo": _ppo,
+    "rlhf": _rlhf,
+}
+
+
+def _supervised(
+    name: str, config: Config, run: Run, trial: Callable[..., None], batch_size: int, num_steps: int
+) -> Phase:
+    """Two optimizer steps on as many examples as surely fit into one micro-batch; the second one counts."""
+    budget = config.runtime.micro_batch_tokens
+    rows = batch_size if budget is None else max(1, min(batch_size, budget // config.data.max_length))
+    seconds: list[float] = []
+    trial(
+        batch_size=rows,
+        num_epochs=1,
+        precision=run.precision,
+        seed=config.runtime.seed,
+        micro_batch_tokens=budget,
+        on_step=lambda step, metrics: seconds.append(metrics["time/update"]),
+    )
+    return Phase(name, seconds[-1], rows, num_steps * batch_size)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - started
+
+
+def _print_phases(phases: Sequence[Phase]) -> float:
+    total = math.fsum(each.whole for each in phases)
+    rows: dict[str, list[Cell]] = {
+        each.name: [str(each.rows), f"{format_figure(each.seconds)} s", format_duration(each.whole)] for each in phases
+    }
+    print_table("Dry run: nothing was written", ["phase", "rows timed", "time", "in the whole run"], rows)
+    print(f"About {format_duration(total)} in all, without loading, evaluations, checkpoints and samples.")
+    return total

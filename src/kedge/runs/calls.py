@@ -1,0 +1,60 @@
+"""A call of a stage, written as a shell command or as a line of Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["TO_FILL_IN", "Call"]
+
+TO_FILL_IN = ("",)
+"""An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a stage.
+
+    Attributes:
+        stage: As on the command line.
+        arguments: Values by the name that option and keyword share; `TO_FILL_IN` for one that is not known.
+        settings: Fields of the configuration, by dotted name.
+    """
+
+    stage: str
+    arguments: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def shell(self) -> str:
+        """`kedge ppo --model runs/sft/model --prompts PROMPTS data.template=tldr`."""
+        return " ".join(["kedge", self.stage, *self._options(), *self._overrides()])
+
+    def python(self) -> str:
+        """`kedge.ppo(model='runs/sft/model', prompts=prompts, **{'data.template': 'tldr'})`."""
+        parts = [f"{name}={_python(name, values)}" for name, values in self.arguments.items()]
+        settings = dict(self.settings)
+        parts += [f"{name}={settings.pop(name)!r}" for name in list(settings) if "." not in name]
+        if settings:
+            parts.append(f"**{settings!r}")
+        return f"kedge.{self.stage}({', '.join(parts)})"
+
+    def _options(self) -> Iterator[str]:
+        for name, values in self.arguments.items():
+            for value in values:
+                yield f"--{name} {shlex.quote(value) if value else name.upper()}"
+
+    def _overrides(self) -> Iterator[str]:
+        for name, value in self.settings.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"--preset {shlex.quote(text)}" if name == "preset" else shlex.quote(f"{name}={text}")
+
+
+def _python(name: str, values: tuple[str, ...]) -> str:
+    if values == TO_FILL_IN:
+        return name
+    if values == ("True",):
+        return "True"
+    return repr(values[0] if len(values) == 1 else list(values))

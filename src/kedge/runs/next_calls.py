@@ -1,0 +1,88 @@
+"""The calls that follow a stage, and the one that resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.config import STAGES, Config, changed_values
+from kedge.runs.calls import TO_FILL_IN, Call
+
+__all__ = ["next_calls", "resuming_call"]
+
+CARRIED = (
+    "preset",
+    "data.",
+    "rollout.max_new_tokens",
+    "rollout.stop_token",
+    "runtime.device",
+    "runtime.num_threads",
+    "runtime.precision",
+    "runtime.trust_remote_code",
+)
+"""Settings that belong to the data, the model and the machine, so that the next stage needs them, too."""
+
+_DATA = ("demonstrations", "comparisons", "prompts")
+
+
+def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", judge: str = "") -> list[Call]:
+    """The usual next calls, with the data that the stage itself was given.
+
+    Args:
+        config: The stage's configuration.
+        stage: The finished stage.
+        folder: Its folder.
+        start: The policy to compare the new one with; by default the one that the stage started from.
+        judge: The reward that judges the new policy; by default the first one of the configuration.
+    """
+    model, settings = (str(folder / "model"),), _carried(config)
+    base = _given([str(config.model or config.reward_model.base)])
+    demonstrations, comparisons, prompts = (_given(getattr(config.data, name)) for name in _DATA)
+    if stage == "sft":
+        data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
+        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, settings)
+        return [reward, Call("generate", {"model": model, "prompts": demonstrations}, settings)]
+    if stage == "reward":
+        asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
+        return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, settings)]
+    first = [judge] if judge else [term.source for term in config.reward][:1]
+    against = (start,) if start else base
+    arguments = {"model": model, "against": against, "prompts": prompts, "judge": _given(first)}
+    return [Call("evaluate", arguments, settings)]
+
+
+def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool) -> Call:
+    """The call that resumes a run: its folder is enough for the command; Python repeats all arguments.
+
+    Args:
+        config: The run's configuration.
+        stage: The stage.
+        folder: The run's folder.
+        by_command: Whether the `kedge` command resumes it.
+    """
+    if by_command:
+        return Call(stage, {"resume": (str(folder),)})
+    settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
+    arguments: dict[str, tuple[str, ...]] = {"model": _given([config.model])} if config.model else {}
+    for name in _DATA:
+        if settings.pop(f"data.{name}", None) or f"data.{name}" in STAGES[stage].needs:
+            arguments[name] = _given(getattr(config.data, name))
+    if "reward" in STAGES[stage].needs or config.reward:
+        plain = all(term.weight == 1 and not term.settings and term.name is None for term in config.reward)
+        arguments["reward"] = _given([term.source for term in config.reward]) if plain else TO_FILL_IN
+    return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
+
+
+def _carried(config: Config) -> dict[str, Any]:
+    sources = {f"data.{name}" for name in (*_DATA, "pretraining")}
+    return {
+        name: value
+        for name, value in changed_values(config).items()
+        if name not in sources and name.startswith(CARRIED)
+    }
+
+
+def _given(sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources, if they are names; data passed from Python has none."""
+    return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN

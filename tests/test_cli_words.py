@@ -1,0 +1,176 @@
+"""The words of the command line: aliases, weights, texts as prompts, help, and what a shell completes."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.cli import main
+from kedge.cli.values import literal_prompts, weighted_rewards
+from kedge.config import completions
+from kedge.errors import ConfigError
+from tests.test_cli import COMMANDS, STAGES, calls, kedge  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "field", "value"),
+    [
+        ("sft", ["--policy", "m", "--demonstrations", "d"], "demonstrations", ["d"]),
+        ("sft", ["--model", "m", "--data", "d"], "demonstrations", ["d"]),
+        ("reward", ["--model", "m", "--comparisons", "c", "--comparisons", "d"], "comparisons", ["c", "d"]),
+        ("reward", ["--model", "m", "--data", "c"], "comparisons", ["c"]),
+    ],
+)
+def test_the_words_of_python_are_options(
+    stage: str,
+    arguments: list[str],
+    field: str,
+    value: Any,
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert kedge(monkeypatch, stage, *arguments, "num_epochs=3") == 0
+    config = calls[0][1]
+    assert (config.model, getattr(config.data, field)) == ("m", value)
+    assert (config.sft if stage == "sft" else config.reward_model).num_epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sft", "--data", "a", "--demonstrations=b"], "--demonstrations and --data are the same option; give one"),
+        (["ppo", "--model", "a", "--policy", "b"], "--model and --policy are the same option; give one"),
+        (["ppo", "--num_updates", "3"], "--num_updates is not an option; fields are set without dashes: num_u"),
+        (["ppo", "--num-updates=3"], "--num-updates is not an option; fields are set without dashes: num_u"),
+        (["ppo", "--eps_clip", "0.1"], "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
+        (["rlhf", "--learning_rate", "1"], "learning_rate is a field of several sections; write ppo.learning_rate or"),
+        (["ppo", *COMMANDS["ppo"], "--reward", "f.py:g=x"], "--reward f.py:g=x: what follows the = is a weight"),
+        (["generate", "--model", "m", "--prompts", "Hi there", "--prompts", "p.jsonl"], "--prompts: 'Hi there' is a"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_one_line(
+    arguments: list[str],
+    said: str,
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kedge(monkeypatch, *arguments) == 2
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {said}")
+    assert output.count("\n") == 1
+    assert calls == []
+
+
+def test_rewards_have_weights(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    kedge(monkeypatch, "ppo", "--model", "m", "--prompts", "p", "--reward", "f.py:g=2.0", "--reward", "rm")
+    assert [(term.source, term.weight) for term in calls[0][1].reward] == [("f.py:g", 2.0), ("rm", 1.0)]
+
+
+def test_a_path_may_contain_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1").mkdir()
+    Path("lr=1/f.py").touch()
+    assert weighted_rewards(["lr=1", "lr=1/f.py:g", "lr=1/f.py:g=0.5"]) == [
+        "lr=1",
+        "lr=1/f.py:g",
+        {"source": "lr=1/f.py:g", "weight": 0.5},
+    ]
+    for wrong in ("f.py:g=", "=2", "f.py:g=nan"):
+        with pytest.raises(ConfigError, match="is a weight and must be a number"):
+            weighted_rewards([wrong])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_text"),
+    [
+        ("Once upon a time", True),
+        ("What?", True),
+        ("Grüße!", True),
+        ("squad", False),
+        ("org/name", False),
+        ("org/name:config:train", False),
+        ("prompts.jsonl", False),
+        ("data/my prompts.jsonl", False),
+        ("/no/such file", False),
+        ("a file that exists", False),
+    ],
+)
+def test_a_prompt_is_a_text_if_it_can_be_no_name(
+    prompt: str, is_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a file that exists").touch()
+    assert literal_prompts([prompt]) == ([prompt] if is_text else None)
+
+
+def test_texts_reach_the_pipeline(
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given: list[Any] = []
+    for stage in ("generate", "evaluate"):
+        monkeypatch.setattr(
+            sys.modules[f"kedge.pipelines.{stage}"], f"run_{stage}", lambda config, prompts: given.append(prompts)
+        )
+        flags = ["--model", "m", "--prompts", "A boat", "--prompts", "A rope", "evaluate.judge=f.py:g"]
+        assert kedge(monkeypatch, stage, *flags) == 0
+        assert capsys.readouterr().err.startswith("--prompts 'A boat' and 1 more")
+    assert given == [["A boat", "A rope"]] * 2
+
+
+@pytest.mark.parametrize("command", [[], ["config"], ["config", "explain"], *([stage] for stage in STAGES), ["watch"]])
+def test_help_is_short_of_types(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kedge", *command, "-h"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "Usage: kedge" in shown
+    assert "bool>" not in shown
+    assert "list[" not in shown
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "stage", "expected"),
+    [
+        ("num_up", "ppo", ["num_updates=", "num_updates=200"]),  # two, so that no shell adds a space behind `=`
+        ("clip_range", "ppo", ["clip_range=", "clip_range_high="]),
+        ("policy_loss=cl", "ppo", ["policy_loss=clipped"]),
+        ("ppo.critic=", None, ["ppo.critic=shared", "ppo.critic=separate"]),
+        ("runtime.strict=", None, ["runtime.strict=true", "runtime.strict=false"]),
+        ("clip_range", "sft", []),
+        ("num_pr", "rlhf", []),  # ambiguous
+        ("nothing=", "ppo", []),
+    ],
+)
+def test_what_a_shell_offers(incomplete: str, stage: str | None, expected: list[str]) -> None:
+    assert [text for text, _ in completions(incomplete, stage)] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "expected"),
+    [
+        ("kedge pp", "1", ["ppo"]),
+        ("kedge ppo --pol", "2", ["--policy"]),
+        ("kedge ppo num_up", "2", ["num_updates=", "num_updates=200"]),
+        ("kedge ppo policy_loss = cl", "4", ["clipped"]),  # bash splits at `=`
+    ],
+)
+def test_bash_completes(
+    words: str, at: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kedge"])
+    for name, value in {"COMP_WORDS": words, "COMP_CWORD": at, "_KEDGE_COMPLETE": "complete_bash"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == expected
