@@ -48,8 +48,8 @@ RELIABILITY = (
         "old-checkpoints-deleted-first",
         "training/checkpoint/store.py",
         "        if not _is_valid(final):\n            _write_atomically(final, write)\n"
-        "        _delete_surplus(folder, update=update, keep=keep)\n",
-        "        _delete_surplus(folder, update=update, keep=keep)\n"
+        "        _delete_surplus(folder, update=update, keep=keep, protected=protected)\n",
+        "        _delete_surplus(folder, update=update, keep=keep, protected=protected)\n"
         "        if not _is_valid(final):\n            _write_atomically(final, write)\n",
         f"{CHECKPOINT}::test_an_old_one_goes_only_after_the_new_one_is_there",
     ),
@@ -88,12 +88,26 @@ RELIABILITY = (
         "if saved in present:",
         "tests/training/checkpoint/test_model_folder.py::test_a_weight_that_saving_converts_is_kept_beside_the_model",
     ),
+    Mutation(
+        "best-checkpoint-not-kept",
+        "training/checkpoint/store.py",
+        "_update_of(path) in protected",
+        "False",
+        "tests/pipelines/ppo/test_held_out.py::test_the_run_ends_when_the_held_out_metric_has_not_improved",
+    ),
+    Mutation(
+        "evaluation-draws-from-the-runs-generators",
+        "pipelines/ppo/evaluating.py",
+        "            restore_random_state(*generators)\n",
+        "            pass\n",
+        "tests/pipelines/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
+    ),
     # The saved state.
     Mutation(
         "boundary-not-remembered",
         "training/checkpoint/resume.py",
-        "            self._remember()\n            if self._schedule",
-        "            if self._schedule",
+        "            self._remember()\n            if self._is_best",
+        "            if self._is_best",
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(

@@ -127,7 +127,7 @@ def scripted(monkeypatch, scores: list[float]) -> None:
 
 def test_the_run_ends_when_the_held_out_metric_has_not_improved(policy, tmp_path, monkeypatch, capsys):
     scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
-    config = configure(policy, tmp_path / "run", eval_every=1, eval_patience=2, num_updates=9)
+    config = configure(policy, tmp_path / "run", eval_every=1, eval_patience=2, num_updates=9, **{"checkpoint.keep": 1})
     result = run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
     assert [row["update"] for row in result.metrics] == [1, 2, 3]
     finished = json.loads((tmp_path / "run/finished.json").read_text())
@@ -137,7 +137,7 @@ def test_the_run_ends_when_the_held_out_metric_has_not_improved(policy, tmp_path
         "eval/score has not improved in 2 evaluations (ppo.eval_patience); its best value is 0.3, after update 1"
     )
     assert "The run ends after update 3: eval/score has not improved" in capsys.readouterr().err
-    assert kept_checkpoints(tmp_path / "run")[0] == 1
+    assert kept_checkpoints(tmp_path / "run") == [1, 3]
     assert (result.model / "config.json").is_file()
 
 

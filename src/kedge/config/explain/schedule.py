@@ -5,14 +5,15 @@ from kedge.config.schema.root import Config
 __all__ = ["schedule_in_words"]
 
 
-def schedule_in_words(config: Config, num_prompts_available: int | None = None) -> str:
+def schedule_in_words(config: Config, num_prompts_available: int | None = None, num_held_out: int | None = None) -> str:
     """Describe what the configuration amounts to: responses, tokens, optimizer steps.
 
     Args:
         config: The resolved configuration.
         num_prompts_available: Prompts in the data, if known; adds the number of passes over them.
+        num_held_out: Held-out prompts, if known.
     """
-    return "\n".join([*_update(config), *_run(config, num_prompts_available)])
+    return "\n".join([*_update(config), *_run(config, num_prompts_available, num_held_out)])
 
 
 def _update(config: Config) -> list[str]:
@@ -30,7 +31,7 @@ def _update(config: Config) -> list[str]:
     ]
 
 
-def _run(config: Config, num_prompts_available: int | None) -> list[str]:
+def _run(config: Config, num_prompts_available: int | None, num_held_out: int | None) -> list[str]:
     loop, updates = config.ppo.loop, config.ppo.loop.num_updates
     prompts = updates * config.rollout.num_prompts
     lines = [
@@ -46,7 +47,7 @@ def _run(config: Config, num_prompts_available: int | None) -> list[str]:
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
-    lines += _evaluation(config)
+    lines += _evaluation(config, num_held_out)
     if num_prompts_available:
         lines.append(
             f"It uses {_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
@@ -55,19 +56,20 @@ def _run(config: Config, num_prompts_available: int | None) -> list[str]:
     return lines
 
 
-def _evaluation(config: Config) -> list[str]:
+def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     """The evaluations on held-out prompts, and what they cost."""
     evaluation, updates = config.ppo.evaluation, config.ppo.loop.num_updates
     if evaluation.eval_every is None:
         return []
     number = 1 + -(-updates // evaluation.eval_every)
-    responses = number * evaluation.eval_num_prompts
+    prompts = evaluation.eval_num_prompts if num_held_out is None else num_held_out
+    responses, most = number * prompts, "at most " if num_held_out is None else ""
     share = responses / max(1, updates * config.responses_per_update)
     judged = "scored and compared with the start's by the judge" if config.evaluate.judge else "scored"
     return [
-        f"At most {_count(evaluation.eval_num_prompts, 'held-out prompt')} are answered before the first update, every "
+        f"{most.capitalize()}{_count(prompts, 'held-out prompt')} are answered before the first update, every "
         f"{_count(evaluation.eval_every, 'update')} and at the end, and the responses are {judged}: "
-        f"{_count(number, 'evaluation')}, at most {_count(responses, 'response')} ({share:.1%} of those trained on)."
+        f"{_count(number, 'evaluation')}, {most}{_count(responses, 'response')} ({share:.1%} of those trained on)."
     ]
 
 

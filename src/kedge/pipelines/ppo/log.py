@@ -115,7 +115,7 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         SamplesLog(run.folder, also=loggers.write_samples) as samples,
         EvaluationsLog(run.folder) as evaluations,
     ):
-        progress.say(schedule_in_words(config, len(roles.prompts)))
+        progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
         progress.say(roles.stop_tokens.line)
         loop.sync_before_saving(metrics, details, samples, evaluations)
         doctor = LiveDoctor(
