@@ -670,4 +670,25 @@ MUTATIONS = (
     ),
     *RELIABILITY,
     *DOCTOR,
+    Mutation(
+        "other-peoples-repository-overwritten",
+        "models/pushing.py",
+        "if not existing and ORIGIN_FILE not in files",
+        "if not existing and ORIGIN_FILE in files",
+        "tests/models/test_pushing.py::test_what_kedge_did_not_push_is_left_alone",
+    ),
+    Mutation(
+        "another-page-may-send",
+        "local_server.py",
+        'if sent.headers.get("Origin") not in {',
+        'if sent.headers.get("Origin") in {',
+        "tests/pipelines/chat/test_web.py::test_another_page_cannot_send",
+    ),
+    Mutation(
+        "old-messages-never-dropped-from-the-chat",
+        "pipelines/chat/conversation.py",
+        "prompt = self._rendered(text, history[dropped:])",
+        "prompt = self._rendered(text, history)",
+        "tests/pipelines/chat/test_chat.py::test_the_oldest_messages_make_room",
+    ),
 )

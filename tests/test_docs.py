@@ -67,6 +67,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
     monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_server", lambda *_, **__: page)

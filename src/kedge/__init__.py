@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.version import __version__
 
 if TYPE_CHECKING:
-    from kedge.api import doctor, evaluate, generate, ppo, preview_data, reward, rlhf, sft, sweep, write_report
+    from kedge.api import doctor, evaluate, generate, ppo, preview_data, push, reward, rlhf, sft, sweep, write_report
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
     from kedge.runs.callbacks import Update
@@ -30,6 +30,7 @@ __all__ = [
     "generate",
     "ppo",
     "preview_data",
+    "push",
     "reward",
     "rlhf",
     "sft",
@@ -37,7 +38,19 @@ __all__ = [
     "write_report",
 ]
 
-_FUNCTIONS = ("doctor", "evaluate", "generate", "ppo", "preview_data", "reward", "rlhf", "sft", "sweep", "write_report")
+_FUNCTIONS = (
+    "doctor",
+    "evaluate",
+    "generate",
+    "ppo",
+    "preview_data",
+    "push",
+    "reward",
+    "rlhf",
+    "sft",
+    "sweep",
+    "write_report",
+)
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
     "KedgeError": "kedge.errors",

@@ -25,6 +25,7 @@ from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
+from kedge.models.pushing import push_model
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
@@ -45,6 +46,7 @@ __all__ = [
     "generate",
     "ppo",
     "preview_data",
+    "push",
     "reward",
     "rlhf",
     "sft",
@@ -287,6 +289,24 @@ def preview_data(
         num_examples=num_examples,
         num_rows=num_rows,
     )
+
+
+def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = False) -> str:
+    """Push a trained model to the Hugging Face hub; returns its address.
+
+    `kedge.ppo(..., push={"repo": "org/name"})` pushes as soon as the training has finished.
+
+    Args:
+        model: A run's folder, one of its checkpoints (`runs/ppo@8`), or a model's folder.
+        repo: `org/name`; created if it does not exist.
+        private: Whether a new repository is private.
+        existing: Whether a repository with content that kedge did not push may get a commit.
+
+    Raises:
+        ConfigError: The push is not possible; nothing is pushed.
+        PushError: The hub refused, or the connection failed.
+    """
+    return push_model(model, repo, private=private, existing=existing)
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:

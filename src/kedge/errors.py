@@ -14,6 +14,7 @@ __all__ = [
     "NonfiniteScoreError",
     "NumericsError",
     "OutputError",
+    "PushError",
     "RewardError",
     "ShapeError",
     "UnscoredError",
@@ -53,6 +54,10 @@ class ModelError(KedgeError, ValueError):
 
 class NumericsError(KedgeError, ArithmeticError):
     """A non-finite loss or gradient; the weights are those of the last finite step."""
+
+
+class PushError(KedgeError, ConnectionError):
+    """A finished model that could not be pushed to the hub; it is complete on disk. The command exits with 1."""
 
 
 class RewardError(KedgeError, RuntimeError):

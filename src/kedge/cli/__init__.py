@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, data, inspect, stages, sweep
+from kedge.cli import chat, config, data, inspect, push, stages, sweep
 from kedge.cli.command import Group
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, PushError
 from kedge.invocation import mark_command_line
 from kedge.version import __version__
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(stages.app)
 app.add_typer(chat.app)
+app.add_typer(push.app)
 app.add_typer(sweep.app)
 app.add_typer(inspect.app)
 app.add_typer(data.app)
@@ -45,4 +46,4 @@ def main() -> None:
         app()
     except KedgeError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, PushError) else 2)

@@ -22,6 +22,7 @@ __all__ = [
     "PresetName",
     "PromptTexts",
     "Prompts",
+    "Push",
     "ResumeFrom",
     "Reward",
     "Seed",
@@ -90,6 +91,9 @@ Reward = Annotated[
 Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="New or empty folder for the run; by default runs/STAGE, runs/STAGE-2, ..."),
+]
+Push = Annotated[
+    str | None, typer.Option(metavar="ORG/NAME", help="Push the finished model to this repository on the hub.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed; 0 by default.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Stop, instead of warning, if the results may be wrong.")]

@@ -19,6 +19,7 @@ from kedge.cli.options import (
     PresetName,
     Prompts,
     PromptTexts,
+    Push,
     ResumeFrom,
     Reward,
     Seed,
@@ -43,13 +44,21 @@ def sft(
     data: DemonstrationData = None,
     out: Out = None,
     seed: Seed = None,
+    push: Push = None,
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
 ) -> None:
     """Fine-tune a language model on demonstrations."""
-    flags = {"model": model, "data.demonstrations": data, "out": out, "runtime.seed": seed, "runtime.strict": strict}
+    flags = {
+        "model": model,
+        "data.demonstrations": data,
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+        "push.repo": push,
+    }
     resolved = resolve("sft", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "sft", resume)
@@ -68,6 +77,7 @@ def reward(
     demonstrations: Demonstrations = None,
     out: Out = None,
     seed: Seed = None,
+    push: Push = None,
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
@@ -81,6 +91,7 @@ def reward(
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,
+        "push.repo": push,
     }
     resolved = resolve("reward", config, overrides, flags, preset, resume)
     if dry_run:
@@ -100,6 +111,7 @@ def ppo(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    push: Push = None,
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
@@ -113,6 +125,7 @@ def ppo(
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,
+        "push.repo": push,
     }
     resolved = resolve("ppo", config, overrides, flags, preset, resume)
     if dry_run:
@@ -134,6 +147,7 @@ def rlhf(
     reward: Reward = None,
     out: Out = None,
     seed: Seed = None,
+    push: Push = None,
     strict: Strict = None,
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
@@ -149,6 +163,7 @@ def rlhf(
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,
+        "push.repo": push,
     }
     resolved = resolve("rlhf", config, overrides, flags, preset, resume)
     if dry_run:

@@ -18,6 +18,7 @@ from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.generate import GenerateConfig
 from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.push import PushConfig
 from kedge.config.schema.reward_functions import RewardFunctionsConfig
 from kedge.config.schema.reward_model import RewardModelConfig
 from kedge.config.schema.reward_term import RewardTermConfig
@@ -39,6 +40,7 @@ __all__ = [
     "GenerateConfig",
     "PpoConfig",
     "Preset",
+    "PushConfig",
     "RewardFunctionsConfig",
     "RewardModelConfig",
     "RewardTermConfig",

@@ -24,6 +24,7 @@ from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_sc
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_comparisons, load_demonstrations
+from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
@@ -117,6 +118,7 @@ def run_reward(
         end_training(config, run, report.outcome)
     run.finish({**training["loop"].summary(), "summary": summary})
     say_end(config, run.folder, "reward")
+    publish(config, run.folder)
     return RewardResult(run.folder, summary)
 
 

@@ -30,6 +30,7 @@ from kedge.models import (
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_demonstrations
+from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
@@ -121,6 +122,7 @@ def run_sft(
         end_training(config, run, outcome)
     run.finish({**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
     say_end(config, run.folder, "sft")
+    publish(config, run.folder)
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 

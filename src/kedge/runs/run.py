@@ -40,6 +40,7 @@ from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
+from kedge.runs.publish import check_publishing
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import (
     keep_freed_memory,
@@ -50,6 +51,10 @@ from kedge.training.runtime import (
 )
 
 __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
+
+
+TRAINED = ("sft", "reward", "ppo", "rlhf")
+"""Stages whose result is a model."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,8 @@ def open_run(
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
     check_loggers(config.runtime.loggers)
+    if stage.partition("-")[0] in TRAINED:
+        check_publishing(config)
     resumed = resume is not None and config.out is not None and is_run(Path(config.out))
     folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
     fingerprint, checkpoint = input_hashes(config, in_memory), None

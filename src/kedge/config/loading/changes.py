@@ -19,6 +19,7 @@ FREE = (
     "runtime.num_samples",
     "runtime.strict",
     "checkpoint",
+    "push",
 )
 """Settings that cannot change a result: folder, preset name, plots, logs, warnings, checkpoints.
 

@@ -13,6 +13,7 @@ from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.field import field
 from kedge.config.schema.generate import GenerateConfig
 from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.push import PushConfig
 from kedge.config.schema.reward_functions import RewardFunctionsConfig
 from kedge.config.schema.reward_model import RewardModelConfig
 from kedge.config.schema.reward_term import RewardTermConfig
@@ -103,6 +104,7 @@ class Config(Section):
     generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")
     evaluate: EvaluateConfig = field(EvaluateConfig(), meaning="Comparison of policies.", source="kedge")
     checkpoint: CheckpointConfig = field(CheckpointConfig(), meaning="Checkpoints for `--resume`.", source="kedge")
+    push: PushConfig = field(PushConfig(), meaning="Pushing the finished model to the hub.", source="kedge: off")
     runtime: RuntimeConfig = field(
         RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
     )

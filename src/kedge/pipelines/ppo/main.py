@@ -28,6 +28,7 @@ from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import resumable, say_end
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
 from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
@@ -85,6 +86,7 @@ def run_ppo(
             metrics = save_result(config, run, roles, interrupted=not outcome)
     run.finish(outcome)
     say_end(config, run.folder, "ppo")
+    publish(config, run.folder)
     return PpoResult(run.folder, metrics)
 
 

@@ -24,6 +24,7 @@ from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
 from kedge.runs.ending import chain_report, resumable, say_next
+from kedge.runs.publish import publish
 from kedge.runs.run import Resume, open_run
 
 __all__ = ["RlhfResult", "run_rlhf"]
@@ -99,4 +100,5 @@ def run_rlhf(
     run.finish({})
     print_rounds(run.folder, summary)
     say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
+    publish(config, run.folder)
     return RlhfResult(run.folder, sft, rounds, summary)

@@ -74,7 +74,7 @@ def check_inputs(
 def stage_config(config: Config, run: Run, name: str) -> Config:
     """The configuration of a stage, which writes to its own folder inside the run's."""
     keep_best = metric_in_chain(config, name.partition("-")[0])
-    return with_values(config, {"out": str(run.folder / name), "checkpoint.keep_best": keep_best})
+    return with_values(config, {"out": str(run.folder / name), "push.repo": None, "checkpoint.keep_best": keep_best})
 
 
 def ppo_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:

@@ -1,0 +1,192 @@
+"""Pushing a model folder to the Hugging Face hub, with checks that can be made before hours of training.
+
+A model replaces one that kedge pushed, as a new commit; a repository with any other content is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from kedge.errors import ConfigError, ModelError, PushError
+from kedge.models.card import PLACE
+from kedge.models.origin import ORIGIN_FILE
+from kedge.models.pretrained import check_source
+from kedge.texts import printable
+
+__all__ = ["check_push", "push_folder", "push_model"]
+
+CARD = "README.md"
+WEIGHTS = (".safetensors", ".safetensors.index.json")
+WRITE = "repo.write"
+
+CLIENT_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    *cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__),
+)
+"""What the client raises: its own errors, and those of its HTTP library, which differs between versions."""
+
+
+def check_push(repo: str, *, existing: bool = False) -> None:
+    """Check that a model can be pushed: the name, the token and its rights, and what the repository contains.
+
+    Args:
+        repo: `org/name`.
+        existing: Whether a repository with content that kedge did not write may get a commit.
+
+    Raises:
+        ConfigError: The model could not be pushed, and why.
+    """
+    _check_name(repo)
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(f"{repo} cannot be pushed to: HF_HUB_OFFLINE is set")
+    if get_token() is None:
+        raise ConfigError(f"{repo} cannot be pushed to: no token; run `hf auth login`, or set HF_TOKEN")
+    api = HfApi()
+    with _asking(repo):
+        user, files = api.whoami(), _files(api, repo)
+    _check_rights(repo, user)
+    if not existing and ORIGIN_FILE not in files and set(files) - {".gitattributes"}:
+        raise ConfigError(
+            f"{repo} exists, and kedge did not push its content; choose another name, or allow a new commit there with "
+            "push.existing=true (kedge push: --existing)"
+        )
+
+
+def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = False, existing: bool = False) -> str:
+    """Push a trained model; returns its address.
+
+    Args:
+        model: A run, a checkpoint of it, or a model's folder.
+        repo: As in `push_folder`, like the other arguments.
+        private: See `push_folder`.
+        existing: See `push_folder`.
+
+    Raises:
+        ModelError: There is no such folder, or it is no model.
+        ConfigError: See `check_push`; nothing is pushed.
+        PushError: The hub refused, or the connection failed.
+    """
+    folder = Path(check_source(os.fspath(model)))
+    if not folder.is_dir():
+        raise ModelError(f"model {os.fspath(model)!r}: no such folder; only a folder can be pushed")
+    return push_folder(folder, repo, private=private, existing=existing)
+
+
+def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
+    """Push a model folder as one commit; returns the address of the model.
+
+    Weights of an earlier model that the folder does not have are deleted, since loaders could pick them up.
+
+    Args:
+        folder: The model's folder.
+        repo: `org/name`; created if it does not exist.
+        private: Whether a new repository is private; one that exists stays as it is.
+        existing: As in `check_push`.
+        again: The command that repeats the push, for the message.
+
+    Raises:
+        ConfigError: See `check_push`; nothing is pushed.
+        PushError: The hub refused, or the connection failed. The folder is unchanged.
+    """
+    with _failing(folder, repo, again):
+        check_push(repo, existing=existing)
+        api = HfApi()
+        api.create_repo(repo, private=True if private else None, exist_ok=True)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        added = {path.relative_to(folder).as_posix(): path for path in files}
+        stale = [name for name in _files(api, repo) if name.endswith(WEIGHTS) and name not in added]
+        commit = api.create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(name, _content(name, path, repo)) for name, path in added.items()),
+                *(CommitOperationDelete(name) for name in stale),
+            ],
+            commit_message="Model trained with kedge",
+        )
+    return str(commit.repo_url)
+
+
+def _check_name(repo: str) -> None:
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"{repo!r} is not a name on the hub: {_reason(error)}") from error
+    if "/" not in repo:
+        raise ConfigError(f"{repo!r} is not a name on the hub; expected org/name or user/name")
+
+
+def _check_rights(repo: str, user: Mapping[str, Any]) -> None:
+    """Check that the token may write to the repository, as far as the hub tells."""
+    owner, name = repo.split("/")[0], str(user.get("name"))
+    organizations = {str(entry.get("name")): entry for entry in user.get("orgs") or []}
+    if owner != name and owner not in organizations:
+        member = f", a member of {', '.join(organizations)}" if organizations else ""
+        raise ConfigError(f"{repo} cannot be pushed to: the token is of {name}{member}, who cannot write to {owner}")
+    if organizations.get(owner, {}).get("roleInOrg") == "read":
+        raise ConfigError(f"{repo} cannot be pushed to: {name} may only read in {owner}")
+    token = ((user.get("auth") or {}).get("accessToken")) or {}
+    role, scopes = token.get("role"), (token.get("fineGrained") or {}).get("scoped")
+    if role == "read" or (role == "fineGrained" and scopes is not None and not _may_write(repo, scopes)):
+        raise ConfigError(f"{repo} cannot be pushed to: the token may not write there; create one that may")
+
+
+def _may_write(repo: str, scopes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a token with fine-grained rights may write to the repository or its owner."""
+    names = {repo, repo.split("/")[0]}
+    return any(
+        (scope.get("entity") or {}).get("name") in names and WRITE in (scope.get("permissions") or [])
+        for scope in scopes
+    )
+
+
+def _files(api: HfApi, repo: str) -> list[str]:
+    """The files of a repository; none if it does not exist."""
+    try:
+        return api.list_repo_files(repo)
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # or it has no commit
+        return []
+
+
+def _content(name: str, path: Path, repo: str) -> str | bytes:
+    """A file to push; the card's code gets the model's name on the hub."""
+    if name == CARD:
+        return path.read_bytes().replace(PLACE.encode(), repo.encode())
+    return os.fspath(path)
+
+
+@contextmanager
+def _asking(repo: str) -> Iterator[None]:
+    try:
+        yield
+    except CLIENT_ERRORS as error:
+        refused = isinstance(error, HfHubHTTPError)
+        what = "the hub refuses" if refused else f"{constants.ENDPOINT} cannot be reached"
+        raise ConfigError(f"{repo} cannot be pushed to: {what}: {_reason(error)}") from error
+
+
+@contextmanager
+def _failing(folder: Path, repo: str, again: str) -> Iterator[None]:
+    """Say after a training that the model is not lost; a mistake in `kedge push` is only that."""
+    try:
+        yield
+    except CLIENT_ERRORS as error:
+        if isinstance(error, ConfigError) and not again:
+            raise
+        repeat = f"; push it again with: {again}" if again else ""
+        raise PushError(f"{folder} is complete, but was not pushed to {repo}: {_reason(error)}{repeat}") from error
+
+
+def _reason(error: Exception) -> str:
+    """An error of the client as one line, with the hub's own words where it sent some."""
+    said = cast("str | None", getattr(error, "server_message", None))
+    return printable(" ".join((said or str(error)).split()))[:300] or type(error).__name__
