@@ -79,7 +79,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "report", "sweep", "watch")
+    mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "push", "report", "sweep", "watch")
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()

@@ -71,6 +71,7 @@ def test_names_are_those_of_folders() -> None:
         ({}, [0], "nothing varies"),
         ({"ppo.learning_rate": ["1e-6..1e-4"]}, [0], "is a range; add --random N"),
         ({"ppo.num_epochs": ["1", "1"]}, [0], "two runs of the sweep are the same"),
+        ({"push.repo": ["me/a", "me/b"]}, [0], "a sweep pushes no model"),
         ({"ppo.num_epochs": ["1", "0"]}, [0], "ppo.num_epochs must be a whole number ≥ 1"),
     ],
 )

@@ -99,6 +99,8 @@ def plan_trials(
     ]
     if len({trial.name for trial in trials}) < len(trials):
         raise ConfigError("two runs of the sweep are the same; give each value and each seed once")
+    if trials[0].config.push.repo:
+        raise ConfigError("a sweep pushes no model: leave push.repo unset, and push the best run with kedge push")
     return trials
 
 
