@@ -30,8 +30,8 @@ def held(reading: Reading) -> tuple[int, int, int]:
 
 def test_sixty_updates_leave_nothing_behind(tmp_path):
     readings = soak(tmp_path, 60)
-    # From the second checkpoint on: it is the first that leaves the weights of its model to the checkpoint's writer, which
-    # fills caches of transformers once (46 objects; from there on one per twenty updates).
+    # From the second checkpoint on: it is the first that leaves its model's weights to the checkpoint, which fills
+    # caches of transformers once (46 objects; from there on one per twenty updates).
     early, late = readings[40], readings[60]
     assert held(late) == held(early)
     # Leaking one update, such as a copy of the 14,000 weights, is 28 objects and 60 kB; twenty times that by now.
