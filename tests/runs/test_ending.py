@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def test_a_call_is_quoted_for_the_shell_and_for_python() -> None:
     assert call.python() == (
         "kedge.ppo(model='a b', prompts=['p', 'q'], reward=reward, **{'data.template': 'tldr'})"
     )  # fmt: skip
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    line = Call("ppo", {"resume": ("it's\n\x1b[31m \\ red",)}).shell()
+    assert line.isprintable()
+    # The words that bash makes of it.
+    words = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, text=True, check=True).stdout
+    assert words == "kedge|ppo|--resume|it's\n\x1b[31m \\ red|"
 
 
 def test_after_fine_tuning_come_the_reward_model_and_a_look_at_responses() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kedge.texts import printable
+
 __all__ = ["TO_FILL_IN", "Call"]
 
 TO_FILL_IN = ("",)
@@ -44,12 +46,20 @@ class Call:
     def _options(self) -> Iterator[str]:
         for name, values in self.arguments.items():
             for value in values:
-                yield f"--{name} {shlex.quote(value) if value else name.upper()}"
+                yield f"--{name} {_quoted(value) if value else name.upper()}"
 
     def _overrides(self) -> Iterator[str]:
         for name, value in self.settings.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            yield f"--preset {shlex.quote(text)}" if name == "preset" else shlex.quote(f"{name}={text}")
+            yield f"--preset {_quoted(text)}" if name == "preset" else _quoted(f"{name}={text}")
+
+
+def _quoted(text: str) -> str:
+    """A word for the shell; control characters as in `$'a\\nb'`, so that they do not reach the terminal."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = printable(text.replace("\\", "\\\\")).replace("'", "\\'")
+    return f"$'{escaped}'"
 
 
 def _python(name: str, values: tuple[str, ...]) -> str:

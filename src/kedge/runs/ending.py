@@ -16,6 +16,7 @@ from kedge.logs.progress import say
 from kedge.output import FINISHED_FILE, kept_checkpoints
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
+from kedge.texts import printable
 
 __all__ = ["chain_report", "chained", "leave_stage_report", "resumable", "say_end", "say_findings", "say_next"]
 
@@ -80,9 +81,9 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
     """
     if _in_chain.get():
         return
-    say(f"Model:  {folder / 'model'}")
+    say(f"Model:  {printable(str(folder / 'model'))}")
     if (folder / REPORT_FILE).is_file():
-        say(f"Report: {folder / REPORT_FILE}")
+        say(f"Report: {printable(str(folder / REPORT_FILE))}")
     for number, call in enumerate(next_calls(config, stage, folder, start=start, judge=judge)):
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
 
