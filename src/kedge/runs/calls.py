@@ -55,7 +55,7 @@ class Call:
 
 
 def _quoted(text: str) -> str:
-    """A word for the shell; control characters as in `$'a\\nb'`, so that they do not reach the terminal."""
+    """A word for the shell; control characters are escaped, so that they do not reach the terminal."""
     if text.isprintable():
         return shlex.quote(text)
     escaped = printable(text.replace("\\", "\\\\")).replace("'", "\\'")
