@@ -231,7 +231,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, poli
     for name, source in (("by-name", f"{tmp_path / 'whole'}@3"), ("by-folder", folder)):
         run_ppo(configure(source, tmp_path / name, num_updates=1), prompts=PROMPTS, reward=len_of)
     assert_same(tmp_path / "by-name", tmp_path / "by-folder")
-    with pytest.raises(ModelError, match=r"has no checkpoint of update 1; it has checkpoints of updates 2, 3, 4"):
+    with pytest.raises(ModelError, match=r"has no checkpoint of update 1; it has checkpoints of updates 3, 4, 5"):
         run_ppo(configure(f"{tmp_path / 'whole'}@1", tmp_path / "more"), prompts=PROMPTS, reward=len_of)
 
 

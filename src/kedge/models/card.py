@@ -130,8 +130,8 @@ class ModelCard:
 
     def _policy_usage(self) -> list[str]:
         special = "" if self.adds_special_tokens else ", add_special_tokens=False"
-        code = _POLICY_USAGE.format(place=PLACE, prompt=_EXAMPLES[self.prompt_form or "text"], special=special)
-        return [_PROMPTS.get(self.prompt_form or "text", ""), _fenced(code, "python")]
+        listing = _POLICY_USAGE.format(place=PLACE, prompt=_EXAMPLES[self.prompt_form or "text"], special=special)
+        return [_PROMPTS.get(self.prompt_form or "text", ""), _fenced(listing, "python")]
 
     def _recipe(self) -> list[str]:
         if not self.settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from rich.console import Console
@@ -35,7 +36,11 @@ HELP = (
 
 
 def chat_on_terminal(
-    chat: Chat, *, source: IO[str] | None = None, console: Console | None = None, read: Callable[[str], str] = input
+    chat: Chat,
+    *,
+    source: IO[str] | None = None,
+    console: Console | None = None,
+    read: Callable[[str], str] | None = None,
 ) -> None:
     """Chat until /quit, Ctrl-D or Ctrl-C; a source that is not a terminal is answered line by line.
 
@@ -43,19 +48,19 @@ def chat_on_terminal(
         chat: The models.
         source: Where texts come from; standard input by default.
         console: Where answers go; standard output by default.
-        read: Reads a line after showing a prompt.
+        read: Reads a line after showing a prompt; from the terminal by default.
     """
     lines, console = source or sys.stdin, console or Console(highlight=False, soft_wrap=True)
     if not lines.isatty():
         _answer_lines(chat, lines, console.file, Console(file=sys.stderr, highlight=False, soft_wrap=True))
         return
     with suppress(ImportError):
-        import readline  # noqa: F401  # history and editing for input()
+        import readline  # noqa: F401  # history and editing for console.input()
     for line in chat.introductions():
         console.out(line)
     console.out(f"{_settings(chat)}\n/help lists the commands.")
     with suppress(EOFError, KeyboardInterrupt):
-        for text in _typed(read):
+        for text in _typed(read or partial(console.input, markup=False)):
             if text.startswith("/") and text.strip() == "/quit":
                 return
             _respond(chat, text, console)
