@@ -30,11 +30,13 @@ __all__ = [
     "RESPONSES_FILE",
     "REWARD_LOG",
     "ROLES_FILE",
+    "SWEEP_FILE",
     "best_checkpoint",
     "check_output",
     "checkpoint_folder",
     "first_free_folder",
     "is_run",
+    "is_sweep",
     "kept_checkpoints",
     "replace_file",
     "share_as_usual",
@@ -50,6 +52,9 @@ DATA_FILE = "data.json"
 
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
+
+SWEEP_FILE = "sweep.json"
+"""The settings and results of a sweep. A folder that contains it is a sweep's."""
 
 ROLES_FILE = "roles.json"
 """The models of a run and their sizes."""
@@ -155,6 +160,11 @@ def best_checkpoint(run: Path) -> int | None:
 def is_run(folder: Path) -> bool:
     """Whether the folder is a run's."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether the folder is a sweep's."""
+    return os.path.isfile(os.path.join(os.path.expanduser(folder), SWEEP_FILE))
 
 
 @contextmanager

@@ -13,11 +13,13 @@ __all__ = ["app"]
 app = typer.Typer()
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The run's folder, or a folder with the runs of several stages.")
+    Path,
+    typer.Argument(metavar="RUN", help="The run's folder, or a folder with the runs of several stages or of a sweep."),
 ]
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="The runs' folders, or folders with the runs of several stages.")
+    list[Path],
+    typer.Argument(metavar="RUN", help="The runs' folders, or folders with the runs of several stages or of a sweep."),
 ]
 
 

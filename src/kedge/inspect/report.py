@@ -1,4 +1,4 @@
-"""Reports of one run, several runs, or a chain of stages, as one HTML page."""
+"""Reports of one run, several runs, a sweep, or a chain of stages, as one HTML page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
 from kedge.inspect.page.demo import demo_frontier, demo_headlines
 from kedge.inspect.record import RunRecord, read_json_object, read_run
+from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
-from kedge.output import is_run, replace_file, writing
+from kedge.output import is_run, is_sweep, replace_file, writing
 
 __all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
 
@@ -33,7 +34,8 @@ def write_report(
 ) -> Path:
     """Write one page about runs, whether running, finished or stopped; return its path.
 
-    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, is replaced by the runs of its stages.
+    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, is replaced by the runs of its stages. A page
+    about a single sweep overlays its settings: the mean over seeds of each, with an interval.
 
     Args:
         folders: Folders of the runs. Runs of the same stage are overlaid.
@@ -69,7 +71,11 @@ def collect_page(
     Raises:
         DataError: As `write_report`.
     """
-    named = _named([path for folder in folders for path in runs_in(folder)])
+    sweep = read_sweep(folders[0]) if len(folders) == 1 and is_sweep(folders[0]) else None
+    if sweep is None:
+        named = _named([path for folder in folders for path in runs_in(folder)])
+    else:
+        named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
     runs = [_reported(name, path, ending, advice) for name, path in named.items()]
     trained = {run.record.folder.resolve() for run in runs}
     return page_data(
@@ -77,6 +83,7 @@ def collect_page(
         title=", ".join(folder.resolve().name for folder in folders),
         headlines=_headlines(folders),
         written=time.strftime("Written %d %B %Y, %H:%M"),
+        sweep=sweep,
     )
 
 

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,6 @@ from kedge.errors import ConfigError, OutputError
 from kedge.pipelines.sweep import main as sweep_main
 from kedge.pipelines.sweep import plan_trials, processes, run_sweep
 from kedge.pipelines.sweep.grid import Trial
-from kedge.pipelines.sweep.results import choose_goal, final_value, mean_interval
 
 STAND_IN = """
 import json, pathlib, sys
@@ -128,30 +125,3 @@ def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path) -> N
     (tmp_path / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="is not empty"):
         run_sweep(trials("0.1"), "ppo", tmp_path / "mine")
-
-
-def test_the_interval_is_students() -> None:
-    # Ten numbers with mean 5.5 and s = 3.0277: 5.5 ± 2.262 · 3.0277 / √10 = 5.5 ± 2.1658.
-    interval = mean_interval([float(number) for number in range(1, 11)])
-    assert (interval.value, interval.low, interval.high) == pytest.approx((5.5, 3.3342, 7.6658), abs=1e-4)
-    assert math.isnan(mean_interval([3.0]).low)
-
-
-def test_the_metric_and_its_direction() -> None:
-    rows: list[dict[str, Any]] = [{"update": 1, "loss": 2.0, "reward/score_mean": 1.0, "objective/kl": 3.0}]
-    assert choose_goal("ppo", rows, None, None).metric == "reward/score_mean"
-    assert choose_goal("ppo", rows, None, None).higher_is_better
-    assert not choose_goal("ppo", rows, "objective/kl", None).higher_is_better
-    assert choose_goal("ppo", rows, "objective/kl", "max").higher_is_better
-    assert not choose_goal("sft", rows, None, None).higher_is_better
-    with pytest.raises(
-        ConfigError, match="the runs have no eval/score; they have loss, objective/kl, reward/score_mean"
-    ):
-        choose_goal("ppo", rows, "eval/score", None)
-
-
-def test_the_final_value_is_that_of_the_last_tenth() -> None:
-    rows = [{"update": n, "score": float(n)} for n in range(1, 31)]
-    assert final_value(rows, "score") == mean([28, 29, 30])
-    assert final_value([*rows, {"update": 31}], "score") == mean([28, 29, 30])
-    assert final_value(rows, "loss") is None

@@ -18,9 +18,11 @@ from kedge.inspect.page.judge_agreement import judge_agreement
 from kedge.inspect.page.panels import PANELS, find_panels
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
+from kedge.inspect.page.sweep import sweep_part
 from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
+from kedge.inspect.sweeps import Sweep
 
 __all__ = ["Headline", "ReportedRun", "page_data"]
 
@@ -67,7 +69,12 @@ class Headline:
 
 
 def page_data(
-    runs: Sequence[ReportedRun], *, title: str, headlines: Sequence[Headline] = (), written: str = ""
+    runs: Sequence[ReportedRun],
+    *,
+    title: str,
+    headlines: Sequence[Headline] = (),
+    written: str = "",
+    sweep: Sweep | None = None,
 ) -> dict[str, Any]:
     """The data of the page in JSON types, bounded in size however long the runs are.
 
@@ -76,13 +83,19 @@ def page_data(
         title: Title of the page.
         headlines: Results shown above all runs.
         written: When the page was written, as text.
+        sweep: The sweep that the runs belong to; its settings are then overlaid in place of its runs.
     """
     points = max(FEWEST_POINTS_OF_A_RUN, min(MOST_POINTS_OF_A_RUN, MOST_POINTS // max(1, len(runs))))
     num_with_samples = sum(1 for run in runs if run.record.samples or run.record.results)
     shown = [
-        {"index": index, **_run(run, points, MOST_SAMPLE_BYTES // max(1, num_with_samples))}
+        {"index": index, "color": index, **_run(run, points, MOST_SAMPLE_BYTES // max(1, num_with_samples))}
         for index, run in enumerate(runs)
     ]
+    overlaid = None if sweep is None else sweep_part(
+        sweep, {run.name: run.record for run in runs}, most_points=points)  # fmt: skip
+    for setting in overlaid["settings"] if overlaid else ():
+        for index in setting["runs"]:
+            shown[index]["color"] = setting["color"]
     stages = [stage for stage in PANELS if any(run.record.stage == stage for run in runs)]
     metrics = {stage: _metrics(shown, stage) for stage in stages}
     return {
@@ -90,6 +103,7 @@ def page_data(
         "written": written,
         "headlines": [vars(headline) for headline in headlines],
         "runs": shown,
+        "sweep": overlaid,
         "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
         "findings": grouped_findings([run.findings for run in runs]),
         "panels": {stage: find_panels(stage, metrics[stage]) for stage in stages},

@@ -10,7 +10,7 @@ from kedge.inspect.page.numbers import Reduce, as_number, blocks, mean_of, round
 from kedge.inspect.page.panels import PANELS, matches
 from kedge.inspect.record import RunRecord
 
-__all__ = ["curves", "items_per_update"]
+__all__ = ["curves", "drawn_metrics", "items_per_update", "reduction"]
 
 
 def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
     updates = [int(row["update"]) for row in rows]
     last = [part[-1] for part in parts]
     each = items_per_update(record)
-    names = dict.fromkeys(name for row in rows for name in row if name != "update" and _is_drawn(name, record.stage))
-    columns = {name: [_reduced([rows[i].get(name) for i in part], _reduce(name)) for part in parts] for name in names}
+    names = drawn_metrics(record)
+    columns = {name: [_reduced([rows[i].get(name) for i in part], reduction(name)) for part in parts] for name in names}
     return {
         "update": [updates[i] for i in last],
         "seconds": rounded([seconds[i] for i in last], 6),
@@ -49,11 +49,15 @@ def items_per_update(record: RunRecord) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _is_drawn(name: str, stage: str) -> bool:
-    return any(matches(pattern, name) for panel in PANELS.get(stage, ()) for pattern in panel.lines)
+def drawn_metrics(record: RunRecord) -> list[str]:
+    """The metrics of a run that some chart shows."""
+    patterns = [pattern for panel in PANELS.get(record.stage, ()) for pattern in panel.lines]
+    names = dict.fromkeys(name for row in record.metrics for name in row if name != "update")
+    return [name for name in names if any(matches(pattern, name) for pattern in patterns)]
 
 
-def _reduce(name: str) -> Reduce:
+def reduction(name: str) -> Reduce:
+    """What stands for several updates: the maximum, the minimum, or the mean."""
     if name.endswith("_max"):
         return max
     return min if name.endswith("_min") else mean_of

@@ -21,10 +21,10 @@ MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
 
 SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "texts",
-           "evaluation", "generation", "main")  # fmt: skip
+           "evaluation", "generation", "sweep", "main")  # fmt: skip
 """Parts of the page's script, in order of dependency."""
 
-STYLES = ("style", "evaluation")
+STYLES = ("style", "evaluation", "sweep")
 """Parts of the page's style sheet."""
 
 ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

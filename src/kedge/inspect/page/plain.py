@@ -23,10 +23,25 @@ def plain_verdict(data: Mapping[str, Any]) -> str:
             f"<h1>{_text(data.get('title', ''))}</h1>",
             "<p>The charts and responses of this page need JavaScript.</p>",
             _list([_headline(each) for each in data.get("headlines", ())]),
+            _sweep(data["sweep"]) if data.get("sweep") else "",
             *(_run(run) for run in runs),
             *(_group(group, runs) for group in data.get("findings", ())),
         ]
     )
+
+
+def _sweep(sweep: Mapping[str, Any]) -> str:
+    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in sweep["sentences"])
+    settings = [sweep["settings"][place] for place in sweep["order"]]
+    rows = [[each["name"], _known(each["value"]), _known(each["low"]), _known(each["high"]), _known(each["kl"]),
+             f"{each['num_values']} of {each['num_seeds']}"] for each in settings]  # fmt: skip
+    failed = [f"{each['name']} failed: {each['error']}" for each in sweep["trials"] if each["error"] is not None]
+    head = ["", sweep["metric"] or "result", "low", "high", "KL", "seeds"]
+    return sentences + _table(head, rows) + _list(failed)
+
+
+def _known(value: float | None) -> str:
+    return "–" if value is None else figure(value)
 
 
 def _run(run: Mapping[str, Any]) -> str:

@@ -17,11 +17,12 @@ from kedge.inspect.page import render_page
 from kedge.inspect.record import QUIET_SECONDS, RESULTS, SUMMARY_FILE, last_written
 from kedge.inspect.report import collect_page, runs_in
 from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
+from kedge.inspect.watch.sweep import SweepFollower, draw_sweep
 from kedge.local_server import LocalServer
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, PROGRESS_FILE, is_run
+from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, PROGRESS_FILE, SWEEP_FILE, is_run, is_sweep
 from kedge.texts import printable
 
 __all__ = ["serve_run", "watch_run"]
@@ -36,13 +37,13 @@ PATIENCE = 5.0
 """Seconds a file may be unreadable before it counts as damaged: it may be in the middle of a write."""
 
 WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, PROGRESS_FILE,
-                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE)  # fmt: skip
+                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE)  # fmt: skip
 
 
 def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Advice = no_advice) -> None:
     """Show a run on a terminal until it finishes, or until Ctrl-C; waits for a run to start in an empty folder.
 
-    In a folder of several stages, the stage that wrote last is shown.
+    In a folder of several stages, the stage that wrote last is shown; in that of a sweep, a line for each run.
 
     Args:
         folder: The run's folder.
@@ -55,6 +56,9 @@ def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Adv
     """
     if not folder.is_dir():
         raise DataError(f"{str(folder)!r} does not exist; expected a run's folder")
+    if is_sweep(folder):
+        _watch_sweep(folder, console, once=once)
+        return
     if once or not console.is_terminal:
         console.print(draw_frame(Follower(_active_run(folder), partial(examine, advice=advice)).look(), console))
         return
@@ -71,11 +75,29 @@ def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Adv
         console.print(draw_frame(snapshot, console))
 
 
+def _watch_sweep(folder: Path, console: Console, *, once: bool) -> None:
+    """Show a sweep until it is over, or until Ctrl-C."""
+    follower = SweepFollower(folder)
+    snapshot = follower.look()
+    if not once and console.is_terminal:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            read_at = time.monotonic()
+            while not snapshot.sweep.is_over:
+                live.update(draw_sweep(snapshot, console, height=console.height), refresh=True)
+                time.sleep(INTERVAL)
+                try:
+                    snapshot, read_at = follower.look(), time.monotonic()
+                except DataError:
+                    if time.monotonic() - read_at > PATIENCE:
+                        raise
+    console.print(draw_sweep(snapshot, console))
+
+
 def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> LocalServer:
     """A server of the run's report, kept up to date for browsers on this machine.
 
     Args:
-        folder: The run's folder, or a folder of several stages.
+        folder: The run's folder, a folder of several stages, or that of a sweep.
         port: The port; 0 picks a free one.
         advice: Looks up what a field's documentation says about values that are too high or too low.
 

@@ -6,30 +6,27 @@ Running the same command again continues the sweep: finished runs are kept, inte
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.algorithm.statistics import Interval
 from kedge.config import field_advice, resolved_yaml, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
+from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, read_sweep
+from kedge.inspect.sweeps.folder import last_line
+from kedge.logs.metrics import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
-from kedge.output import FINISHED_FILE, check_output, replace_file, writing
+from kedge.output import FINISHED_FILE, SWEEP_FILE, check_output, is_sweep, replace_file, writing
 from kedge.pipelines.sweep.grid import Trial
 from kedge.pipelines.sweep.processes import num_cores, run_trials
-from kedge.pipelines.sweep.results import Goal, Row, choose_goal, read_rows, summarize
 
-__all__ = ["SWEEPABLE", "SWEEP_FILE", "SweepResult", "run_sweep"]
+__all__ = ["SWEEPABLE", "SweepResult", "run_sweep"]
 
 SWEEPABLE = ("sft", "reward", "ppo")
 """The stages that a sweep can run."""
-
-SWEEP_FILE = "sweep.json"
-"""The settings and results of a sweep. A folder that contains it is a sweep's."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,12 @@ def run_sweep(
         KedgeError: The folder holds something else, or the first run's metrics have no such metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
-    if not (folder / SWEEP_FILE).is_file():
+    if not is_sweep(folder):
         check_output(folder)
     count = num_processes or _default_processes(trials[0])
-    _prepare(trials, stage, folder)
+    content = {"stage": stage, "metric": metric, "goal": goal, "runs": [_described(trial) for trial in trials]}
+    _prepare(trials, folder)
+    _write(folder, content)
     settings = len({trial.label for trial in trials})
     say(f"{len(trials)} runs ({settings} settings × {len(trials) // settings} seeds), {count} at a time, in {folder}")
     failed: list[str] = []
@@ -87,14 +86,15 @@ def run_sweep(
             done += 1
             if exit_code:
                 failed.append(trial.name)
-                progress.say(f"{trial.name} failed: {_last_line(folder, trial)}")
+                _write(folder, {**content, "failed": failed})
+                progress.say(f"{trial.name} failed: {last_line(folder / 'logs' / f'{trial.name}.log')}")
             progress.update(done)
 
         run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
-    return _finish(trials, stage, folder, failed, metric, goal)
+    return _finish(folder, content, failed)
 
 
-def _prepare(trials: Sequence[Trial], stage: str, folder: Path) -> None:
+def _prepare(trials: Sequence[Trial], folder: Path) -> None:
     """Write each trial's configuration; refuse one that has changed since the sweep began."""
     with writing(folder):
         for name in ("configs", "logs"):
@@ -107,7 +107,6 @@ def _prepare(trials: Sequence[Trial], stage: str, folder: Path) -> None:
                 f"{folder} holds a sweep with other settings ({path.name} differs); choose another --out, or delete it"
             )
         replace_file(path, [text.encode()])
-    _write(folder, {"stage": stage, "runs": [_described(trial) for trial in trials]})
 
 
 def _settings(text: str) -> str:
@@ -119,32 +118,25 @@ def _described(trial: Trial) -> dict[str, Any]:
     return {"name": trial.name, "values": dict(trial.values), "seed": trial.seed}
 
 
-def _finish(
-    trials: Sequence[Trial], stage: str, folder: Path, failed: Sequence[str], metric: str | None, goal: str | None
-) -> SweepResult:
-    rows = [row for trial in trials for row in read_rows(folder / trial.name)]
+def _finish(folder: Path, content: Mapping[str, Any], failed: Sequence[str]) -> SweepResult:
+    """Compare the finished runs, save and print the results, and write the report."""
+    sweep = read_sweep(folder)
+    finished = {run.name: read_metrics(run.folder) for run in sweep.runs if (run.folder / FINISHED_FILE).is_file()}
+    rows = [row for metrics in finished.values() for row in metrics]
     if not rows:
-        raise KedgeError(f"no run of the sweep has a result; see {folder / 'logs'}")
-    chosen = choose_goal(stage, rows, metric, goal)
-    results = summarize(trials, folder, chosen)
-    _write(
-        folder,
-        {
-            "stage": stage,
-            **asdict(chosen),
-            "runs": [_described(trial) for trial in trials],
-            "failed": list(failed),
-            "results": [_as_json(row) for row in results],
-        },
-    )
-    _print(results, chosen, trials, folder)
-    finished = [folder / trial.name for trial in trials if (folder / trial.name / FINISHED_FILE).is_file()]
-    if finished:
-        say(f"Report: {write_report(finished, folder / 'report.html', advice=field_advice)}")
-    return SweepResult(folder, chosen, results, failed)
+        raise KedgeError(f"no run of the sweep has finished; see {folder / 'logs'}")
+    goal = choose_goal(sweep.stage, rows, sweep.metric, sweep.goal)
+    results = compare(sweep.settings, finished, goal)
+    saved = {**content, **asdict(goal), "failed": list(failed), "results": [_as_json(row) for row in results]}
+    _write(folder, saved)
+    _print(results, goal)
+    best = next(run for run in results[0].setting.runs if run.name in finished)
+    say(f"Best: {best.folder / 'model'}")
+    say(f"Report: {write_report([folder], advice=field_advice)}")
+    return SweepResult(folder, goal, results, failed)
 
 
-def _print(results: Sequence[Row], goal: Goal, trials: Sequence[Trial], folder: Path) -> None:
+def _print(results: Sequence[Row], goal: Goal) -> None:
     cells: Mapping[str, list[float | str | None]] = {
         row.label or "as configured": [_cell(row.interval), row.kl, str(len(row.values))] for row in results
     }
@@ -154,13 +146,11 @@ def _print(results: Sequence[Row], goal: Goal, trials: Sequence[Trial], folder: 
         ["setting", goal.metric, "KL", "seeds"],
         cells,
     )
-    best = next(trial for trial in trials if trial.label == results[0].label)
-    say(f"Best: {folder / best.name / 'model'}")
 
 
-def _cell(interval: Interval | None) -> str | None:
+def _cell(interval: MeanInterval | None) -> str | None:
     """`0.112 (0.09 to 0.13)`; without the interval if there was one seed."""
-    if interval is None or math.isnan(interval.low):
+    if interval is None or not interval.is_known:
         return None if interval is None else format_figure(interval.value)
     return f"{format_figure(interval.value)} ({format_figure(interval.low)} to {format_figure(interval.high)})"
 
@@ -168,19 +158,13 @@ def _cell(interval: Interval | None) -> str | None:
 def _as_json(row: Row) -> dict[str, Any]:
     """A row as JSON, which has no NaN."""
     interval = None if row.interval is None else asdict(row.interval)
-    known = {key: None if math.isnan(value) else value for key, value in (interval or {}).items()}
-    return {"setting": row.label, "values": list(row.values), "interval": known or None, "kl": row.kl}
+    if interval and row.interval and not row.interval.is_known:
+        interval.update(low=None, high=None)
+    return {"setting": row.label, "values": list(row.values), "interval": interval, "kl": row.kl}
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
     replace_file(folder / SWEEP_FILE, [json.dumps(content, indent=2, ensure_ascii=False).encode()])
-
-
-def _last_line(folder: Path, trial: Trial) -> str:
-    """The last line that a trial printed, which is its error."""
-    log = folder / "logs" / f"{trial.name}.log"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return (lines[-1] if lines else "it printed nothing")[:300]
 
 
 def _default_processes(trial: Trial) -> int:

@@ -5,9 +5,11 @@ const plots = new Map();
 let library = null;
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const runColor = index => color(`c${index % 8}`);
+/** The color of a run; of many settings of a sweep, only the best ones have one of their own. */
+const colorName = index => (index === null ? "muted" : `c${index % 8}`);
+const runColor = index => color(colorName(index));
 /** The color of a line on a page with one run: the run's own for the first, others that no run has for the rest. */
-const lineColor = (run, number) => (number ? color(`line${(number - 1) % 3 + 1}`) : runColor(run.index));
+const lineColor = (run, number) => (number ? color(`line${(number - 1) % 3 + 1}`) : runColor(run.color));
 const faint = (hex, alpha) => `rgba(${[1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16)).join(", ")}, ${alpha})`;
 /** Text for plotly with its markup escaped. */
 const plain = text => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");

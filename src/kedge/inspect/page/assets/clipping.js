@@ -94,7 +94,7 @@ const clipping = data => {
       clip.loss === "clipped" ? null : el("p", { class: "muted" }, `This run's policy loss is ${clip.loss}: the charts show what clipping would do.`),
       el("div", { class: "two" }, charts.slice(0, 2)),
       card(el("h3", {}, "The four cases, and tokens that are pulled back"), cases),
-      el("div", { class: "two" }, charts[2], clippedCurves(clip, run.index)),
+      el("div", { class: "two" }, charts[2], clippedCurves(clip, run.color)),
       clip.updates.length < clip.of ? el("p", { class: "muted small" }, `The slider offers ${clip.updates.length} of ${clip.of} updates; “whole run” covers all of them.`) : null,
     ];
   }, { why: reasons(data, "clipping") });

@@ -6,7 +6,9 @@ const SUPERVISED_AXES = { update: "Steps", items: "Rows", seconds: "Wall time" }
 const SMOOTHED_FROM = 60;
 const GROUPS_OPEN = 1;
 
-const runsOf = (data, stage) => data.runs.filter(run => run.stage === stage && !state.hidden.has(run.index));
+/** What the charts of a stage draw: its runs, or the settings of a sweep. */
+const drawnOf = (data, stage) => (data.sweep ? data.sweep.settings.filter(each => each.curves) : data.runs.filter(run => run.stage === stage));
+const runsOf = (data, stage) => drawnOf(data, stage).filter(run => !state.hidden.has(run.name));
 const smoothingOf = (data, stage) => {
   const longest = Math.max(0, ...data.runs.filter(run => run.stage === stage).map(run => run.curves.update.length));
   return (state.smoothing[stage] ??= longest >= SMOOTHED_FROM ? 0.6 : 0);
@@ -38,7 +40,7 @@ const lineTraces = (panel, line, number, run, { alone, unit, smoothing }) => {
   const values = run.curves.columns[line.metric];
   if (!values) return [];
   const x = positions(run, unit), several = panel.lines.length > 1;
-  const tint = panel.stacked && alone ? color(`phase${number}`) : alone ? lineColor(run, number) : runColor(run.index);
+  const tint = panel.stacked && alone ? color(`phase${number}`) : alone ? lineColor(run, number) : runColor(run.color);
   const label = [alone ? null : run.name, several || alone ? line.label : null].filter(Boolean).join(" · ");
   const trace = { type: "scatter", x, y: values, name: plain(label), connectgaps: true, mode: x.length > 40 && values.filter(known).length > 40 ? "lines" : "lines+markers",
     marker: { size: 4, color: tint }, legendgroup: line.metric, line: { color: tint, width: 2, dash: alone ? "solid" : DASHES[number % 4] },
@@ -85,24 +87,26 @@ const summaryOf = (panel, runs) => runs.flatMap(run => panel.lines.filter(line =
 const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => chart({
   title: panel.title, unit: panel.unit, note: panel.note, simple: panel.lines.length === 1, summary: summaryOf(panel, runsOf(data, stage)), onrange, size,
   build: () => {
-    const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: data.runs.filter(run => run.stage === stage).length === 1, unit, smoothing: smoothingOf(data, stage) };
-    const traces = [...runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how))), ...dashLegend(panel, how.alone)];
+    const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: drawnOf(data, stage).length === 1, unit, smoothing: smoothingOf(data, stage) };
+    const lines = runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how)));
+    const { behind, values } = data.sweep ? seedTraces(data, panel, runs, lines, how) : { behind: [], values: lines.flatMap(trace => trace.y) };
+    const traces = [...behind, ...lines, ...dashLegend(panel, how.alone)];
     const axis = { update: stage === "ppo" ? "update" : "step", items: stage === "ppo" ? "responses" : "rows", seconds: unit[1] }[state.x];
     const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line: { color: color("muted"), width: 1, dash: "dash" } };
     return { traces, layout: {
       xaxis: { title: { text: axis }, ...(state.range ? { range: [...state.range], autorange: false } : { autorange: true }) },
-      yaxis: yAxis(panel, traces.flatMap(trace => trace.y).filter(known)),
+      yaxis: yAxis(panel, values.filter(known)),
       shapes: panel.level === null ? [] : [level],
     } };
   },
 });
 
-const runToggles = (data, stage, changed) => data.runs.filter(run => run.stage === stage).map(run => el("button", {
-  type: "button", class: "chip", "aria-pressed": String(!state.hidden.has(run.index)), onclick: event => {
-    if (!state.hidden.delete(run.index)) state.hidden.add(run.index);
-    event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(run.index)));
+const runToggles = (data, stage, changed) => drawnOf(data, stage).map(run => el("button", {
+  type: "button", class: "chip", "aria-pressed": String(!state.hidden.has(run.name)), onclick: event => {
+    if (!state.hidden.delete(run.name)) state.hidden.add(run.name);
+    event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(run.name)));
     changed();
-  } }, el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } }), run.name));
+  } }, el("span", { class: "swatch", style: { background: `var(--${colorName(run.color)})` } }), run.name));
 
 const curves = data => {
   let stage = null, followers = [], titles = "";
@@ -134,7 +138,8 @@ const curves = data => {
         stages.length > 1 ? choice("Stage", stages.map(name => [name, STAGES[name]]), stage, name => { stage = name; zoom(null); part.refresh(); }) : null,
         choice("Over", Object.entries(stage === "ppo" ? AXES : SUPERVISED_AXES), state.x, name => { state.x = name; zoom(null); }),
         slider("Smoothing", { min: 0, max: 0.99, step: 0.01, value: smoothingOf(data, stage), show: value => value.toFixed(2) }, value => { state.smoothing[stage] = value; redraw(followers); }),
-        reset, toggles.length > 1 ? el("div", { class: "field", role: "group", "aria-label": "Runs" }, toggles) : null),
+        data.sweep ? seedsButton(() => redraw(followers)) : null, reset, toggles.length > 1 ? el("div", { class: "field", role: "group", "aria-label": data.sweep ? "Settings" : "Runs" }, toggles) : null),
+      data.sweep ? el("p", { class: "muted small" }, SEEDS_NOTE) : null,
       thinned > 1 ? el("p", { class: "muted small" }, `Each point is the mean of ${thinned} updates; for maxima and minima, the maximum or minimum.`) : null,
       groups.map((group, at) => fold(!narrow.matches || at < GROUPS_OPEN, el("h3", {}, group), grid(panels.filter(panel => panel.group === group).map(panel => nodes.get(panel))))),
     ];

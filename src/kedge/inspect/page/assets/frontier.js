@@ -4,7 +4,7 @@ const CROWDED = 60;
 
 /** One score of a run over √KL: its points, faded behind a smoothed curve if there are many. */
 const frontierTraces = (run, values, several) => {
-  const { root_kl: x, update } = run.frontier, tint = runColor(run.index), crowded = x.length > CROWDED;
+  const { root_kl: x, update } = run.frontier, tint = runColor(run.color), crowded = x.length > CROWDED;
   const points = { type: "scatter", mode: crowded ? "markers" : "lines+markers", name: plain(run.name), legendgroup: run.name, x, y: values, customdata: update, showlegend: several,
     marker: { size: crowded ? 4 : 5, color: crowded ? faint(tint, 0.3) : tint }, line: { color: faint(tint, 0.5), width: 1.5 },
     hovertemplate: "%{y:.4~g} at √KL %{x:.3~g}, update %{customdata}<extra>%{fullData.name}</extra>" };
@@ -25,11 +25,11 @@ const frontier = data => section("overoptimization", "Over-optimization",
       build: () => ({ layout, traces: runs.flatMap((run, number) => {
         const judge = run.frontier.judges.find(each => each.name === name);
         if (!judge) return [];
-        const at = judge.best, limits = judge.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 2, color: faint(runColor(run.index), 0.5),
+        const at = judge.best, limits = judge.low ? { error_y: { type: "data", symmetric: false, thickness: 1, width: 2, color: faint(runColor(run.color), 0.5),
           array: judge.high.map((high, place) => high - judge.values[place]), arrayminus: judge.values.map((value, place) => value - judge.low[place]) } } : {};
         return [...frontierTraces(run, judge.values, several).map((trace, place) => (place ? trace : { ...trace, ...limits })),
-          { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.values[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: number % 2 ? "bottom right" : "top center", textfont: { color: runColor(run.index) },
-            marker: { size: 14, color: "rgba(0,0,0,0)", line: { width: 2.5, color: runColor(run.index) } }, hoverinfo: "skip", showlegend: false, cliponaxis: false }];
+          { type: "scatter", mode: "markers+text", x: [run.frontier.root_kl[at]], y: [judge.values[at]], text: [`best: update ${run.frontier.update[at]}`], textposition: number % 2 ? "bottom right" : "top center", textfont: { color: runColor(run.color) },
+            marker: { size: 14, color: "rgba(0,0,0,0)", line: { width: 2.5, color: runColor(run.color) } }, hoverinfo: "skip", showlegend: false, cliponaxis: false }];
       }) }) }));
     const sentences = runs.flatMap(run => run.frontier.judges.map(judge => {
       const last = judge.values.length - 1;

@@ -128,7 +128,7 @@ const samples = data => {
         run.samples.prompts.length > 1 ? choice("Prompt", run.samples.prompts.map((each, at) => [at, each.title || "Trained on"]), promptAt,
           at => { promptAt = at; rowAt = -1; refill(); }) : null,
         el("span", { class: "muted small" }, run.samples.kept < run.samples.of ? `${run.samples.kept} of the ${count(run.samples.of)} responses in samples.jsonl are on this page.` : "")),
-      el("div", { class: "samples" }, answers, responseCard(run.index, prompt, row, coloringName, name => { coloringName = name; refill(); })),
+      el("div", { class: "samples" }, answers, responseCard(run.color, prompt, row, coloringName, name => { coloringName = name; refill(); })),
     ];
   }, { why: reasons(data, "samples") });
   /** Refresh the section, keeping keyboard focus and the scroll position of the list. */

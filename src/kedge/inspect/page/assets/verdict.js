@@ -4,7 +4,7 @@ const STAGES = { ppo: "PPO", reward: "Reward model", sft: "Fine-tuning", evaluat
 const MOST_KEY_CHARTS = 4;
 const MOST_FINDINGS = 4;
 
-const swatch = run => el("span", { class: "swatch", style: { background: `var(--c${run.index % 8})` } });
+const swatch = run => el("span", { class: "swatch", style: { background: `var(--${colorName(run.color)})` } });
 const words = rule => `${rule[0].toUpperCase()}${rule.slice(1).replaceAll("_", " ")}`;
 
 const describeFinding = (data, each, alone) => el("div", { class: "described" },
@@ -18,7 +18,7 @@ const findingGroup = (data, group) => {
   return el("li", {}, el("details", { class: `finding ${group.severity}` },
     el("summary", {}, el("span", { class: `badge ${group.severity}` }, group.severity), " ", el("b", {}, words(worst.rule)),
       others ? el("span", { class: "muted" }, ` and ${others} more of the same cause`) : null,
-      data.runs.length > 1 ? names.map(run => el("span", { class: "of" }, swatch(run), run.name)) : null,
+      data.runs.length > 1 ? findingRuns(data, names) : null,
       el("span", { class: "seen" }, worst.seen)),
     group.findings.map(each => describeFinding(data, each, group.findings.length === 1))));
 };
@@ -62,10 +62,14 @@ const valuesOf = (data, stage) => {
 };
 const WINDOWS = "Means over the first and last 5% of the run. A change is colored if a direction is better and the change is beyond noise.";
 
+/** The runs that a finding is about; on the page of a sweep, their settings. */
+const findingRuns = (data, runs) => (data.sweep ? settingsOfRuns(data, runs) : runs.map(run => el("span", { class: "of" }, swatch(run), run.name)));
+
 const verdict = data => {
   const body = el("div", { class: "stack" });
   const node = el("section", { id: "verdict", "aria-labelledby": "verdict-title" }, el("header", {}, el("h1", { id: "verdict-title" }, data.title)), body);
   const fill = () => {
+    if (data.sweep) return sweepVerdict(data);
     const headlines = data.headlines.map(each => el("div", { class: "headline" }, el("span", { class: "muted small" }, each.label),
       el("span", {}, el("b", { class: "number" }, format(each.value, 3)), known(each.low) ? el("span", { class: "muted small number" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`) : null)));
     const runs = data.runs.toSorted((one, other) => (other.stage === "ppo") - (one.stage === "ppo"));

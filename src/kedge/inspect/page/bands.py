@@ -1,0 +1,84 @@
+"""The curves of runs that differ only in their seed: the mean over seeds, and Student's interval as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kedge.inspect.page.curves import drawn_metrics, items_per_update, reduction
+from kedge.inspect.page.numbers import as_number, blocks, mean_of, rounded
+from kedge.inspect.record import RunRecord
+from kedge.inspect.sweeps import mean_interval
+
+__all__ = ["mean_curves"]
+
+Rows = Mapping[int, Mapping[str, Any]]
+"""The rows of a run's metrics by update."""
+
+
+def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, Any]:
+    """The mean over seeds of every metric, in columns like those of `curves`, with a band.
+
+    The mean and its 95 % interval stand where at least two seeds have a value. Where a single seed of several has one,
+    because it is ahead or the others ended early, the value is in `tails` instead: the mean of other seeds is no
+    continuation of it. Long runs are thinned before the seeds are combined, each point to one value per seed.
+
+    Args:
+        records: The runs of one setting that have begun; at least one.
+        most_points: Largest number of points of a curve.
+
+    Returns:
+        `update`, `seconds` (sums of the mean time of an update), `items`, `every`, and by metric `columns`, `low`,
+        `high`, `tails`, and `seeds`, the number of seeds at each point.
+    """
+    seeds = [{int(row["update"]): row for row in record.metrics} for record in records]
+    updates = sorted({update for rows in seeds for update in rows})
+    parts = [[updates[i] for i in block] for block in blocks(len(updates), most_points)]
+    each = items_per_update(records[0])
+    names = dict.fromkeys(name for record in records for name in drawn_metrics(record))
+    found = {name: _over_seeds(name, seeds, parts) for name in names}
+    shown = {name: columns for name, columns in found.items() if any(columns["seeds"])}
+    return {
+        "update": [part[-1] for part in parts],
+        "seconds": rounded(_seconds(seeds, parts), 6),
+        "items": None if each is None else [part[-1] * each for part in parts],
+        "every": len(parts[0]) if parts else 1,
+        **{
+            key: rounded({name: columns[key] for name, columns in shown.items()})
+            for key in ("columns", "low", "high", "tails", "seeds")
+        },
+    }
+
+
+def _over_seeds(name: str, seeds: Sequence[Rows], parts: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+    points = [_values(name, seeds, part) for part in parts]
+    is_alone = sum(any(as_number(row.get(name)) is not None for row in rows.values()) for rows in seeds) == 1
+    intervals = [mean_interval(values) if len(values) > 1 else None for values in points]
+    singles = [values[0] if len(values) == 1 else None for values in points]
+    means = [interval.value if interval else None for interval in intervals]
+    return {
+        "columns": singles if is_alone else means,
+        "low": [interval.low if interval else None for interval in intervals],
+        "high": [interval.high if interval else None for interval in intervals],
+        "tails": [None] * len(parts) if is_alone else singles,
+        "seeds": [len(values) for values in points],
+    }
+
+
+def _values(name: str, seeds: Sequence[Rows], part: Sequence[int]) -> list[float]:
+    """One value of each seed that has the metric in these updates."""
+    found = [
+        [number for update in part if update in rows and (number := as_number(rows[update].get(name))) is not None]
+        for rows in seeds
+    ]
+    return [reduction(name)(numbers) for numbers in found if numbers]
+
+
+def _seconds(seeds: Sequence[Rows], parts: Sequence[Sequence[int]]) -> list[float]:
+    """Time at the end of each part; it never decreases, also where a slow seed ends."""
+    total, found = 0.0, []
+    for part in parts:
+        for update in part:
+            total += mean_of([as_number(rows[update].get("time/update")) or 0.0 for rows in seeds if update in rows])
+        found.append(total)
+    return found

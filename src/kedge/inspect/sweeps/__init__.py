@@ -1,0 +1,20 @@
+"""Sweeps as read from their folder: which runs belong to which setting, and how the settings compare."""
+
+from kedge.inspect.sweeps.comparison import Goal, Row, choose_goal, compare, final_value, find_goal
+from kedge.inspect.sweeps.folder import Setting, Sweep, SweptRun, read_sweep
+from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
+
+__all__ = [
+    "Goal",
+    "MeanInterval",
+    "Row",
+    "Setting",
+    "Sweep",
+    "SweptRun",
+    "choose_goal",
+    "compare",
+    "final_value",
+    "find_goal",
+    "mean_interval",
+    "read_sweep",
+]

@@ -1,0 +1,127 @@
+"""The results of a sweep: one number per finished run, and its mean over seeds with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from kedge.errors import ConfigError
+from kedge.inspect.sweeps.folder import Setting
+from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
+
+__all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal"]
+
+DEFAULT_METRICS = {
+    "sft": ("eval/loss", "loss"),
+    "reward": ("eval/accuracy", "accuracy"),
+    "ppo": ("eval/score", "reward/score_mean"),
+}
+LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")
+KL = "objective/kl"
+
+LAST_SHARE = 0.1
+"""Share of a run's rows, at its end, that its result is the mean of: single updates are noisy."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the runs are compared by.
+
+    Attributes:
+        metric: A metric of `metrics.jsonl`.
+        higher_is_better: Whether the best run has the highest value.
+    """
+
+    metric: str
+    higher_is_better: bool
+
+    def sort_key(self, value: float) -> float:
+        """A key that sorts the best value first."""
+        return -value if self.higher_is_better else value
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of one setting.
+
+    Attributes:
+        setting: The setting.
+        values: The results of the seeds that have finished.
+        interval: Their mean with its 95 % interval; the ends are NaN with one seed; None without a result.
+        kl: The mean KL to the reference, for PPO.
+    """
+
+    setting: Setting
+    values: Sequence[float]
+    interval: MeanInterval | None
+    kl: float | None
+
+    @property
+    def label(self) -> str:
+        """The setting as on the command line."""
+        return self.setting.label
+
+
+def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | None) -> Goal | None:
+    """The metric of the comparison: the given one, or the stage's first that the runs have; None without one.
+
+    Args:
+        stage: The stage.
+        known: The metrics of the runs.
+        metric: A metric, or None.
+        goal: `max`, `min`, or None to go by the metric's name.
+    """
+    names = set(known)
+    chosen = next((name for name in ([metric] if metric else DEFAULT_METRICS.get(stage, ())) if name in names), None)
+    if chosen is None:
+        return None
+    lower = goal == "min" if goal else any(word in chosen.rpartition("/")[2] for word in LOWER_IS_BETTER)
+    return Goal(chosen, higher_is_better=not lower)
+
+
+def choose_goal(stage: str, rows: Sequence[Mapping[str, Any]], metric: str | None, goal: str | None) -> Goal:
+    """The metric of the comparison; see `find_goal`.
+
+    Args:
+        stage: The stage.
+        rows: Rows of `metrics.jsonl`.
+        metric: A metric, or None.
+        goal: `max`, `min`, or None to go by the metric's name.
+
+    Raises:
+        ConfigError: The rows have no such metric.
+    """
+    known = sorted({name for row in rows for name in row} - {"update"})
+    found = find_goal(stage, known, metric, goal)
+    if found is None:
+        raise ConfigError(f"--metric: the runs have no {metric or 'result'}; they have {', '.join(known) or 'nothing'}")
+    return found
+
+
+def final_value(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """The mean of a metric over the last tenth of the rows that have it; None if none has."""
+    values = [float(row[metric]) for row in rows if isinstance(row.get(metric), (int, float))]
+    return mean(values[-math.ceil(LAST_SHARE * len(values)) :]) if values else None
+
+
+def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping[str, Any]]], goal: Goal) -> list[Row]:
+    """One row per setting, the best first; settings without a result last.
+
+    Args:
+        settings: The settings.
+        finished: The rows of the metrics of each finished run, by name. What a run reached before it failed, or has
+            reached so far, is not compared with what others reached at their end.
+        goal: What to compare by.
+    """
+    rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)
+            for setting in settings]  # fmt: skip
+    return sorted(rows, key=lambda row: goal.sort_key(row.interval.value) if row.interval else math.inf)
+
+
+def _row(setting: Setting, metrics: Sequence[Sequence[Mapping[str, Any]]], goal: Goal) -> Row:
+    values = [value for rows in metrics if (value := final_value(rows, goal.metric)) is not None]
+    kls = [value for rows in metrics if (value := final_value(rows, KL)) is not None]
+    return Row(setting, values, mean_interval(values) if values else None, mean(kls) if kls else None)
