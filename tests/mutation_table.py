@@ -655,6 +655,27 @@ MUTATIONS = (
         f"{PLOTS}::test_intervals_at_the_ends_of_a_share_and_points_at_distance_zero_stay_in_range",
     ),
     Mutation(
+        "failed-runs-compared-with-finished-ones",
+        "inspect/page/sweep.py",
+        ' if record.state == "finished"}',
+        "}",
+        "tests/inspect/test_sweeps.py::test_the_page_of_a_sweep_overlays_its_settings",
+    ),
+    Mutation(
+        "mean-over-seeds-of-one-seed",
+        "inspect/page/bands.py",
+        "mean_interval(values) if len(values) > 1 else None",
+        "mean_interval(values) if values else None",
+        "tests/inspect/test_sweeps.py::test_a_band_ends_where_fewer_than_two_seeds_go_on",
+    ),
+    Mutation(
+        "seeds-thinned-together",
+        "inspect/page/bands.py",
+        "[reduction(name)(numbers) for numbers in found if numbers]",
+        "[number for numbers in found for number in numbers]",
+        "tests/inspect/test_sweeps.py::test_long_curves_are_thinned_seed_by_seed",
+    ),
+    Mutation(
         "noise-counted-as-change",
         "inspect/page/verdict.py",
         "> max(least, CERTAIN * self.error)",

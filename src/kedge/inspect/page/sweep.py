@@ -95,7 +95,7 @@ def _setting(row: Row, color: int | None, records: Mapping[str, RunRecord], most
     known = interval is not None and interval.is_known
     return {
         "name": _short(row.setting) or "as configured",
-        "label": row.label,
+        "brief": ", ".join(row.setting.values.values()) or "mean",
         "values": dict(row.setting.values),
         "color": color,
         "value": rounded(interval.value) if interval else None,

@@ -6,7 +6,7 @@ let library = null;
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 /** The color of a run; of many settings of a sweep, only the best ones have one of their own. */
-const colorName = index => (index === null ? "muted" : `c${index % 8}`);
+const colorName = index => (index === null ? "rest" : `c${index % 8}`);
 const runColor = index => color(colorName(index));
 /** The color of a line on a page with one run: the run's own for the first, others that no run has for the rest. */
 const lineColor = (run, number) => (number ? color(`line${(number - 1) % 3 + 1}`) : runColor(run.color));

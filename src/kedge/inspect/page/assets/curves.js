@@ -41,7 +41,7 @@ const lineTraces = (panel, line, number, run, { alone, unit, smoothing }) => {
   if (!values) return [];
   const x = positions(run, unit), several = panel.lines.length > 1;
   const tint = panel.stacked && alone ? color(`phase${number}`) : alone ? lineColor(run, number) : runColor(run.color);
-  const label = [alone ? null : run.name, several || alone ? line.label : null].filter(Boolean).join(" · ");
+  const label = [alone ? null : run.brief ?? run.name, several || alone ? line.label : null].filter(Boolean).join(" · ");
   const trace = { type: "scatter", x, y: values, name: plain(label), connectgaps: true, mode: x.length > 40 && values.filter(known).length > 40 ? "lines" : "lines+markers",
     marker: { size: 4, color: tint }, legendgroup: line.metric, line: { color: tint, width: 2, dash: alone ? "solid" : DASHES[number % 4] },
     showlegend: alone && several, hovertemplate: "%{y:.4~g}" };
@@ -88,7 +88,7 @@ const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => c
   title: panel.title, unit: panel.unit, note: panel.note, simple: panel.lines.length === 1, summary: summaryOf(panel, runsOf(data, stage)), onrange, size,
   build: () => {
     const runs = runsOf(data, stage), unit = timeUnit(runs), how = { alone: drawnOf(data, stage).length === 1, unit, smoothing: smoothingOf(data, stage) };
-    const lines = runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how)));
+    const lines = runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how).map(trace => (data.sweep ? withInterval(run, line, trace, how) : trace))));
     const { behind, values } = data.sweep ? seedTraces(data, panel, runs, lines, how) : { behind: [], values: lines.flatMap(trace => trace.y) };
     const traces = [...behind, ...lines, ...dashLegend(panel, how.alone)];
     const axis = { update: stage === "ppo" ? "update" : "step", items: stage === "ppo" ? "responses" : "rows", seconds: unit[1] }[state.x];
@@ -110,7 +110,7 @@ const runToggles = (data, stage, changed) => drawnOf(data, stage).map(run => el(
 
 const curves = data => {
   let stage = null, followers = [], titles = "";
-  const titlesOf = name => (data.panels[name] ?? []).map(panel => panel.title).join();
+  const titlesOf = name => (data.panels[name]?.length ? [...data.panels[name].map(panel => panel.title), ...drawnOf(data, name).map(run => run.name)].join() : "");
   const zoom = range => {
     state.range = range;
     reset.disabled = !range;

@@ -23,6 +23,14 @@ const bandTrace = (x, low, high, tint) => {
 /** How far bands may widen an axis beyond its lines, in spans of the lines: two seeds have wide intervals. */
 const BAND_REACH = 0.5;
 
+/** Hovering over a mean shows half the width of its interval. */
+const withInterval = (setting, { metric }, trace, { smoothing }) => {
+  if (!trace.hovertemplate) return trace;
+  const halves = setting.curves.high[metric].map((high, at) => (known(high) ? (high - setting.curves.low[metric][at]) / 2 : null));
+  const even = smoothing ? smoothed(halves, smoothing) : halves;
+  return { ...trace, customdata: even.map(half => (known(half) ? ` ± ${format(half, 2)}` : "")), hovertemplate: "%{y:.3~g}%{customdata}" };
+};
+
 /** Bands and thin lines of single seeds, drawn behind the means, and the values that the axis has to show. */
 const seedTraces = (data, panel, settings, lines, { unit, smoothing }) => {
   const even = values => (smoothing ? smoothed(values, smoothing) : values);
@@ -102,7 +110,8 @@ const pickSettings = ({ sweep }) => {
 
 const sweepVerdict = data => {
   pickSettings(data);
-  const keys = (data.panels[data.sweep.stage] ?? []).filter(panel => panel.key).slice(0, MOST_KEY_CHARTS), plots = resultPlots(data), { trials } = data.sweep;
+  const panels = data.panels[data.sweep.stage] ?? [], compared = panels.filter(panel => panel.lines.some(line => line.metric === data.sweep.metric)).slice(0, 1);
+  const keys = [...compared, ...panels.filter(panel => panel.key && !compared.includes(panel))].slice(0, MOST_KEY_CHARTS), plots = resultPlots(data), { trials } = data.sweep;
   const results = el("div", { class: "card stack sweep" }, data.sweep.sentences.map(text => el("p", { class: "sentences" }, text)), resultsTable(data), failures(data),
     el("p", { class: "muted small" }, "A result is the mean over the last tenth of a finished run, its interval Student's 95% interval of the mean over seeds."));
   const isNarrow = plots.length && data.sweep.fields.length <= MOST_FIELDS_BESIDE;
