@@ -36,7 +36,7 @@ COLUMNS = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens"]
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_no_cell_is_cut_at_any_width(monkeypatch, width, count):
     monkeypatch.setattr("kedge.logs.table.PLAIN_WIDTH", width)
-    stream, folder = io.StringIO(), "/home/someone/runs/of-a-long-project"
+    stream, folder = io.StringIO(), "../shared-runs/of-a-long-project"
     print_table("Results", COLUMNS, {f"{folder}-{number}/model": FIGURES for number in range(count)}, stream=stream)
     text = stream.getvalue()
     for cell in ("0.71 (0.66–0.76)", "23 / 14 / 23", "2.50 (2.40–2.60)", "60.0"):

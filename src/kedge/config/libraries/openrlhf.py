@@ -123,7 +123,10 @@ RUN = (
     Row("train.seed", "`runtime.seed`"),
     Row("full_determinism train.full_determinism_enable", "`runtime.deterministic`; always on a CPU"),
     Row("param_dtype ds.param_dtype", "`runtime.precision`; weights are always kept in fp32"),
-    Row("eval_steps eval.steps eval_temperature eval.temperature", "none in training; see `kedge evaluate`"),
+    Row(
+        "eval_steps eval.steps eval_temperature eval.temperature",
+        "`ppo.eval_every`; the temperature is that of training",
+    ),
 )
 WITHOUT_COUNTERPART = (
     Row(

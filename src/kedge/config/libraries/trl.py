@@ -28,14 +28,13 @@ TRAINER = (
     Row("data_collator", "none: prompts are tokenized one by one and packed without padding"),
     Row(
         "eval_dataset",
-        "none in training; `samples.jsonl` has samples of each update, and `kedge evaluate` compares policies on "
-        "held-out prompts",
+        "`data.eval_prompts`, or the share `data.eval_fraction` of the prompts; evaluated every `ppo.eval_every`",
     ),
     Row(
         "optimizers",
         "Adam with `ppo.learning_rate`, `ppo.schedule`, `ppo.adam_eps`, `ppo.weight_decay`; no other optimizer",
     ),
-    Row("callbacks", "none on the command line; in Python, `run_ppo` in `pipelines/ppo/main.py` takes `on_update`"),
+    Row("callbacks", "in Python, `on_update`: see [Callbacks](custom.md#callbacks)"),
     Row("peft_config", "none: all weights are trained"),
 )
 PPO_CONFIG = (
@@ -78,7 +77,7 @@ PPO_CONFIG = (
     Row("sft_model_path", "`model`. In TRL only the example script reads it"),
     Row("reward_model_path", "`reward`. In TRL only the example script reads it"),
     Row("dataset_num_proc", "none: TRL's trainer does not read it"),
-    Row("push_to_hub", "none: `model/` is a Hugging Face folder and can be uploaded as it is"),
+    Row("push_to_hub", "`push.repo`, or `--push`; `kedge push` does it afterwards"),
     Row("model_adapter_name ref_adapter_name", "none: no adapters"),
     Row("ds3_gather_for_generation", "none: no DeepSpeed"),
 )
@@ -88,7 +87,8 @@ TRAINING_ARGUMENTS = (
         "per_device_train_batch_size gradient_accumulation_steps",
         "`rollout.num_prompts`: their product is TRL's batch size. `runtime.micro_batch_tokens` splits it for memory",
     ),
-    Row("per_device_eval_batch_size eval_steps", "none: see `eval_dataset` above"),
+    Row("per_device_eval_batch_size", "none: `runtime.micro_batch_tokens` splits every forward pass"),
+    Row("eval_steps eval_strategy", "`ppo.eval_every`, in updates; off by default"),
     Row("num_train_epochs", "`ppo.num_updates`; `kedge config schedule` prints the number of passes over the prompts"),
     Row("learning_rate", "`ppo.learning_rate`. Default 1e-5; TRL: 3e-6"),
     Row("lr_scheduler_type lr_scheduler_kwargs", "`ppo.schedule`"),
@@ -111,20 +111,24 @@ TRAINING_ARGUMENTS = (
     Row("save_steps save_strategy", "`checkpoint.every`, `checkpoint.every_minutes`"),
     Row("save_total_limit", "`checkpoint.keep`"),
     Row(
+        "load_best_model_at_end metric_for_best_model",
+        "`checkpoint.keep_best`: the best checkpoint is kept beside the last model, as `RUN@best`",
+    ),
+    Row(
         "resume_from_checkpoint",
         "`--resume`, in Python `resume=True`: bit-identical, see [Interruptions and faults](reliability.md)",
     ),
     Row("seed data_seed", "`runtime.seed`, for all random streams"),
     Row("full_determinism", "always on a CPU; see [Running](running.md)"),
     Row("use_cpu", "`runtime.device=cpu`"),
-    Row("hub_model_id", "none: `model/` can be uploaded as it is"),
+    Row("hub_model_id", "`push.repo`"),
 )
 WITHOUT_COUNTERPART = (
     Row(
         "max_steps label_smoothing_factor average_tokens_across_devices neftune_noise_alpha auto_find_batch_size "
-        "eval_strategy eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object "
+        "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object "
         "eval_accumulation_steps prediction_loss_only include_for_metrics batch_eval_metrics "
-        "load_best_model_at_end metric_for_best_model greater_is_better label_names train_sampling_strategy "
+        "greater_is_better label_names train_sampling_strategy "
         "length_column_name remove_unused_columns logging_nan_inf_filter include_num_input_tokens_seen do_train "
         "do_eval do_predict debug skip_memory_metrics ignore_data_skip restore_callback_states_from_checkpoint "
         "torch_empty_cache_steps bf16_full_eval fp16_full_eval use_cache",
