@@ -78,7 +78,7 @@ def test_the_metric_and_its_direction():
 def test_the_final_value_is_that_of_the_last_tenth():
     rows = [{"update": n, "score": float(n)} for n in range(1, 31)]
     assert final_value(rows, "score") == 29  # of 28, 29 and 30
-    assert final_value([*rows, {"update": 31}], "score") == 29
+    assert final_value([*rows, {"update": 31}, {"update": 32, "score": math.nan}], "score") == 29
     assert final_value(rows, "loss") is None
 
 

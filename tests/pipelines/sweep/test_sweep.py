@@ -17,15 +17,19 @@ import pytest
 
 from kedge.config import load_config
 from kedge.errors import ConfigError, OutputError
+from kedge.inspect.sweeps import read_sweep
 from kedge.pipelines.sweep import main as sweep_main
 from kedge.pipelines.sweep import plan_trials, processes, run_sweep
 from kedge.pipelines.sweep.grid import Trial
 
 STAND_IN = """
-import json, pathlib, sys
+import json, os, pathlib, signal, sys
 out, score, seed = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 if score == 0.3:
     sys.exit("error: this setting cannot run")
+if score == 0.5:
+    print("ppo 3/20", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 out.mkdir()
 rows = [{"update": n, "reward/score_mean": score * n + seed, "objective/kl": n / 10} for n in range(1, 21)]
 (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
@@ -77,10 +81,17 @@ def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
 
 
 def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_sweep(trials("0.3", "0.1", seeds=1), "ppo", tmp_path / "sweep", num_processes=1)
-    assert result.failed == ["clip_range=0.3"]
-    assert "clip_range=0.3 failed: error: this setting cannot run" in capsys.readouterr().err
-    assert [row.interval is None for row in result.rows] == [False, True]
+    result = run_sweep(trials("0.3", "0.1", "0.5", seeds=1), "ppo", tmp_path / "sweep", num_processes=1)
+    assert result.failed == ["clip_range=0.3", "clip_range=0.5"]
+    printed = capsys.readouterr().err
+    assert "clip_range=0.3 failed: error: this setting cannot run" in printed
+    assert "clip_range=0.5 failed: killed by SIGKILL" in printed
+    assert [run.error for run in read_sweep(result.folder).runs] == [
+        "error: this setting cannot run",
+        None,
+        "killed by SIGKILL",
+    ]
+    assert [row.interval is None for row in result.rows] == [False, True, True]
     assert math.isnan(result.rows[0].interval.low)  # type: ignore[union-attr]
     json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
 

@@ -102,8 +102,9 @@ def choose_goal(stage: str, rows: Sequence[Mapping[str, Any]], metric: str | Non
 
 
 def final_value(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    """The mean of a metric over the last tenth of the rows that have it; None if none has."""
-    values = [float(row[metric]) for row in rows if isinstance(row.get(metric), (int, float))]
+    """The mean of a metric over the last tenth of the rows with a finite value of it; None if none has one."""
+    numbers = [float(row[metric]) for row in rows if isinstance(row.get(metric), (int, float))]
+    values = [number for number in numbers if math.isfinite(number)]
     return mean(values[-math.ceil(LAST_SHARE * len(values)) :]) if values else None
 
 

@@ -26,7 +26,7 @@ class SweptRun:
         values: The values of the swept fields, as on the command line.
         seed: Its `runtime.seed`.
         folder: Its folder, which may not exist yet.
-        error: The last line that it printed, if it failed; else None.
+        error: Why it failed: the last line that it printed, or the signal that ended it; None if it did not fail.
     """
 
     name: str
@@ -92,7 +92,8 @@ def read_sweep(folder: Path) -> Sweep:
     path = folder / SWEEP_FILE
     try:
         content = json.loads(path.read_bytes())
-        failed = set(content.get("failed", ()))
+        errors = {str(name): str(error) for name, error in content.get("errors", {}).items()}
+        failed = {**dict.fromkeys(content.get("failed", ()), ""), **errors}
         runs = [_run(folder, each, failed) for each in content["runs"]]
         stage = str(content["stage"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -104,14 +105,15 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log, which is the error of a run that failed."""
+    """The last line of a log, which is the error of a run that failed by itself."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return (lines[-1] if lines else "it printed nothing")[:MOST_ERROR]
 
 
-def _run(folder: Path, content: Mapping[str, Any], failed: set[str]) -> SweptRun:
+def _run(folder: Path, content: Mapping[str, Any], failed: Mapping[str, str]) -> SweptRun:
     name = str(content["name"])
     values = {str(field): str(value) for field, value in content["values"].items()}
-    error = last_line(folder / "logs" / f"{name}.log") if name in failed else None
+    # Sweeps of earlier versions name the runs that failed without the reason.
+    error = (failed[name] or last_line(folder / "logs" / f"{name}.log")) if name in failed else None
     return SweptRun(name, values, int(content["seed"]), folder / name, error)

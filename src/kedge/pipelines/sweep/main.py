@@ -6,6 +6,7 @@ Running the same command again continues the sweep: finished runs are kept, inte
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def run_sweep(
     _write(folder, content)
     settings = len({trial.label for trial in trials})
     say(f"{len(trials)} runs ({settings} settings × {len(trials) // settings} seeds), {count} at a time, in {folder}")
-    failed: list[str] = []
+    errors: dict[str, str] = {}
     with Progress("sweep", total=len(trials)) as progress:
         done = 0
 
@@ -85,13 +86,13 @@ def run_sweep(
             nonlocal done
             done += 1
             if exit_code:
-                failed.append(trial.name)
-                _write(folder, {**content, "failed": failed})
-                progress.say(f"{trial.name} failed: {last_line(folder / 'logs' / f'{trial.name}.log')}")
+                errors[trial.name] = _error(exit_code, folder / "logs" / f"{trial.name}.log")
+                _write(folder, {**content, "failed": list(errors), "errors": errors})
+                progress.say(f"{trial.name} failed: {errors[trial.name]}")
             progress.update(done)
 
         run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
-    return _finish(folder, content, failed)
+    return _finish(folder, {**content, "failed": list(errors), "errors": errors})
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
@@ -118,7 +119,15 @@ def _described(trial: Trial) -> dict[str, Any]:
     return {"name": trial.name, "values": dict(trial.values), "seed": trial.seed}
 
 
-def _finish(folder: Path, content: Mapping[str, Any], failed: Sequence[str]) -> SweepResult:
+def _error(exit_code: int, log: Path) -> str:
+    """Why a trial failed; the last line of one that was killed is no error."""
+    if exit_code >= 0:
+        return last_line(log)
+    known = {each.value: each.name for each in signal.Signals}
+    return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+
+
+def _finish(folder: Path, content: Mapping[str, Any]) -> SweepResult:
     """Compare the finished runs, save and print the results, and write the report."""
     sweep = read_sweep(folder)
     finished = {run.name: read_metrics(run.folder) for run in sweep.runs if (run.folder / FINISHED_FILE).is_file()}
@@ -127,13 +136,12 @@ def _finish(folder: Path, content: Mapping[str, Any], failed: Sequence[str]) -> 
         raise KedgeError(f"no run of the sweep has finished; see {folder / 'logs'}")
     goal = choose_goal(sweep.stage, rows, sweep.metric, sweep.goal)
     results = compare(sweep.settings, finished, goal)
-    saved = {**content, **asdict(goal), "failed": list(failed), "results": [_as_json(row) for row in results]}
-    _write(folder, saved)
+    _write(folder, {**content, **asdict(goal), "results": [_as_json(row) for row in results]})
     _print(results, goal)
     best = next(run for run in results[0].setting.runs if run.name in finished)
     say(f"Best: {best.folder / 'model'}")
     say(f"Report: {write_report([folder], advice=field_advice)}")
-    return SweepResult(folder, goal, results, failed)
+    return SweepResult(folder, goal, results, content["failed"])
 
 
 def _print(results: Sequence[Row], goal: Goal) -> None:

@@ -64,9 +64,12 @@ const resultsTable = data => {
       el("span", {}, el("b", {}, format(settings[at].value, 3)), between(settings[at])), ...(withKl ? [format(settings[at].kl, 3)] : []), seedsOf(settings[at])]), [], true);
 };
 
-const trialsTable = ({ sweep }) => table(["run", "state", "update", sweep.metric ?? "result", "KL"], sweep.trials.map(trial => [
-  [el("span", { class: "swatch", style: { background: `var(--${colorName(sweep.settings[trial.setting].color)})` } }), trial.name],
-  el("span", { class: `badge ${trial.state}` }, trial.state), trial.update ? count(trial.update) : "–", format(trial.value, 3), format(trial.kl, 3)]), [], true);
+const trialsTable = ({ sweep }) => {
+  const withKl = sweep.trials.some(trial => known(trial.kl));
+  return table(["run", "state", "update", sweep.metric ?? "result", ...(withKl ? ["KL"] : [])], sweep.trials.map(trial => [
+    [el("span", { class: "swatch", style: { background: `var(--${colorName(sweep.settings[trial.setting].color)})` } }), trial.name],
+    el("span", { class: `badge ${trial.state}` }, trial.state), trial.update ? count(trial.update) : "–", format(trial.value, 3), ...(withKl ? [format(trial.kl, 3)] : [])]), [], true);
+};
 
 const failures = ({ sweep }) => {
   const failed = sweep.trials.filter(trial => trial.error !== null);
