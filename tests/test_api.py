@@ -291,6 +291,13 @@ def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):
     assert [path.name for path in out.iterdir()] == ["notes"]
 
 
+def test_saving_a_loaded_model_draws_no_progress_bar(models, tmp_path, capfd):
+    policy = loaded(models / "policy", "policy")
+    capfd.readouterr()
+    policy.save(tmp_path / "saved")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_callbacks_see_every_update_and_can_stop_the_run(models, tmp_path):
     seen: list[kedge.Update] = []
 

@@ -228,6 +228,16 @@ def test_the_command_line_imports_no_torch() -> None:
     assert result.stdout.strip() == "set()"
 
 
+def test_nothing_is_collected_at_the_exit_because_that_takes_long_with_torch() -> None:
+    cycle = "class Cycle:\n    def __del__(self): print('collected')\ncycle = Cycle(); cycle.self = cycle; del cycle"
+    code = (
+        f"import gc, sys; gc.disable()\n{cycle}\nfrom kedge.cli import main; sys.argv = ['kedge', '--version']; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("kedge ")
+    assert "collected" not in result.stdout
+
+
 def test_the_real_command() -> None:
     command = [sys.executable, "-m", "kedge"]
     helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from kedge.config import choose_output
 from kedge.errors import ConfigError, ModelError
+from kedge.models.pretrained import quiet_transformers
 from kedge.output import IN_MEMORY_FOLDER, is_run, writing
 from kedge.rewards import RewardTerm
 
@@ -64,8 +65,9 @@ class LoadedModel:
             ModelError: transformers refuses.
         """
         try:
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            with quiet_transformers():
+                self.model.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
         except Exception as error:  # whatever a model's own code raises
             raise ModelError(f"a {type(self.model).__name__} cannot be saved: {error}") from error
 

@@ -1,5 +1,7 @@
 """The `kedge` command. Pipelines are imported only when they run, so that `--help` is instant."""
 
+import atexit
+import gc
 import sys
 from typing import Annotated
 
@@ -42,6 +44,9 @@ def _root(
 def main() -> None:
     """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
     mark_command_line()
+    # At its exit, Python collects garbage several times. With torch and transformers loaded, that takes a second, and
+    # many when memory is short, although the process ends anyway. Nothing in the frozen generation is collected.
+    atexit.register(gc.freeze)
     try:
         app()
     except KedgeError as error:

@@ -169,11 +169,15 @@ def _iterate_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
+    from kedge.hub import hub_fault  # slow to import, like datasets
+
+    if (fault := hub_fault(repository, "dataset")) is not None:
+        raise DataError(f"{name!r}: no such file or folder; {fault}")
     import datasets
 
     try:
         dataset = datasets.load_dataset(repository, config, split=split)
-    except Exception as error:  # as above, and network errors
+    except Exception as error:  # as for saved data sets, and network errors
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"{name!r} is not a local file and cannot be read from the Hugging Face Hub: {reason}"

@@ -16,7 +16,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
-from kedge.models.hub import check_hub_id
+from kedge.hub import hub_fault
 from kedge.models.run_models import find_model
 
 __all__ = [
@@ -71,7 +71,8 @@ def check_source(source: str | Path) -> str:
         )
     if os.path.isdir(folder):
         return folder
-    check_hub_id(str(source))
+    if (fault := hub_fault(str(source), "model")) is not None:
+        raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
     return str(source)
 
 

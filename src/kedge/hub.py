@@ -1,0 +1,63 @@
+"""Whether a name that is no local path can be on the Hugging Face Hub, found out within seconds."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+__all__ = ["RepositoryKind", "hub_fault"]
+
+RepositoryKind = Literal["model", "dataset"]
+
+PROBE_SECONDS = 5.0
+"""Time limit of the request; transformers and datasets alone try six times over 23 seconds."""
+
+PROBED_FILES: dict[RepositoryKind, str] = {"model": "config.json", "dataset": "README.md"}
+"""The file that the libraries ask for first."""
+
+
+@cache
+def hub_fault(name: str, kind: RepositoryKind) -> str | None:
+    """Why a name cannot be loaded: not an id, or neither in the local cache nor reachable; None if it may be there.
+
+    An answer of the hub, whatever it says, is left to the library that loads it.
+    """
+    file = PROBED_FILES[kind]
+    try:
+        if isinstance(try_to_load_from_cache(name, file, repo_type=kind), str):
+            return None
+    except HFValidationError:
+        return "not a hub id (org/name)"
+    if kind == "dataset" and _in_datasets_cache(name):
+        return None
+    if "/" not in name:
+        return "a hub id has the form org/name"
+    if constants.HF_HUB_OFFLINE:
+        return "not in the cache, and HF_HUB_OFFLINE is set"
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=kind), timeout=PROBE_SECONDS)
+    except (HfHubHTTPError, EntryNotFoundError):
+        return None
+    except Exception as error:  # the network: errors of httpx, ssl and the socket
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"the Hugging Face Hub cannot be reached ({reason})"
+    return None
+
+
+def _in_datasets_cache(name: str) -> bool:
+    """Whether `datasets` has prepared this data set before. It is slow to import, and has a cache of its own.
+
+    Its folder is `org___name`, with the name in snake case: compared without underscores and case.
+    """
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
+    wanted = _plain(name.replace("/", "___"))
+    return folder.is_dir() and any(_plain(entry.name) == wanted for entry in folder.iterdir() if entry.is_dir())
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
