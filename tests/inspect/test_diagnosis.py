@@ -76,7 +76,7 @@ def test_the_exit_code_is_1_for_serious_findings_only(
     assert ("docs/doctor.md#" in capsys.readouterr().out) == bool(metrics)
     assert command(folder, "--json", monkeypatch=monkeypatch) == code
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["findings", "checks", "not_judged", "verdict"]
+    assert list(printed) == ["findings", "checks", "not_judged", "verdict", "ended_early"]
     assert printed["findings"] == [finding.as_json() for finding in kedge.doctor(folder)]
 
 

@@ -14,11 +14,14 @@ import yaml
 
 from kedge.errors import DataError
 from kedge.logs.details import DETAILS_FILE
+from kedge.logs.evaluations import EVALUATIONS_FILE
 from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.logs.phases import JUDGING
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import (
+    BEST_FILE,
+    CHECKPOINTS,
     CONFIG_FILE,
     DATA_FILE,
     FINISHED_FILE,
@@ -27,6 +30,7 @@ from kedge.output import (
     PROGRESS_FILE,
     RESPONSES_FILE,
     ROLES_FILE,
+    best_checkpoint,
 )
 
 __all__ = [
@@ -63,6 +67,9 @@ class RunRecord:
         details: Rows of `details.jsonl`: distributions per update.
         samples: Rows of `samples.jsonl`.
         incidents: Rows of `incidents.jsonl`.
+        evaluations: Rows of `evaluations.jsonl`: the evaluations on held-out prompts during PPO.
+        best: `update`, `metric` and `value` of the best update; empty if the run marks none.
+        is_best_kept: Whether the best update's checkpoint exists.
         roles: `roles.json`: the size of each model, by role.
         data: `data.json`: by role (`demonstrations`, `comparisons`, `prompts`, `pretraining`) an object with `sources`,
             `rows`, `used`, `held_out`, `cut`, `dropped` (counts by reason), `notes` and `line`, the same in words.
@@ -79,6 +86,9 @@ class RunRecord:
     details: Sequence[dict[str, Any]] = ()
     samples: Sequence[dict[str, Any]] = ()
     incidents: Sequence[dict[str, Any]] = ()
+    evaluations: Sequence[dict[str, Any]] = ()
+    best: Mapping[str, Any] = field(default_factory=dict)
+    is_best_kept: bool = False
     roles: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     progress: Sequence[dict[str, Any]] = ()
@@ -95,6 +105,11 @@ class RunRecord:
     def has_updates(self) -> bool:
         """Whether the stage trains in updates; `evaluate` and `generate` do not."""
         return self.stage not in RESULTS
+
+    @property
+    def ended_early(self) -> str:
+        """Why the run ended before its last update: patience, a bound on the KL, a callback; empty if it did not."""
+        return str(self.summary.get("ended") or "")
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; None if the run's configuration lacks it."""
@@ -177,6 +192,9 @@ def build_record(
         details=details,
         samples=samples,
         incidents=incidents,
+        evaluations=_rows(folder / EVALUATIONS_FILE),
+        best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
+        is_best_kept=best_checkpoint(folder) is not None,
         roles=read_json_object(folder / ROLES_FILE),
         data=read_json_object(folder / DATA_FILE),
         progress=progress,

@@ -127,6 +127,14 @@ def test_findings_are_printed_in_full_and_without_control_characters() -> None:
     assert "\x1b" not in one_line(finding)
 
 
+def test_why_a_run_ended_early_is_told() -> None:
+    text = io.StringIO()
+    ended = examine(replace(JUDGED_RUN, summary={"ended": "the KL is 21"}))
+    print_examinations({"runs/ppo": ended}, Console(file=text, width=200))
+    assert text.getvalue().splitlines()[1] == "ended early: the KL is 21"
+    assert ended.as_json()["ended_early"] == "the KL is 21"
+
+
 def test_a_healthy_run_has_no_problems() -> None:
     text = io.StringIO()
     print_examinations({"runs/ppo": examine(JUDGED_RUN)}, Console(file=text, width=200))
@@ -202,7 +210,7 @@ def test_examinations_of_several_runs_are_merged() -> None:
     merged = merge(parts)
     assert merged.num_checks == sum(part.num_checks for part in parts)
     assert [finding.severity for finding in merged.findings] == ["serious"] * 2 + ["warning"] * 2
-    assert list(merged.as_json()) == ["findings", "checks", "not_judged", "verdict"]
+    assert list(merged.as_json()) == ["findings", "checks", "not_judged", "verdict", "ended_early"]
 
 
 def test_the_suggested_learning_rate_follows_from_the_size_of_the_first_update() -> None:

@@ -38,7 +38,9 @@ LONGEST_WAIT = 20_000
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
     runs = [
-        ReportedRun("with <i>KL</i>", ppo_record(samples=samples), [FINDING]),
+        ReportedRun(
+            "with <i>KL</i>", ppo_record(samples=samples, evaluations=[{"update": 4, "eval/score": 2.0}]), [FINDING]
+        ),
         ReportedRun("without", ppo_record(), []),
         ReportedRun("reward", reward_record(), []),
     ]
@@ -92,7 +94,7 @@ def wait_for_chart(page: Any, title: str) -> Any:
 def test_every_section_is_drawn_and_nothing_is_markup(page):
     # At the load event, and without scrolling: a picture of the page is whole.
     assert page.locator(".js-plotly-plot").count() == page.locator("details[open] .plot, #verdict .plot").count() > 20
-    assert page.locator("main > section:visible").count() == 7
+    assert page.locator("main > section:visible").count() == 8
     assert page.locator("main img, main b b, main script, main i:not(.scale i)").count() == 0
     playwright.expect(page.locator("h2", has_text="with <i>KL</i>").first).to_be_visible()
     playwright.expect(page.locator(".finding")).to_contain_text("<b>35 nats</b>")

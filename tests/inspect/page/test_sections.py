@@ -14,6 +14,7 @@ from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.cost import cost
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.frontier import frontier
+from kedge.inspect.page.held_out import held_out
 from kedge.inspect.page.panels import find_panels
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
@@ -228,13 +229,48 @@ def test_the_policys_scores_are_those_of_its_first_and_last_update():
 EMPTY = RunRecord(ppo_record().folder, facts={"stage": "ppo"})
 
 
-SECTIONS = (partial(shown_responses, most_bytes=100), clipping, frontier, cost, reward_model, policy_scores)
+SECTIONS = (partial(shown_responses, most_bytes=100), clipping, frontier, cost, reward_model, policy_scores, held_out)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_without_data_says_why_unless_its_stage_has_none(section):
     assert section(EMPTY)["empty"].endswith(".") or section is reward_model
     assert section is cost or section(replace(EMPTY, facts={"stage": "sft"}))["empty"] == ""
+
+
+EVALUATIONS = [
+    {"update": update, "eval/score": score, "eval/win_rate": win_rate, "eval/score/gold": -score}
+    for update, score, win_rate in ((0, 1.0, 0.5), (4, 3.0, 0.75), (8, 3.5, 0.75), (10, 0.25, math.nan))
+]
+
+
+def test_held_out_evaluations_with_the_best_one_marked():
+    best = {"update": 8, "metric": "eval/score/gold", "value": -3.5}
+    found = held_out(ppo_record(evaluations=EVALUATIONS, best=best, is_best_kept=True))
+    assert [column["label"] for column in found["columns"]] == ["score", "win rate", "score/gold"]
+    assert [row["values"] for row in found["rows"]][-1] == [0.25, None, -0.25]
+    assert [row["update"] for row in found["rows"] if row["is_best"]] == [8]
+    kept = "The best eval/score/gold is −3.5, after update 8. The checkpoint is kept: story@best is its model."
+    assert found["sentence"] == kept
+
+
+def test_without_a_marked_evaluation_the_first_with_the_best_win_rate_counts():
+    found = held_out(ppo_record(evaluations=EVALUATIONS))
+    assert found["sentence"] == "The best eval/win_rate is 0.75, after update 4. The checkpoint is not kept."
+
+
+def test_of_many_evaluations_the_best_is_always_shown():
+    many = [{"update": update, "eval/score": -abs(update - 33.0)} for update in range(400)]
+    found = held_out(ppo_record(evaluations=many))
+    assert [row["update"] for row in found["rows"] if row["is_best"]] == [33]
+    assert (len(found["rows"]), found["left_out"]) == (41, 359)
+
+
+def test_why_a_run_ended_early_is_told():
+    ended = ppo_record(summary={"ended": "the KL is -1"}, config={**CONFIG, "ppo": {"num_updates": 20}})
+    beginning, *_, last = describe_run(ended)
+    assert beginning.startswith("PPO ran 5 of 20 updates (")
+    assert last == "It ended early: the KL is −1."
 
 
 def finding(rule: str, severity: str, seen: str, field: str = "") -> dict[str, str]:

@@ -75,6 +75,13 @@ def test_a_run_that_died_and_one_that_finished(tmp_path):
     assert "■ finished" in drawn(snapshot_of(folder))
 
 
+def test_a_run_that_ended_early_says_why(tmp_path):
+    folder = begin(tmp_path / "run")
+    add(folder, "metrics.jsonl", metrics(1))
+    (folder / "finished.json").write_text('{"ended": "the KL is 21"}')
+    assert "ended early: the KL is 21" in drawn(snapshot_of(folder))
+
+
 def test_a_run_without_a_row_yet(tmp_path):
     text = drawn(snapshot_of(begin(tmp_path / "run")))
     assert "no metrics yet" in text

@@ -23,6 +23,7 @@ class Examination:
         gaps: The rules that could not, and why; those for other stages or settings are left out.
         unjudged: The reasons, in one line; empty without gaps.
         until: ` so far` or ` before it stopped`, for a run that has not finished.
+        ended_early: Why the run ended before its last update; empty if it did not.
     """
 
     findings: tuple[Finding, ...]
@@ -30,6 +31,7 @@ class Examination:
     gaps: tuple[Gap, ...] = ()
     unjudged: str = ""
     until: str = ""
+    ended_early: str = ""
 
     @property
     def is_clean(self) -> bool:
@@ -62,6 +64,7 @@ class Examination:
             "checks": self.num_checks,
             "not_judged": [{"rule": gap.rule, "why": gap.why} for gap in self.gaps],
             "verdict": self.verdict,
+            "ended_early": self.ended_early,
         }
 
 
@@ -76,4 +79,5 @@ def merge(parts: Iterable[Examination]) -> Examination:
         sum(each.num_checks for each in examined),
         tuple(gap for each in examined for gap in each.gaps),
         "; ".join(dict.fromkeys(each.unjudged for each in examined if each.unjudged)),
+        ended_early="; ".join(each.ended_early for each in examined if each.ended_early),
     )

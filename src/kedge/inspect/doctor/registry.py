@@ -109,6 +109,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         tuple(gaps),
         gaps_in_words(record, gaps),
         UNTIL.get(record.state, ""),
+        record.ended_early,
     )
 
 

@@ -32,6 +32,8 @@ def print_examinations(examined: Mapping[str, Examination], console: Console) ->
     """
     for name, examination in examined.items():
         console.print(Text(printable(f"{'✓ ' if examination.is_clean else ''}{name}: {examination.verdict}")))
+        if examination.ended_early:
+            console.print(Text(printable(f"ended early: {examination.ended_early}")))
     for finding in sorted((each for one in examined.values() for each in one.findings), key=severity_rank):
         console.print()
         console.print(Text.assemble((finding.severity, STYLES[finding.severity]), "  ", (finding.rule, "bold")))

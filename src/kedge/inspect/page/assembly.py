@@ -14,6 +14,7 @@ from kedge.inspect.page.evaluation import evaluation
 from kedge.inspect.page.findings import grouped_findings
 from kedge.inspect.page.frontier import FrontierPoint, frontier
 from kedge.inspect.page.generation import generation
+from kedge.inspect.page.held_out import held_out
 from kedge.inspect.page.judge_agreement import judge_agreement
 from kedge.inspect.page.panels import PANELS, find_panels
 from kedge.inspect.page.responses import shown_responses
@@ -126,6 +127,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "samples": shown_responses(record, most_bytes=most_bytes),
         "clipping": clipping(record),
         "frontier": frontier(record, run.frontier),
+        "held_out": held_out(record),
         "cost": cost(record),
         "reward_models": [{"name": name, **reward_model(trained)} for name, trained in models.items()],
         "evaluation": evaluation(record, most_bytes=most_bytes),

@@ -11,7 +11,7 @@ from kedge.inspect.page.curves import items_per_update
 from kedge.inspect.page.evaluation import describe_evaluation
 from kedge.inspect.page.generation import describe_generation
 from kedge.inspect.page.numbers import mean_of, noise, numbers_of, rounded
-from kedge.inspect.page.wording import figure
+from kedge.inspect.page.wording import figure, typographic
 from kedge.inspect.record import RunRecord
 
 __all__ = ["describe_run", "first_and_last"]
@@ -103,18 +103,19 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def describe_run(record: RunRecord) -> list[str]:
-    """One or two sentences about the run."""
+    """One or two sentences about the run, and a third if it ended early."""
     if record.stage == "evaluate":
         return describe_evaluation(record)
     if record.stage == "generate":
         return describe_generation(record)
     if not record.metrics:
         return [f"{_progress(record)}.", "No metrics yet."]
+    ended = [f"It ended early: {typographic(record.ended_early)}."] if record.ended_early else []
     if record.stage == "ppo":
-        return [_reward_sentence(record), _behavior_sentence(record)]
+        return [_reward_sentence(record), _behavior_sentence(record), *ended]
     if record.stage == "reward":
-        return [_loss_sentence(record), _accuracy_sentence(record)]
-    return [_loss_sentence(record), _held_out_sentence(record)]
+        return [_loss_sentence(record), _accuracy_sentence(record), *ended]
+    return [_loss_sentence(record), _held_out_sentence(record), *ended]
 
 
 def _ends(record: RunRecord, metric: str) -> Ends | None:
@@ -149,7 +150,7 @@ def _progress(record: RunRecord) -> str:
         return f"{name} stopped after {step} {count:,}{of}"
     each = items_per_update(record)
     responses = f", {count * each:,} responses" if each and record.stage == "ppo" else ""
-    return f"{name} ran {count:,} {step}s ({duration(_seconds(record))}{responses})"
+    return f"{name} ran {count:,}{of if record.ended_early else ''} {step}s ({duration(_seconds(record))}{responses})"
 
 
 def _seconds(record: RunRecord) -> float:
