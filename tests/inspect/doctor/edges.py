@@ -412,6 +412,8 @@ EDGES: list[Edge] = [
     Edge("dead_critic", SILENT, synthetic_run(7, {"value/explained_variance": [-0.5] * 4 + [0.0] * 3})),
     Edge("dead_critic", SILENT, synthetic_run(7, {"value/explained_variance": [-0.5] * 7}, state="running")),
     Edge("dead_critic", WARNING, critic(50)),
+    Edge("dead_critic", NOTE, synthetic_run(50, {"value/explained_variance": [0.049] * 50})),
+    Edge("dead_critic", SILENT, synthetic_run(50, {"value/explained_variance": [0.051] * 50})),
     Edge("dead_critic", NOTE, critic(49)),
     *metrics(
         "reward_saturated",

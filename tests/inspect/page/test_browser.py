@@ -122,6 +122,15 @@ def test_hovering_over_a_curve_shows_its_values(page):
     playwright.expect(label).to_contain_text("3")
 
 
+def until(page: Any, condition: str) -> None:
+    """Wait for a condition. `wait_for_function` would evaluate it inside the page, whose policy forbids that."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(condition)
+
+
 def test_axis_runs_and_zoom_are_shared_by_all_charts(page):
     score, entropy = wait_for_chart(page, "Score"), wait_for_chart(page, "Entropy")
 
@@ -133,9 +142,9 @@ def test_axis_runs_and_zoom_are_shared_by_all_charts(page):
     toggle.click()
     playwright.expect(toggle).to_have_attribute("aria-pressed", "false")
     score.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('#curves .plot[data-drawn]').data.length === 1")
+    until(page, "document.querySelector('#curves .plot[data-drawn]').data.length === 1")
     page.get_by_role("radio", name="Responses").check()
-    page.wait_for_function("document.querySelector('#curves .plot[data-drawn]').data[0].x[0] === 8")
+    until(page, "document.querySelector('#curves .plot[data-drawn]').data[0].x[0] === 8")
     box = score.locator(".nsewdrag").bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 20)
     page.mouse.down()

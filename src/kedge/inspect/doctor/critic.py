@@ -19,6 +19,10 @@ BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
 learned the mean. The demo's is off by 0.6 after three updates and by 0.1 at the end."""
 
+USELESS = 0.05
+"""Explained variance up to which a critic is not worth its cost. Late means of runs like the demo's lie between −0.1
+and 0.05, so a limit of 0 would decide by chance."""
+
 HARMFUL = -1.0
 """Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
 down to −0.7."""
@@ -94,7 +98,7 @@ def _dead(run: RunRecord) -> Symptom | None:
     critic = _critic(run)
     if critic is None:
         return _below_zero(run)
-    if critic.explained > 0.0 and critic.bias < BIASED:
+    if critic.explained > USELESS and critic.bias < BIASED:
         return None
     constant = critic.values_std is not None and critic.values_std < CONSTANT
     serious = critic.bias >= BIASED or critic.explained < HARMFUL or constant
@@ -103,7 +107,8 @@ def _dead(run: RunRecord) -> Symptom | None:
         seen += f"; the mean value is {fmt(critic.bias)} standard deviations away from the mean return"
     if constant:
         seen += "; the values are nearly constant"
-    severity = "serious" if serious else "warning" if critic.updates >= TRAINED else "note"
+    worse = critic.explained <= 0.0 and critic.updates >= TRAINED
+    severity = "serious" if serious else "warning" if worse else "note"
     noisy = critic.explained < NOISY and critic.bias < BIASED
     return Symptom(severity, seen, tuple(_train_critic_less(run) if noisy else _train_critic_more(run)))
 
@@ -242,8 +247,8 @@ VALUE_CLIP_BINDING = Rule(
 
 DEAD_CRITIC = Rule(
     "dead_critic",
-    "The critic predicts no better than a constant, or worse. The advantages are then little more than the raw score, "
-    "with all its noise, on every token.",
+    "The critic predicts hardly better than a constant, or worse. The advantages are then little more than the raw "
+    "score, with all its noise, on every token.",
     CRITIC_METRICS,
     _dead,
     Needs(NEEDED, MIN_TREND),
