@@ -106,20 +106,20 @@ RELIABILITY = (
     Mutation(
         "boundary-not-remembered",
         "training/checkpoint/resume.py",
-        "            self._remember()\n            if self._is_best",
+        "            self._run_state.remember()\n            if self._is_best",
         "            if self._is_best",
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(
         "interrupted-step-saved",
         "training/checkpoint/resume.py",
-        "or self._is_changing or",
-        "or",
+        "if self._is_changing or not",
+        "if not",
         f"{KEEPER}::test_half_a_step_is_never_saved",
     ),
     Mutation(
         "logs-not-synced",
-        "training/checkpoint/resume.py",
+        "training/checkpoint/run_state.py",
         "            log.sync()\n",
         "            pass\n",
         f"{KEEPER}::test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them",
@@ -177,7 +177,7 @@ RELIABILITY = (
     ),
     Mutation(
         "moments-not-rolled-back",
-        "training/checkpoint/resume.py",
+        "training/checkpoint/run_state.py",
         '        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])\n',
         "",
         f"{GUARDING}::test_after_a_broken_step_the_weights_are_those_before_or_the_newest_checkpoints[rollback-2-shared]",

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from kedge.errors import DataError, OutputError
-from kedge.training.checkpoint import resume as resume_module
-from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
+from kedge.training.checkpoint import run_state as state_module
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.stopping import Stopping
@@ -125,7 +126,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_ends_between_two_steps(tmp_pat
 
 def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path, monkeypatch):
     order: list[str] = []
-    save = resume_module.save_checkpoint
+    save = state_module.save_checkpoint
 
     class Log:
         def sync(self) -> None:
@@ -135,7 +136,7 @@ def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path
         order.append(f"checkpoint {what['update']}")
         return save(folder, **what)
 
-    monkeypatch.setattr(resume_module, "save_checkpoint", note)
+    monkeypatch.setattr(state_module, "save_checkpoint", note)
     run = Walk(tmp_path, every=1)
     run.loop.sync_before_saving(Log())
     walk(run, 3)

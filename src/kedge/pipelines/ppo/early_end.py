@@ -7,7 +7,7 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.training.checkpoint.best import BestUpdate
-from kedge.training.checkpoint.resume import Stateful
+from kedge.training.checkpoint.run_state import Stateful
 
 __all__ = ["EarlyEnd"]
 

@@ -19,7 +19,7 @@ from kedge.pipelines.ppo.log import PpoLog
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses, score_rollout
-from kedge.training.checkpoint.resume import Stateful
+from kedge.training.checkpoint.run_state import Stateful
 from kedge.training.checkpoint.state import random_state, restore_random_state
 from kedge.training.controllers import Coefficients
 from kedge.training.runtime import stream_seed

@@ -31,7 +31,8 @@ from kedge.runs.load_rewards import Rewards
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
-from kedge.training.checkpoint.resume import CheckpointedLoop, TrainingState
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]

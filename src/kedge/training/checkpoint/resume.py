@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from kedge.errors import DataError, NumericsError, OutputError
-from kedge.output import BEST_FILE, replace_file
+from kedge.errors import OutputError
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.run_state import Log, RunState, TrainingState
 from kedge.training.checkpoint.save_schedule import SaveSchedule
-from kedge.training.checkpoint.state import (
-    module_tensors,
-    optimizer_state,
-    random_state,
-    restore_module,
-    restore_optimizer,
-    restore_random_state,
-)
-from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
+from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.stopping import Stopping
 
-__all__ = ["CheckpointedLoop", "Log", "PlainLoop", "Stateful", "TrainingState"]
-
-
-class Stateful(Protocol):
-    """State of a run that is saved and restored, besides weights and optimizer."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON types."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> object:
-        """Restore a `state_dict`."""
-        ...
-
-
-class Log(Protocol):
-    """An append-only log file."""
-
-    def sync(self) -> None:
-        """Flush all rows to the disk."""
-        ...
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """Everything that changes during a run.
-
-    Attributes:
-        modules: The trained modules, by name.
-        optimizer: The optimizer of all their parameters.
-        parts: Everything else, by name: data streams, coefficients, the guard's history.
-    """
-
-    modules: Mapping[str, nn.Module]
-    optimizer: Optimizer
-    parts: Mapping[str, Stateful] = field(default_factory=dict)
+__all__ = ["CheckpointedLoop", "PlainLoop"]
 
 
 class CheckpointedLoop:
@@ -109,22 +60,19 @@ class CheckpointedLoop:
         keep_last: bool = False,
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._folder, self._kind, self._fingerprint = folder, kind, fingerprint
-        self._schedule, self._keep, self._stop, self._found = schedule, keep, stop, found
-        self._model, self.best, self._keep_last, self._warn = model, best, keep_last, warn
-        self._is_best = False
-        self.ended: str | None = None
+        self._run_state = RunState(
+            folder, kind=kind, fingerprint=fingerprint, keep=keep, found=found, model=model, best=best
+        )
+        self._schedule, self._stop, self._keep_last, self._warn = schedule, stop, keep_last, warn
+        self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
-        self._saved_at = found.update if found else None
-        self._logs: Sequence[Log] = ()
-        self._state: TrainingState | None = None
-        self._boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]] | None = None
-        self._is_changing = False
+        self.best = best
+        self.ended: str | None = None
         self.done = found.update if found else 0
 
     def sync_before_saving(self, *logs: Log) -> None:
         """Flush these logs before each save, so that a checkpoint never refers to rows that are not on the disk."""
-        self._logs = logs
+        self._run_state.logs = logs
 
     def restore(self, state: TrainingState) -> None:
         """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
@@ -132,19 +80,7 @@ class CheckpointedLoop:
         Raises:
             DataError: The checkpoint does not fit the run.
         """
-        self._state = state
-        if self._found is None:
-            return
-        self._load_weights(state, self._found)
-        progress = self._found.state["progress"]
-        for name in sorted(state.parts.keys() - progress.keys()):
-            raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
-        for name, part in state.parts.items():
-            part.load_state_dict(progress[name])
-        if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
-            self.best.load_state_dict(progress["best"])
-            self._point_at_best()
-        restore_random_state(self._found.tensors("random"), self._found.state["random"])
+        self._run_state.restore(state)
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
         """Restore weights and optimizer from the newest valid checkpoint; keep data streams and coefficients.
@@ -155,12 +91,8 @@ class CheckpointedLoop:
         Raises:
             NumericsError: There is no valid checkpoint.
         """
-        assert self._state is not None, "restore first"
         self.begin_changes()
-        found = newest_valid(self._folder, on_rejected=on_rejected)
-        if found is None:
-            raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
-        self._load_weights(self._state, found)
+        self._run_state.restore_weights(on_rejected=on_rejected)
 
     def steps(self, num_steps: int, until: Callable[[], str | None] = lambda: None) -> Iterator[int]:
         """Yield the numbers of the remaining steps, counted from 1; save or stop between steps.
@@ -173,7 +105,7 @@ class CheckpointedLoop:
             KeyboardInterrupt, Terminated: The run was interrupted; the state after the last step is saved.
             OutputError: A checkpoint cannot be written.
         """
-        self._remember()
+        self._run_state.remember()
         for step in range(self.done + 1, num_steps + 1):
             self._stop.raise_if_requested()
             if self.done > 0 and (reason := self._asked_to_end or until()) is not None:
@@ -182,7 +114,7 @@ class CheckpointedLoop:
                 break
             yield step
             self.done, self._is_changing = step, False
-            self._remember()
+            self._run_state.remember()
             if self._is_best or (self._schedule.is_due(step) and step < num_steps):
                 self.save()
         self._stop.raise_if_requested()
@@ -199,7 +131,7 @@ class CheckpointedLoop:
             return
         if step == self.done:  # the start
             self.save()
-            self._point_at_best()
+            self._run_state.point_at_best()
         else:
             self._is_best = True
 
@@ -208,7 +140,7 @@ class CheckpointedLoop:
         return {
             "updates": self.done,
             **({} if self.ended is None else {"ended": self.ended}),
-            **({} if self.best is None or self._kept is None else {"best": self.best.summary()}),
+            **({} if self.best is None or self._run_state.kept is None else {"best": self.best.summary()}),
         }
 
     def begin_changes(self) -> None:
@@ -217,26 +149,9 @@ class CheckpointedLoop:
 
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
-        if self._state is None or self._boundary is None or self._is_changing or self._saved_at == self.done:
+        if self._is_changing or not self._run_state.save(self.done):
             return
-        for log in self._logs:
-            log.sync()
-        progress, streams, generators = self._boundary
-        moments, groups = optimizer_state(self._state.optimizer)
-        tensors = {name: module_tensors(module) for name, module in self._state.modules.items()}
-        save_checkpoint(
-            self._folder,
-            update=self.done,
-            kind=self._kind,
-            fingerprint=self._fingerprint,
-            tensors={**tensors, "optimizer": moments, "random": streams},
-            state={"optimizer": groups, "random": generators, "progress": progress},
-            keep=self._keep,
-            model=self._model,
-            protected=() if self._kept is None else (self._kept,),
-        )
-        self._saved_at, self._is_best = self.done, False
-        self._point_at_best()
+        self._is_best = False
         self._schedule.saved()
 
     def __enter__(self) -> CheckpointedLoop:
@@ -248,12 +163,7 @@ class CheckpointedLoop:
         """After any exception, save the state after the last complete step."""
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
             self.save()
-        self._state = self._model = None  # frees the models now: their owner may keep a reference to this loop
-
-    def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
-        for name, module in state.modules.items():
-            restore_module(module, found.tensors(name))
-        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
+        self._run_state.release()
 
     def _save_last(self) -> None:
         """Save the final state; the run has succeeded even if the disk has no room for it."""
@@ -261,24 +171,6 @@ class CheckpointedLoop:
             self.save()
         except OutputError as error:
             self._warn(f"{error}; the run cannot be extended")
-
-    def _point_at_best(self) -> None:
-        """Write which checkpoint is the best, once it exists."""
-        if self.best is not None and self._kept is not None:
-            replace_file(self._folder / BEST_FILE, [json.dumps(self.best.summary()).encode()])
-
-    @property
-    def _kept(self) -> int | None:
-        """The update whose checkpoint is kept as the best."""
-        return self.best.update if self.best is not None and self.best.is_kept else None
-
-    def _remember(self) -> None:
-        """Copy the state that changes before the weights do: a discarded step is repeated from here."""
-        assert self._state is not None, "restore first"
-        progress = {name: part.state_dict() for name, part in self._state.parts.items()}
-        if self.best is not None:
-            progress["best"] = self.best.state_dict()
-        self._boundary = (progress, *random_state())
 
 
 class PlainLoop:

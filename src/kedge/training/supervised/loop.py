@@ -16,7 +16,8 @@ from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.models import budget_batches
-from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop, TrainingState
+from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
+from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,

@@ -1,0 +1,182 @@
+"""What a run's checkpoints contain: saving the state of a run, restoring it, and marking the best checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kedge.errors import DataError, NumericsError
+from kedge.output import BEST_FILE, replace_file
+from kedge.training.checkpoint.best import BestUpdate
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.state import (
+    module_tensors,
+    optimizer_state,
+    random_state,
+    restore_module,
+    restore_optimizer,
+    restore_random_state,
+)
+from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
+
+__all__ = ["Log", "RunState", "Stateful", "TrainingState"]
+
+
+class Stateful(Protocol):
+    """State of a run that is saved and restored, besides weights and optimizer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as JSON types."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Restore a `state_dict`."""
+        ...
+
+
+class Log(Protocol):
+    """An append-only log file."""
+
+    def sync(self) -> None:
+        """Flush all rows to the disk."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that changes during a run.
+
+    Attributes:
+        modules: The trained modules, by name.
+        optimizer: The optimizer of all their parameters.
+        parts: Everything else, by name: data streams, coefficients, the guard's history.
+    """
+
+    modules: Mapping[str, nn.Module]
+    optimizer: Optimizer
+    parts: Mapping[str, Stateful] = field(default_factory=dict)
+
+
+class RunState:
+    """The state of a run, as it is saved to its checkpoints and restored from them.
+
+    Args:
+        folder: The folder of the checkpoints.
+        kind: The stage.
+        fingerprint: Hashes of the run's inputs; see `Manifest`.
+        keep: Number of checkpoints to keep.
+        found: The checkpoint to restore from; None starts a new run.
+        model: The model that each checkpoint contains; None for none.
+        best: Tells which update is the best so far; its checkpoint is kept in any case.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        keep: int,
+        found: Checkpoint | None,
+        model: CheckpointModel | None,
+        best: BestUpdate | None,
+    ) -> None:
+        self._folder, self._kind, self._fingerprint, self._keep = folder, kind, fingerprint, keep
+        self._found, self._model, self._best = found, model, best
+        self._saved_at = found.update if found else None
+        self._state: TrainingState | None = None
+        self._boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]] | None = None
+        self.logs: Sequence[Log] = ()
+
+    def restore(self, state: TrainingState) -> None:
+        """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
+
+        Raises:
+            DataError: The checkpoint does not fit the run.
+        """
+        self._state = state
+        if self._found is None:
+            return
+        self._load_weights(state, self._found)
+        progress = self._found.state["progress"]
+        for name in sorted(state.parts.keys() - progress.keys()):
+            raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
+        for name, part in state.parts.items():
+            part.load_state_dict(progress[name])
+        if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
+            self._best.load_state_dict(progress["best"])
+            self.point_at_best()
+        restore_random_state(self._found.tensors("random"), self._found.state["random"])
+
+    def restore_weights(self, *, on_rejected: Callable[[str], None]) -> None:
+        """Restore weights and optimizer from the newest valid checkpoint; arguments as in `roll_back` of the loop.
+
+        Raises:
+            NumericsError: There is no valid checkpoint.
+        """
+        assert self._state is not None, "restore first"
+        found = newest_valid(self._folder, on_rejected=on_rejected)
+        if found is None:
+            raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
+        self._load_weights(self._state, found)
+
+    def remember(self) -> None:
+        """Copy the state that changes before the weights do: a discarded step is repeated from here."""
+        assert self._state is not None, "restore first"
+        progress = {name: part.state_dict() for name, part in self._state.parts.items()}
+        if self._best is not None:
+            progress["best"] = self._best.state_dict()
+        self._boundary = (progress, *random_state())
+
+    def save(self, update: int) -> bool:
+        """Save the state that was last remembered, after this update; False if there is none, or it is saved already.
+
+        Raises:
+            OutputError: The checkpoint cannot be written.
+        """
+        if self._state is None or self._boundary is None or self._saved_at == update:
+            return False
+        for log in self.logs:
+            log.sync()
+        progress, streams, generators = self._boundary
+        moments, groups = optimizer_state(self._state.optimizer)
+        tensors = {name: module_tensors(module) for name, module in self._state.modules.items()}
+        save_checkpoint(
+            self._folder,
+            update=update,
+            kind=self._kind,
+            fingerprint=self._fingerprint,
+            tensors={**tensors, "optimizer": moments, "random": streams},
+            state={"optimizer": groups, "random": generators, "progress": progress},
+            keep=self._keep,
+            model=self._model,
+            protected=() if self.kept is None else (self.kept,),
+        )
+        self._saved_at = update
+        self.point_at_best()
+        return True
+
+    def point_at_best(self) -> None:
+        """Write which checkpoint is the best, once it exists."""
+        if self._best is not None and self.kept is not None:
+            replace_file(self._folder / BEST_FILE, [json.dumps(self._best.summary()).encode()])
+
+    @property
+    def kept(self) -> int | None:
+        """The update whose checkpoint is kept as the best."""
+        return self._best.update if self._best is not None and self._best.is_kept else None
+
+    def release(self) -> None:
+        """Free the models now: the owner of the loop may keep a reference to it. Nothing is saved from here on."""
+        self._state = self._model = None
+
+    def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
+        for name, module in state.modules.items():
+            restore_module(module, found.tensors(name))
+        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
