@@ -77,7 +77,9 @@ def run_sweep(
     _prepare(trials, folder)
     _write(folder, content)
     settings = len({trial.label for trial in trials})
-    say(f"{len(trials)} runs ({settings} settings × {len(trials) // settings} seeds), {count} at a time, in {folder}")
+    seeds = len(trials) // settings
+    per_setting = f"{settings} settings × {seeds} seeds" if seeds > 1 else f"{settings} settings, one seed each"
+    say(f"{len(trials)} runs ({per_setting}), {count} at a time, in {folder}")
     errors: dict[str, str] = {}
     with Progress("sweep", total=len(trials)) as progress:
         done = 0
@@ -149,8 +151,10 @@ def _print(results: Sequence[Row], goal: Goal) -> None:
         row.label or "as configured": [_cell(row.interval), row.kl, str(len(row.values))] for row in results
     }
     direction = "highest" if goal.higher_is_better else "lowest"
+    seeds = max(len(row.values) for row in results)
+    measure = "mean and 95 % interval over seeds" if seeds > 1 else "one seed each, so differences may be noise"
     print_table(
-        f"{goal.metric} at the end, {direction} first; mean and 95 % interval over seeds",
+        f"{goal.metric} at the end, {direction} first; {measure}",
         ["setting", goal.metric, "KL", "seeds"],
         cells,
     )
