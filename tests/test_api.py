@@ -334,3 +334,5 @@ def test_what_a_callback_raises_ends_the_run(models, tmp_path):
     with pytest.raises(ZeroDivisionError, match="mine"):
         kedge.ppo(**names, out=tmp_path / "run", on_update=fail, **{**PPO, "num_updates": 2})
     assert (tmp_path / "run" / "model").is_dir()
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["update-000001"]  # the update that it saw was complete

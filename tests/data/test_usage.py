@@ -18,3 +18,5 @@ def test_a_model_card_names_no_folder_of_the_machine():
         DataUsage(("./secret/place/rows.jsonl", "org/name"), 3, 3).public_line
         == "all 3 rows of rows.jsonl, org/name used"
     )
+    mixed = DataUsage(("/secret/a.jsonl", "/secret/b.jsonl"), 3, 3, shares=(0.7, 0.3))
+    assert mixed.public_line == "all 3 rows of a.jsonl, b.jsonl used; drawn as 70% a.jsonl, 30% b.jsonl"

@@ -20,6 +20,7 @@ from kedge.models.origin import Origin, read_origin
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
+from kedge.runs.stage_card import recipe_of
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 QUIET = {"runtime.plots": False, "runtime.report": False, "runtime.num_threads": 1}
@@ -102,6 +103,13 @@ def test_the_code_works_and_reads_what_the_training_read(models, stage, capsys):
     tokenizer = AutoTokenizer.from_pretrained(models[stage])
     assert ids == encode_prompt(tokenizer, names["text" if stage == "reward" else "prompt"])
     assert ids.count(1) == 1  # one BOS
+
+
+def test_the_recipe_names_mixed_sources_without_their_folders():
+    sources = ["/elsewhere/someone/a.jsonl", "/elsewhere/someone/b.jsonl"]
+    config = config_from_settings("sft", {"data.demonstrations": sources, "mix": dict.fromkeys(sources, 0.5)})
+    recipe = yaml.safe_load(recipe_of(config))
+    assert recipe["data"] == {"demonstrations": ["a.jsonl", "b.jsonl"], "mix": {"a.jsonl": 0.5, "b.jsonl": 0.5}}
 
 
 def test_the_record_of_the_origin(models):

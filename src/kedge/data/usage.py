@@ -24,6 +24,7 @@ class DataUsage:
         held_out: Rows that are measured on but not trained on.
         cut: Rows whose prompt was cut to fit.
         dropped: Unusable rows, by reason.
+        shares: The share of each source in the rows that are drawn; empty if every row is drawn once per pass.
         notes: Further facts, such as how rows were held out.
     """
 
@@ -33,6 +34,7 @@ class DataUsage:
     held_out: int = 0
     cut: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    shares: Sequence[float] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -54,6 +56,7 @@ class DataUsage:
             "held_out": self.held_out,
             "cut": self.cut,
             "dropped": dict(self.dropped),
+            "shares": list(self.shares),
             "notes": list(self.notes),
             "line": self.line,
         }
@@ -70,6 +73,9 @@ class DataUsage:
             parts.append(f"{sum(self.dropped.values()):,} dropped: {reasons}")
         if self.cut:
             parts.append(f"{self.cut:,} prompt{'s' * (self.cut > 1)} cut to fit")
+        if self.shares:
+            drawn = (f"{share:.0%} {name}" for share, name in zip(self.shares, names, strict=True))
+            parts.append(f"drawn as {', '.join(drawn)}")
         return "; ".join([*parts, *self.notes])
 
 

@@ -73,7 +73,8 @@ class Watcher:
         num_updates: int,
         folder: Path,
     ) -> None:
-        """Call the callback with an update."""
+        """Call the callback with an update, which is complete: what the callback raises does not undo it."""
         if self.callback is not None:
+            loop.complete(number)
             known = MappingProxyType(dict(metrics))
             self.callback(Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop))

@@ -86,7 +86,7 @@ class DataLog:
         return split
 
     def mixture(self, role: str, config: Config, rows: Sequence[int] | None = None) -> Mixture | None:
-        """The mixture that `data.mix` makes of a role's sources, and a note of it; None if it is one source.
+        """The mixture that `data.mix` makes of a role's sources, noted as well; None if it is one source.
 
         Args:
             role: The role.
@@ -104,8 +104,7 @@ class DataLog:
         names = self.roles[role].sources
         if empty := [name for index, name in enumerate(names) if shares[index] and index not in chosen]:
             raise DataError(f"data.mix: {empty[0]} has no row to train on")
-        shown = ", ".join(f"{share / sum(shares):.0%} {name}" for share, name in zip(shares, names, strict=True))
-        self.add(role, note=f"drawn as {shown}")
+        self.roles[role] = replace(self.roles[role], shares=tuple(share / sum(shares) for share in shares))
         return Mixture(chosen, shares, config.runtime.seed)
 
     def facts(self) -> dict[str, object]:

@@ -36,6 +36,7 @@ from kedge.output import (
     replace_file,
     writing,
 )
+from kedge.runs.claim import check_unclaimed
 from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
@@ -151,7 +152,7 @@ def open_run(
     Raises:
         ConfigError: A required field is missing, a logger is not installed, the device is not available, or the run to
             resume has another configuration, model or data.
-        OutputError: The folder is not empty or cannot be created.
+        OutputError: The folder is not empty or cannot be created, or another process trains in it.
     """
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
@@ -163,6 +164,7 @@ def open_run(
     folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
     fingerprint, checkpoint = input_hashes(config, in_memory), None
     if resume is not None and resumed:
+        check_unclaimed(folder)
         checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
         longer = lengthening(folder, config, stage)
         allowed = (*resume.allow_changes, *longer)

@@ -22,7 +22,7 @@ from kedge.models.card import CardSample, hub_id, public_name
 from kedge.rewards import names_function
 from kedge.runs.run import Run
 
-__all__ = ["stage_card"]
+__all__ = ["recipe_of", "stage_card"]
 
 NUM_SAMPLES = 2
 
@@ -62,7 +62,7 @@ def stage_card(
         reward=_rewards(config) if stage == "ppo" else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
-        settings=_settings(config),
+        settings=recipe_of(config),
         prompt_form=form,
         adds_special_tokens=_adds_special_tokens(tokenizer, form == "conversation"),
     )
@@ -97,7 +97,7 @@ def _samples(folder: Path) -> list[CardSample]:
     return [CardSample(str(row.get("prompt", "")), str(row.get("response", "")), row.get("score")) for row in rows]
 
 
-def _settings(config: Config) -> str:
+def recipe_of(config: Config) -> str:
     """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
     values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
     changed = {name: value for name, value in _changed(values, defaults).items() if name not in NOT_SHOWN}
@@ -118,7 +118,7 @@ def _public(value: Any) -> Any:
     """A value whose absolute paths are replaced by names."""
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
-        return {name: _public(entry) for name, entry in entries.items()}
+        return {_public(name): _public(entry) for name, entry in entries.items()}  # data.mix names sources
     if isinstance(value, list):
         return [_public(entry) for entry in cast("list[Any]", value)]
     if isinstance(value, str) and (value.startswith("~") or os.path.isabs(value)):

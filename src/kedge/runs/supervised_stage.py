@@ -8,6 +8,7 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.runs.callbacks import Watcher
+from kedge.runs.claim import claimed
 from kedge.runs.ending import leave_stage_report, resumable
 from kedge.runs.run import Run
 from kedge.runs.stage_loop import logged_steps, stage_loop
@@ -37,6 +38,7 @@ def supervised_training(
     with (
         resumable(config, run.folder, run.stage),
         run.started(),
+        claimed(run.folder),
         stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
     ):

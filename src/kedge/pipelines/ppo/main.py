@@ -26,6 +26,7 @@ from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
+from kedge.runs.claim import claimed
 from kedge.runs.ending import resumable, say_end
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.publish import publish
@@ -75,7 +76,7 @@ def run_ppo(
     write_roles(run, roles)
     watcher = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer)
     outcome: dict[str, object] = {}
-    with resumable(config, run.folder, "ppo"):
+    with resumable(config, run.folder, "ppo"), claimed(run.folder):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
                 train(config, run, roles, loop, watcher, on_update)
@@ -114,6 +115,7 @@ def train(
 
         at_start, num_updates = loop.done == 0, config.ppo.loop.num_updates
         for update in loop.steps(num_updates, until=ending.reason):
+            metrics: dict[str, float] = {}
             with guarded_update(config, update, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
@@ -162,5 +164,6 @@ def train(
                 fixed.sample(update, coefficients)
                 loop.see(update, metrics)
                 ending.see(metrics)
+            if not guard.dropped:
                 watcher.see(loop, update, metrics, stage="ppo", num_updates=num_updates, folder=run.folder)
                 on_update(update, roles)

@@ -113,8 +113,7 @@ class CheckpointedLoop:
                 self._warn(f"The run ends after update {self.done}: {reason}.")
                 break
             yield step
-            self.done, self._is_changing = step, False
-            self._run_state.remember()
+            self.complete(step)
             if self._is_best or (self._schedule.is_due(step) and step < num_steps):
                 self.save()
         self._stop.raise_if_requested()
@@ -146,6 +145,11 @@ class CheckpointedLoop:
     def begin_changes(self) -> None:
         """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded."""
         self._is_changing = True
+
+    def complete(self, step: int) -> None:
+        """Mark a step as complete, so that an error from here on does not discard it; its metrics have been seen."""
+        self.done, self._is_changing = step, False
+        self._run_state.remember()
 
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
