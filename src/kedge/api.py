@@ -7,6 +7,7 @@ explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_u
 the sections of the stage, and `preset="tldr-n+"`.
 
 Each function writes to the folder `out` (default: `runs/STAGE`) and returns a result that points to the files.
+With `dry_run=True`, the functions of the training stages write nothing and return an estimate of the time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from kedge.arguments import Arguments, Data, Model, StrPath, Weighted
-from kedge.config import field_advice, parse_value
+from kedge.config import Config, field_advice, parse_value
 from kedge.data import Preview
 from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
@@ -26,6 +27,8 @@ from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models.pushing import push_model
+from kedge.pipelines.dry_run import DryRun
+from kedge.pipelines.dry_run import dry_run as time_stage
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
 from kedge.pipelines.generate import GenerateResult, run_generate
 from kedge.pipelines.ppo import PpoResult, run_ppo
@@ -55,6 +58,19 @@ __all__ = [
 ]
 
 
+@overload
+def sft(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
+@overload
+def sft(
+    *,
+    model: Model,
+    demonstrations: Data,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> SftResult: ...
 @with_loaded_models("sft")
 def sft(
     *,
@@ -63,8 +79,9 @@ def sft(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
+    dry_run: bool = False,
     **settings: Any,
-) -> SftResult:
+) -> SftResult | DryRun:
     """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
 
     Args:
@@ -73,6 +90,7 @@ def sft(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
@@ -80,9 +98,26 @@ def sft(
     """
     arguments = Arguments(settings, model=model, out=out)
     rows = arguments.rows("data.demonstrations", demonstrations)
-    return run_sft(arguments.config("sft"), demonstrations=rows, resume=_resume(resume), callback=on_update)
+    config = arguments.config("sft")
+    if dry_run:
+        return _dry_run(config, "sft", resume, demonstrations=rows)
+    return run_sft(config, demonstrations=rows, resume=_resume(resume), callback=on_update)
 
 
+@overload
+def reward(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
+@overload
+def reward(
+    *,
+    model: Model,
+    comparisons: Data,
+    demonstrations: Data | None = None,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> RewardResult: ...
 @with_loaded_models("reward")
 def reward(
     *,
@@ -92,8 +127,9 @@ def reward(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
+    dry_run: bool = False,
     **settings: Any,
-) -> RewardResult:
+) -> RewardResult | DryRun:
     """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
 
     Args:
@@ -103,6 +139,7 @@ def reward(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
@@ -111,11 +148,28 @@ def reward(
     arguments = Arguments(settings, model=model, out=out)
     rows = arguments.rows("data.comparisons", comparisons)
     texts = arguments.rows("data.demonstrations", demonstrations)
-    return run_reward(
-        arguments.config("reward"), comparisons=rows, demonstrations=texts, resume=_resume(resume), callback=on_update
-    )
+    config = arguments.config("reward")
+    if dry_run:
+        return _dry_run(config, "reward", resume, comparisons=rows, demonstrations=texts)
+    return run_reward(config, comparisons=rows, demonstrations=texts, resume=_resume(resume), callback=on_update)
 
 
+@overload
+def ppo(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
+@overload
+def ppo(
+    *,
+    model: Model | None = None,
+    prompts: Data,
+    reward: Weighted,
+    policy: Model | None = None,
+    eval_prompts: Data | None = None,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> PpoResult: ...
 @with_loaded_models("ppo")
 def ppo(
     *,
@@ -127,8 +181,9 @@ def ppo(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
+    dry_run: bool = False,
     **settings: Any,
-) -> PpoResult:
+) -> PpoResult | DryRun:
     """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
 
     Args:
@@ -140,6 +195,7 @@ def ppo(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
@@ -150,11 +206,29 @@ def ppo(
     held_out = arguments.rows("data.eval_prompts", eval_prompts)
     rewards = arguments.rewards(reward)
     config = arguments.config("ppo")
+    if dry_run:
+        return _dry_run(config, "ppo", resume, prompts=rows, eval_prompts=held_out, reward=rewards)
     return run_ppo(
         config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume), callback=on_update
     )
 
 
+@overload
+def rlhf(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
+@overload
+def rlhf(
+    *,
+    model: Model,
+    demonstrations: Data,
+    comparisons: Data,
+    prompts: Data,
+    labeller: RewardSpec | LoadedModel | None = None,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> RlhfResult: ...
 @with_loaded_models("rlhf")
 def rlhf(
     *,
@@ -166,8 +240,9 @@ def rlhf(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
+    dry_run: bool = False,
     **settings: Any,
-) -> RlhfResult:
+) -> RlhfResult | DryRun:
     """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
 
     Args:
@@ -179,6 +254,7 @@ def rlhf(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
@@ -191,7 +267,10 @@ def rlhf(
         "prompts": arguments.rows("data.prompts", prompts),
     }
     function = arguments.function("rlhf.labeller", labeller)
-    return run_rlhf(arguments.config("rlhf"), **rows, labeller=function, resume=_resume(resume), callback=on_update)
+    config = arguments.config("rlhf")
+    if dry_run:
+        return _dry_run(config, "rlhf", resume, **rows, labeller=function)
+    return run_rlhf(config, **rows, labeller=function, resume=_resume(resume), callback=on_update)
 
 
 @with_loaded_models("generate")
@@ -383,6 +462,12 @@ def sweep(
 def _as_text(value: object) -> str:
     """A value as on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _dry_run(config: Config, stage: str, resume: bool, **given: Any) -> DryRun:
+    if resume:
+        raise ConfigError("dry_run starts a new run; leave resume out")
+    return time_stage(config, stage, **given)
 
 
 def _resume(wanted: bool) -> Resume | None:

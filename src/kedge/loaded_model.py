@@ -91,6 +91,8 @@ def with_loaded_models(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]
             }
             if not found.models:
                 return function(*args, **arguments)
+            if given.get("dry_run"):
+                return _with_temporary_folder(found.models, given, cast("Callable[..., R]", function))
             out = given.get("out")
             run = Path(out).expanduser() if out is not None and is_run(Path(out)) else choose_output(out, stage)
             with _saved(found.models, run / IN_MEMORY_FOLDER):
@@ -140,6 +142,16 @@ def _with_names(value: Any, folder: Path) -> Any:
         entries = cast("dict[Any, Any]", value)
         return {_with_names(key, folder): _with_names(entry, folder) for key, entry in entries.items()}
     return [_with_names(each, folder) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _with_temporary_folder(
+    models: Mapping[str, LoadedModel], given: Mapping[str, Any], function: Callable[..., R]
+) -> R:
+    """Call a function that writes nothing; the models are saved only while it runs."""
+    with tempfile.TemporaryDirectory(prefix="kedge-") as place:
+        for name, loaded in models.items():
+            loaded.save(Path(place) / name)
+        return function(**_with_names(given, Path(place)))
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import kedge
 from kedge.cli.resolving import time_dry_run
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, RewardError
@@ -52,13 +54,32 @@ def test_a_stage_is_timed_and_leaves_nothing(
     scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    assert dry_run(config(stage, place, reward=f"{place / 'f.py'}:count"), stage) > 0
+    assert dry_run(config(stage, place, reward=f"{place / 'f.py'}:count"), stage).seconds > 0
     shown = capsys.readouterr()
     for phase in ("ppo: sampling", "ppo: scoring", "ppo: forward", "ppo: epochs", "nothing was written"):
         assert phase in shown.out
     assert ("sft: optimizer steps" in shown.out and "reward: optimizer steps" in shown.out) == (stage == "rlhf")
     assert "The run makes 3 updates" in shown.err
     assert [*tmp_path.iterdir(), *scratch.iterdir()] == []
+
+
+def test_from_python_with_a_loaded_model_rows_and_a_function(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = AutoModelForCausalLM.from_pretrained(place / "policy")
+    model = kedge.LoadedModel(policy, AutoTokenizer.from_pretrained(place / "policy"))
+    given: dict[str, Any] = {
+        "prompts": ["Deck 1:", "Deck 2:"],
+        "reward": lambda completions, **_: [1.0] * len(completions),
+    }
+    found = kedge.ppo(dry_run=True, model=model, **given, **SMALL)
+    assert "nothing was written" in capsys.readouterr().out
+    assert repr(found).startswith("DryRun of ppo: about 0:0")
+    assert found.seconds == pytest.approx(sum(phase.whole for phase in found.phases)) > 0
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ConfigError, match="dry_run starts a new run; leave resume out"):
+        kedge.ppo(dry_run=True, model=place / "policy", resume=True, **given)
 
 
 def test_the_estimate_is_proportional_to_the_rows() -> None:

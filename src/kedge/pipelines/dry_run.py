@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,24 @@ from kedge.pipelines.sft import load_sft_inputs, train_sft
 from kedge.runs.run import Run, open_run
 from kedge.training.runtime import stream_seed
 
-__all__ = ["dry_run"]
+__all__ = ["DryRun", "dry_run"]
 
 ROWS = 16
 """Responses of the PPO trial, unless `rollout.micro_batch_size` says otherwise."""
+
+
+INPUTS: Mapping[str, Mapping[str, str]] = {
+    "sft": {"demonstrations": "data.demonstrations"},
+    "reward": {"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
+    "ppo": {"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
+    "rlhf": {
+        "demonstrations": "data.demonstrations",
+        "comparisons": "data.comparisons",
+        "prompts": "data.prompts",
+        "labeller": "rlhf.labeller",
+    },
+}
+"""The arguments of each stage's function that may be Python objects, and the fields that they replace."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +70,55 @@ class Phase:
         return self.seconds / self.rows * self.total_rows
 
 
-def dry_run(config: Config, stage: str) -> float:
+@dataclass(frozen=True, repr=False)
+class DryRun:
+    """The result of a dry run, whose table was printed.
+
+    Attributes:
+        stage: sft, reward, ppo or rlhf.
+        phases: The timed phases.
+    """
+
+    stage: str
+    phases: tuple[Phase, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds of the whole run, without loading, evaluations, checkpoints and samples."""
+        return math.fsum(each.whole for each in self.phases)
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{each.name} {format_duration(each.whole)}" for each in self.phases)
+        return f"DryRun of {self.stage}: about {format_duration(self.seconds)} in all ({phases})"
+
+
+def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     """Load and check everything that a stage reads, time a few rows of each phase, and print an estimate.
 
     Args:
         config: The resolved configuration.
         stage: sft, reward, ppo or rlhf.
-
-    Returns:
-        The estimated seconds of the whole run, without loading, evaluations, checkpoints and samples.
+        given: Python objects in place of configured fields, by the name of the stage's argument; see `INPUTS`.
 
     Raises:
         KedgeError: As when the stage itself starts.
     """
     with TemporaryDirectory(prefix="kedge-dry-run-") as scratch:
         config = with_values(config, {"out": str(Path(scratch) / stage)})
-        run = open_run(config, stage)
-        phases = _TRIALS[stage](config, run)
-    return _print_phases(phases)
+        phases = _trial(config, stage, given)
+    _print_phases(found := DryRun(stage, tuple(phases)))
+    return found
 
 
-def _sft(config: Config, run: Run) -> list[Phase]:
-    inputs = load_sft_inputs(config, run)
+def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
+    """The phases of one stage, which takes its own inputs from those that are given."""
+    own = {name: given.get(name) for name in INPUTS[stage]}
+    run = open_run(config, stage, in_memory={INPUTS[stage][name]: value for name, value in own.items()})
+    return _TRIALS[stage](config, run, own)
+
+
+def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+    inputs = load_sft_inputs(config, run, **given)
     run.data.say()
     say(f"sft takes {inputs.num_steps:,} optimizer steps of {config.sft.batch_size} demonstrations.")
 
@@ -88,8 +129,8 @@ def _sft(config: Config, run: Run) -> list[Phase]:
     return [_supervised("sft: optimizer steps", config, run, trial, config.sft.batch_size, inputs.num_steps)]
 
 
-def _reward(config: Config, run: Run) -> list[Phase]:
-    inputs, settings = load_reward_inputs(config, run), config.reward_model
+def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+    inputs, settings = load_reward_inputs(config, run, **given), config.reward_model
     run.data.say()
     say(f"reward takes {inputs.num_steps:,} optimizer steps of {settings.batch_size} comparisons.")
 
@@ -103,11 +144,11 @@ def _reward(config: Config, run: Run) -> list[Phase]:
     return phases
 
 
-def _ppo(config: Config, run: Run) -> list[Phase]:
+def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     rows = min(config.rollout.micro_batch_size or ROWS, config.responses_per_update)
     num_prompts = max(1, rows // config.rollout.num_responses)
     trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "ppo.num_epochs": 1})
-    roles = load_roles(trial, run)
+    roles = load_roles(trial, run, **given)
     run.data.say()
     say(schedule_in_words(config, len(roles.prompts)))
     say(roles.stop_tokens.line)
@@ -132,20 +173,21 @@ def _ppo(config: Config, run: Run) -> list[Phase]:
     return [Phase(f"ppo: {name}", each, done, total * epochs.get(name, 1)) for name, each in seconds.items()]
 
 
-def _rlhf(config: Config, run: Run) -> list[Phase]:
-    check_inputs(config, run)
+def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+    rows = {name: value for name, value in given.items() if name != "labeller"}
+    check_inputs(config, run, **rows, labeler=given["labeller"])
     run.folder.mkdir()
     trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
-    supervised = [_TRIALS[name](each, open_run(each, name)) for name, each in trials.items()]
+    supervised = [_trial(each, name, given) for name, each in trials.items()]
     trials["ppo"] = ppo_config(
         config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model"
     )
-    sft, reward, ppo = [*supervised, _ppo(trials["ppo"], open_run(trials["ppo"], "ppo"))]
+    sft, reward, ppo = [*supervised, _trial(trials["ppo"], "ppo", given)]
     rounds = config.rlhf.num_rounds
     return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in [*reward, *ppo])]
 
 
-_TRIALS: Mapping[str, Callable[[Config, Run], list[Phase]]] = {
+_TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] = {
     "sft": _sft,
     "reward": _reward,
     "ppo": _ppo,
@@ -178,11 +220,11 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.perf_counter() - started
 
 
-def _print_phases(phases: Sequence[Phase]) -> float:
-    total = math.fsum(each.whole for each in phases)
+def _print_phases(found: DryRun) -> None:
     rows: dict[str, list[Cell]] = {
-        each.name: [str(each.rows), f"{format_figure(each.seconds)} s", format_duration(each.whole)] for each in phases
+        each.name: [str(each.rows), f"{format_figure(each.seconds)} s", format_duration(each.whole)]
+        for each in found.phases
     }
     print_table("Dry run: nothing was written", ["phase", "rows timed", "time", "in the whole run"], rows)
-    print(f"About {format_duration(total)} in all, without loading, evaluations, checkpoints and samples.")
-    return total
+    total = format_duration(found.seconds)
+    print(f"About {total} in all, without loading, evaluations, checkpoints and samples.")
