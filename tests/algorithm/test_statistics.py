@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm.statistics import Interval, bootstrap_interval, calibration, win_rate, wins
+from kedge.algorithm.statistics import Interval, bootstrap_interval, calibration, share_interval, win_rate, wins
 from kedge.errors import ShapeError
 
 
@@ -33,6 +33,15 @@ def test_the_interval_of_two_values_by_enumeration():
     assert sorted(means) == [0, 0.5, 0.5, 1]
     assert bootstrap_interval([0.0, 1.0], confidence=0.9) == Interval(0.5, 0.0, 1.0)
     assert bootstrap_interval([0.0, 1.0], confidence=0.4) == Interval(0.5, 0.5, 0.5)
+
+
+def test_a_share_of_none_or_all_has_an_interval():
+    # The largest p at which three losses in a row have a probability of 2.5 %: (1 − p)³ = 0.025, p = 0.7076.
+    none, every, one = win_rate([0.0] * 3, [1.0] * 3), win_rate([1.0] * 3, [0.0] * 3), share_interval([0.0])
+    assert (none.value, none.low, round(none.high, 4)) == (0.0, 0.0, 0.7076)
+    assert (every.value, round(every.low, 4), every.high) == (1.0, 0.2924, 1.0)
+    assert (one.low, one.high) == (0.0, pytest.approx(0.975))
+    assert share_interval([0.5] * 3) == bootstrap_interval([0.5] * 3)
 
 
 def test_the_interval_of_many_values_is_the_normal_one():

@@ -69,6 +69,8 @@ def test_a_word_lists_what_is_near() -> None:
     assert "ppo.clip_range" not in listed
     with pytest.raises(ConfigError, match="zzz is not a field"):
         explain("zzz")
+    with pytest.raises(ConfigError, match=r"did you mean reward_model\.num_epochs"):
+        explain("reward.num_epochs")
 
 
 ASKED_FOR = {

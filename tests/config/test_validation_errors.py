@@ -75,6 +75,7 @@ def test_nothing_unknown_is_accepted_in_any_section(name: str, field: str) -> No
 
 def test_a_reward_has_no_fields() -> None:
     assert "reward is a source, or sources with their weights" in error_line("reward.clip=3")
+    assert error_line("reward.num_epochs=3").endswith("; did you mean reward_model.num_epochs?")
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,12 @@ def lines(path: Path, *rows: bytes) -> Path:
     return path
 
 
+def test_rows_over_a_limit_name_the_limit():
+    rows = [{"prompt": "a b c d e f"}] * 3
+    with pytest.raises(DataError, match=r"; the limit is data\.max_prompt_tokens, .*; data\.truncate cuts prompts$"):
+        read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=2)
+
+
 def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     good = [b'{"prompt": "a"}'] * 90
     path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"question": "a"}'] * 8)
@@ -349,7 +355,9 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
 
 def test_reasons_are_counted_whatever_their_numbers():
     rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}]
-    with pytest.raises(DataError, match=r"3 of 4 rows .*, 2 times: 'the prompt is \d+ tokens long.*first at list:2$"):
+    with pytest.raises(
+        DataError, match=r"3 of 4 rows .*, 2 times: 'the prompt is \d+ tokens long.*first at list:2; the limit is "
+    ):
         read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10)
 
 

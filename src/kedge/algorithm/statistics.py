@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kedge.errors import ShapeError
 
-__all__ = ["Calibration", "Interval", "bootstrap_interval", "calibration", "win_rate", "wins"]
+__all__ = ["Calibration", "Interval", "bootstrap_interval", "calibration", "share_interval", "win_rate", "wins"]
 
 _CHUNK = 1 << 22
 """Draws per chunk, so that memory does not grow with resamples × values."""
@@ -85,6 +85,27 @@ def bootstrap_interval(
     return Interval(float(data.mean()), float(means.quantile(tail)), float(means.quantile(1 - tail)))
 
 
+def share_interval(
+    values: Sequence[float] | Tensor, *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
+) -> Interval:
+    """The mean of independent shares in [0, 1], with its interval.
+
+    The bootstrap's interval; if all n values are 0, or all are 1, where resamples do not differ, the exact one of
+    Clopper and Pearson:   0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 − confidence)/2
+
+    Args, errors: As in `bootstrap_interval`.
+
+    Source: Clopper and Pearson 1934.
+    """
+    interval = bootstrap_interval(values, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    reach = ((1 - confidence) / 2) ** (1 / len(values))
+    if interval.value == 0:
+        return Interval(0.0, 0.0, 1 - reach)
+    if interval.value == 1:
+        return Interval(1.0, reach, 1.0)
+    return interval
+
+
 def wins(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> Float[Tensor, " pairs"]:
     """Per pair: 1 if the first score is higher, 0 if it is lower, ½ for a tie.
 
@@ -106,8 +127,8 @@ def win_rate(
     num_resamples: int = 2_000,
     seed: int = 0,
 ) -> Interval:
-    """Share of pairs won by the first scores, ties counting half, with a bootstrap interval over the pairs."""
-    return bootstrap_interval(wins(scores, others), confidence=confidence, num_resamples=num_resamples, seed=seed)
+    """Share of pairs won by the first scores, ties counting half, with the interval of `share_interval`."""
+    return share_interval(wins(scores, others), confidence=confidence, num_resamples=num_resamples, seed=seed)
 
 
 def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Calibration:

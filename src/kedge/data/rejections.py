@@ -123,12 +123,20 @@ def check_rejections(
         return
     reason, count, first = _commonest_reason(table.rejected)
     limit = f", at most {max_rejected_fraction:.1%} allowed" if table.records else ""
-    hint = re.fullmatch(r"field '(\w+)' is missing", first.kind)
-    named = f"; data.columns.{hint[1]}=… names a column that holds it" if hint else ""
     raise DataError(
         f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
-        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{named}"
+        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{_hint(first.kind)}"
     )
+
+
+def _hint(kind: str) -> str:
+    """Which setting may make the rows of the most common reason usable."""
+    if missing := re.fullmatch(r"field '(\w+)' is missing", kind):
+        return f"; data.columns.{missing[1]}=… names a column that holds it"
+    if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):
+        cut = "" if limit[1] in ("answer alone", "text") else "; data.truncate cuts prompts"
+        return f"; the limit is data.{limit[2]}, or the model's context{cut}"
+    return ""
 
 
 def _commonest_reason(rejections: Sequence[Rejection]) -> tuple[str, int, Rejection]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kedge.algorithm.statistics import Interval, bootstrap_interval
+from kedge.algorithm.statistics import Interval, bootstrap_interval, share_interval
 from kedge.data import Prompt
 from kedge.evaluation.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.evaluation.opponents import read_references, render_for
@@ -87,6 +87,10 @@ class Evaluator:
     def interval(self, values: Sequence[float]) -> Interval:
         """Mean of one value per prompt, with the configured confidence interval."""
         return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
+
+    def share(self, values: Sequence[float]) -> Interval:
+        """Mean of one share in [0, 1] per prompt, with the configured confidence interval."""
+        return share_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
 
     def _score(self, responses: Responses) -> ScoredResponses:
         self.on_phase(JUDGING, 0, len(responses))

@@ -42,7 +42,7 @@ class Evaluation:
 
     def win_rate(self, result: PolicyResult) -> Interval:
         """Share of the pairs that the policy wins; ties count half."""
-        return self.evaluator.interval(result.outcomes.decided)
+        return self.evaluator.share(result.outcomes.decided)
 
     def score(self, scored: ScoredResponses) -> Interval | None:
         """Mean score; None if the judge only compares or scored nothing."""
@@ -52,7 +52,7 @@ class Evaluation:
     def longer_wins(self) -> Interval | None:
         """How often the longer of two responses wins: ½ without length bias; None if all lengths are equal."""
         longer = self._longer_won()
-        return self.evaluator.interval(longer) if longer else None
+        return self.evaluator.share(longer) if longer else None
 
     def _longer_won(self) -> list[float]:
         """The outcome for the longer response of each decided pair whose lengths differ."""

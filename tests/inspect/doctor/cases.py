@@ -35,13 +35,17 @@ def supervised(stage: str, **columns: Any) -> RunRecord:
     return run_with(40, {names[name]: column for name, column in columns.items()}, facts={"stage": stage})
 
 
-def reward_model(value: float, length: float) -> RunRecord:
-    rated = {"value": value, "low": value - 0.05, "high": value + 0.05}
+def reward_model(value: float, length: float, *, error: float = 0.05, length_error: float = 0.0) -> RunRecord:
+    rated = {"value": value, "low": value - error, "high": value + error}
     return run_with(
         40,
         {"loss": towards(0.7, 0.5), "accuracy": towards(0.5, 0.75)},
         facts={"stage": "reward"},
-        summary={"accuracy": rated, "length_accuracy": {"value": length}, "num_pairs": 300},
+        summary={
+            "accuracy": rated,
+            "length_accuracy": {"value": length, "low": length - length_error},
+            "num_pairs": 300,
+        },
     )
 
 

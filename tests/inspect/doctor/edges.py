@@ -437,6 +437,8 @@ EDGES: list[Edge] = [
     Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
     Edge("reward_model_at_chance", SERIOUS, reward_model(0.549, 0.4)),
     Edge("reward_model_at_chance", SILENT, reward_model(0.551, 0.4)),
+    Edge("reward_model_at_chance", SERIOUS, reward_model(0.5, 0.4, error=0.129)),
+    Edge("reward_model_at_chance", WARNING, reward_model(0.5, 0.4, error=0.131)),
     Edge("reward_model_at_chance", SERIOUS, nothing_held_out(0.549, 0.68)),
     Edge("reward_model_at_chance", SILENT, nothing_held_out(0.551, 0.68)),
     # Two standard errors of the last 10 of 40 steps: 0.079 with 16 pairs in a step, 0.111 with 8
@@ -451,6 +453,9 @@ EDGES: list[Edge] = [
     Edge("reward_model_barely_better_than_length", SILENT, reward_model(0.68, 0.649)),
     Edge("reward_model_barely_better_than_length", SERIOUS, reward_model(0.62, 0.671)),
     Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.62, 0.669)),
+    # The error of the difference is 0.05 · √2 = 0.0707
+    Edge("reward_model_barely_better_than_length", SERIOUS, reward_model(0.62, 0.692, length_error=0.05)),
+    Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.62, 0.689, length_error=0.05)),
     Edge("overfitting", WARNING, overfitted(1.031)),
     Edge("overfitting", SILENT, overfitted(1.029)),
     Edge("overfitting", SERIOUS, overfitted(1.152)),

@@ -148,6 +148,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if not same and (answer := foreign_answer(last)):
         return f"; {answer}"
     guesses = [
+        *(candidate for candidate in same if candidate == f"reward_model.{last}" and name.startswith("reward.")),
         *same,
         *([_SYNONYMS[last]] if last in _SYNONYMS else []),
         *(candidate for candidate in names if len(last) > 2 and candidate.rpartition(".")[2].startswith(last)),

@@ -166,7 +166,7 @@ WITHOUT_COUNTERPART = (
 SCRIPT = (
     Row("model_name_or_path", "`model`: a folder or a hub id"),
     Row("dataset_name dataset_config dataset_train_split", "`data.prompts`, as `org/name:config:split`"),
-    Row("dataset_test_split", "none in training: name that split as the prompts of `kedge evaluate`"),
+    Row("dataset_test_split", "`data.eval_prompts` with `ppo.eval_every`, or the prompts of `kedge evaluate`"),
     Row("trust_remote_code", "`runtime.trust_remote_code`"),
     Row("dtype", "`runtime.precision`; weights are always kept in fp32"),
     Row("use_peft lora_r lora_alpha lora_dropout lora_target_modules", "none: all weights are trained"),

@@ -66,9 +66,11 @@ def _message(error: ErrorDetails, name: str) -> str:
     if name == "reward":
         return _reward_message(error)
     if name.startswith("reward."):
+        trained = f"reward_model.{name.partition('.')[2]}"
+        meant = f"; did you mean {trained}?" if find_field(trained) else ""
         return (
             f"{written(name)} is not a field: reward is a source, or sources with their weights, such as "
-            "reward='{rewards.py:brief: 0.5}'"
+            f"reward='{{rewards.py:brief: 0.5}}'{meant}"
         )
     if find_field(name) is None and section_type(name) is None:
         sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]

@@ -87,6 +87,9 @@ def _at_chance(run: RunRecord) -> Symptom | None:
         return _at_chance_in_training(run)
     if accuracy["value"] > CHANCE:
         return None
+    if accuracy["high"] >= PUBLISHED:
+        hold_out = scale(run, "data.eval_fraction", 3.0)
+        return Symptom("warning", _written(run, accuracy), (hold_out, *_learn_more(run)), CHECK_LABELS)
     return Symptom("serious", _written(run, accuracy), _learn_more(run), CHECK_LABELS)
 
 
@@ -132,7 +135,7 @@ def _barely_better(run: RunRecord) -> Symptom | None:
     if accuracy is None or not isinstance(by_length, Mapping) or accuracy["value"] - by_length["value"] >= BARELY:
         return None
     return Symptom(
-        "serious" if accuracy["high"] < by_length["value"] else "warning",
+        "serious" if accuracy["value"] + _error(accuracy, by_length) < by_length["value"] else "warning",
         f"{_written(run, accuracy)}; always preferring the longer response gets {by_length['value']:.1%}",
         (scale(run, "data.eval_fraction", 3.0),),
         "train on pairs of similar length, or add a length penalty to the reward; a larger held-out set narrows the "
@@ -140,10 +143,17 @@ def _barely_better(run: RunRecord) -> Symptom | None:
     )
 
 
+def _error(accuracy: Mapping[str, Any], by_length: Mapping[str, Any]) -> float:
+    """Half the width of the interval of their difference, as if they were independent, which is on the safe side."""
+    below = by_length["value"] - by_length.get("low", by_length["value"])
+    return math.hypot(accuracy["high"] - accuracy["value"], below)
+
+
 def _written(run: RunRecord, accuracy: Mapping[str, Any]) -> str:
+    pairs = run.summary.get("num_pairs")
     return (
         f"held-out accuracy is {accuracy['value']:.1%} ({accuracy['low']:.0%} to {accuracy['high']:.0%}) on "
-        f"{run.summary.get('num_pairs')} pairs"
+        f"{pairs} pair{'' if pairs == 1 else 's'}"
     )
 
 

@@ -30,6 +30,8 @@ SHOWN = {
     "entropy": "policy/entropy",
     "clipped": "policy/clip_fraction",
     "explained": "value/explained_variance",
+    "eval/score": "eval/score",
+    "eval/win_rate": "eval/win_rate",
 }
 """The metrics of the progress display, by their displayed name."""
 

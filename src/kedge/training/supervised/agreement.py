@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.algorithm.statistics import Calibration, Interval, bootstrap_interval, calibration
+from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.training.supervised.losses import RankedResponses
 
@@ -118,4 +118,4 @@ def _quantiles(scores: Sequence[float]) -> list[float]:
 
 def _accuracy(leads: Sequence[Tensor]) -> Interval:
     # Prompts are independent; the pairs of one prompt are not.
-    return bootstrap_interval([float((1 + torch.sign(prompt)).mean() / 2) for prompt in leads])
+    return share_interval([float((1 + torch.sign(prompt)).mean() / 2) for prompt in leads])
