@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
-from kedge.errors import DataError, KedgeError, OutputError
+from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.inspect.page.data import data_sentences
 from kedge.inspect.record import read_run
 from kedge.logs.metrics import MEASURED, read_metrics
@@ -158,6 +158,10 @@ def test_sources_are_drawn_in_their_shares(tmp_path, monkeypatch):
     share = sum(records[row].prompt == "Ahoy!" for row in order) / len(order)
     assert share == pytest.approx(0.75, abs=0.5 / len(order))  # whole rows
     assert "drawn as 25% " in read_run(result.folder).data["demonstrations"]["line"]
+    with pytest.raises(DataError, match=r"the share of .*large\.jsonl is less than one of \d+ rows"):
+        run_sft(config_for(tmp_path, "tiny", sources, "data.mix=[1e-3, 1]", "data.eval_fraction=0.2"))
+    with pytest.raises(ConfigError, match="one of them above 0"):
+        config_for(tmp_path, "huge", sources, "data.mix=[1e308, 1e308]")
 
 
 def test_the_corrected_command_runs_in_the_same_folder(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import load_config
+from kedge.config import config_from_settings, load_config
 from kedge.inspect.record import read_run
 from kedge.pipelines.ppo import run_ppo
 from kedge.rewards import RewardTerm
@@ -54,3 +54,17 @@ def test_the_fingerprint_does_not_depend_on_a_functions_address():
     )
     assert first == second
     assert list(first) == ["data.prompts"]
+
+
+@pytest.mark.parametrize(
+    ("file", "source"), [("train.ndjson", ""), ("train.jsonl", ":train"), ("deep/test.parquet", ":test")]
+)
+def test_a_changed_file_in_a_folder_of_data_is_noticed(tmp_path, file, source):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    config = config_from_settings("sft", {"data.demonstrations": [f"{tmp_path}{source}"]})
+    hashes: list[str] = []
+    for text in ("one", "two", "two"):
+        path.write_text(text)
+        hashes.append(input_hashes(config)["data.demonstrations"])
+    assert hashes[0] != hashes[1] == hashes[2]

@@ -94,7 +94,7 @@ class DataLog:
             rows: Positions of the records that are drawn from; None for all.
 
         Raises:
-            DataError: No row is left of a source that has a share.
+            DataError: No row is left of a source that has a share, or its share is too small for one.
         """
         shares = config.data.shares(role)
         if shares is None or not self.roles[role].sources:
@@ -105,7 +105,13 @@ class DataLog:
         if empty := [name for index, name in enumerate(names) if shares[index] and index not in chosen]:
             raise DataError(f"data.mix: {empty[0]} has no row to train on")
         self.roles[role] = replace(self.roles[role], shares=tuple(share / sum(shares) for share in shares))
-        return Mixture(chosen, shares, config.runtime.seed)
+        mixture = Mixture(chosen, shares, config.runtime.seed)
+        if unread := [name for index, name in enumerate(names) if shares[index] and not mixture.counts[index]]:
+            raise DataError(
+                f"data.mix: the share of {unread[0]} is less than one of {len(chosen)} rows, so it would never be "
+                "read; raise it, or set it to 0"
+            )
+        return mixture
 
     def facts(self) -> dict[str, object]:
         """Rows of a model card, one per role."""

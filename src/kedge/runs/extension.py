@@ -69,7 +69,9 @@ def describe_extension(config: Config, stage: str, done: int) -> str:
     stretched += ["its warm-up"] if optimizer[stage].warmup_fraction else []
     stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
     if not stretched:
+        every = config.ppo.evaluation.eval_every if stage == "ppo" else None
         condition = "" if stage == "ppo" else ", if the batch size divides the rows"
+        condition += f"; the evaluation after update {done} is an additional one" if every and done % every else ""
         return f"The run goes on after update {done}, bit for bit as if it had always been this long{condition}."
     rate = f"; update {done + 1} has a learning rate of {_next_rate(config, done):.3g}" if stage == "ppo" else ""
     return (

@@ -16,6 +16,7 @@ from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
 
+DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 
@@ -75,12 +76,13 @@ def _hash_of(sources: list[str]) -> str:
 def _files(source: str) -> list[Path]:
     """The files that a name refers to: the file, a folder's data or model files, or a reward function's source."""
     path = Path(os.path.expanduser(source))
-    if os.path.isdir(path):
-        data = [*path.rglob("*.jsonl"), *path.rglob("*.parquet"), *path.rglob("*.arrow")]
-        found = {*data, *(file for pattern in MODEL_FILES for file in path.glob(pattern))}
+    before_colon = Path(os.path.expanduser(source.rpartition(":")[0] or source))
+    folder = path if os.path.exists(path) else before_colon  # folder:split is a part of the folder
+    if os.path.isdir(folder):
+        data = {file for pattern in DATA_FILES for file in folder.rglob(pattern)}
+        found = data | {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
         return sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
-    candidates = (path, Path(os.path.expanduser(source.rpartition(":")[0] or source)))
-    return next(([file] for file in candidates if os.path.isfile(file)), [])
+    return next(([file] for file in (path, before_colon) if os.path.isfile(file)), [])
 
 
 def _digest(pieces: Iterable[bytes]) -> str:

@@ -1,6 +1,7 @@
 """`data`: what is read, and how rows that do not fit are handled."""
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -93,7 +94,7 @@ class DataConfig(Section):
             shares = tuple(self.mix)
         if len(shares) != len(sources):
             raise ValueError(f"data.mix has {len(shares)} shares, and data.{role} has {len(sources)} sources")
-        if min(shares) < 0 or sum(shares) <= 0:
+        if min(shares) < 0 or not 0 < sum(shares) < math.inf:
             raise ValueError("the shares of data.mix must be at least 0, and one of them above 0")
         return shares
 
