@@ -41,14 +41,15 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     demonstrations, comparisons, prompts = (_given(getattr(config.data, name)) for name in _DATA)
     if stage == "sft":
         data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
-        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, settings)
+        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(settings))
         return [reward, Call("generate", {"model": model, "prompts": demonstrations}, settings)]
     if stage == "reward":
         asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
         return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, settings)]
     first = [judge] if judge else [term.source for term in config.reward][:1]
     against = (start,) if start else base
-    arguments = {"model": model, "against": against, "prompts": prompts, "judge": _given(first)}
+    unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
+    arguments = {"model": model, "against": against, "prompts": unseen, "judge": _given(first)}
     return [Call("evaluate", arguments, settings)]
 
 
@@ -81,6 +82,15 @@ def _carried(config: Config) -> dict[str, Any]:
         for name, value in changed_values(config).items()
         if name not in sources and name.startswith(CARRIED)
     }
+
+
+def _for_demonstrations(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with names of columns that are those of the demonstrations, and not of the comparisons as well."""
+    columns = settings.get("data.columns")
+    if not columns:
+        return settings
+    named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
+    return {**settings, "data.columns": named}
 
 
 def _given(sources: Sequence[str]) -> tuple[str, ...]:
