@@ -49,6 +49,21 @@ def test_after_fine_tuning_come_the_reward_model_and_a_look_at_responses() -> No
     ]
 
 
+def test_names_of_columns_stay_with_the_data_that_they_name() -> None:
+    config = load_config(None, ["data.demonstrations=d.jsonl", "data.columns.prompt=email"], {"model": "m"})
+    named = [
+        load_config(overrides=[word for word in shlex.split(call) if word.startswith("data.")]).data.columns
+        for call in shell_calls(config, "sft")
+    ]
+    assert named == [{"demonstrations.prompt": "email"}, {"prompt": "email"}]
+
+
+def test_held_out_prompts_are_those_to_evaluate_on() -> None:
+    settings: dict[str, Any] = {"model": "m", "prompts": "p.jsonl", "reward": "rm", "data.eval_prompts": "held.jsonl"}
+    [call] = shell_calls(config_from_settings("ppo", settings), "ppo")
+    assert "--prompts held.jsonl" in call
+
+
 def test_after_the_reward_model_comes_ppo_on_its_prompts() -> None:
     config = config_from_settings("reward", {"model": "sft/model", "comparisons": "c.jsonl"})
     assert shell_calls(config, "reward") == [

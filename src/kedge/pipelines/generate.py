@@ -31,8 +31,12 @@ from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import open_run
+from kedge.texts import printable
 
 __all__ = ["GenerateResult", "run_generate"]
+
+MOST_SHOWN = 4
+"""Responses that are few enough to be printed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,6 +115,9 @@ def run_generate(
         ["policy", "score", "tokens", "stopped"],
         {policy.source: [score, summary["length"], summary["eos_rate"]]},
     )
+    if len(repeated) <= MOST_SHOWN:
+        for completion in responses.completions:
+            say(f"response: {printable(completion)}")
     leave_stage_report(config, run.folder, interrupted=False)
     say_findings(run.folder)
     return GenerateResult(run.folder, summary, score)
