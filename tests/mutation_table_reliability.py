@@ -106,8 +106,8 @@ RELIABILITY = (
     Mutation(
         "boundary-not-remembered",
         "training/checkpoint/resume.py",
-        "            self._run_state.remember()\n            if self._is_best",
-        "            if self._is_best",
+        "        self.done, self._is_changing = step, False\n        self._run_state.remember()\n",
+        "        self.done, self._is_changing = step, False\n",
         f"{KEEPER}::test_a_step_that_is_dropped_is_taken_again_from_where_it_began",
     ),
     Mutation(

@@ -63,6 +63,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
     monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
     monkeypatch.setattr("kedge.pipelines.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
+    # It would write to the home directory of whoever runs the tests.
+    monkeypatch.setattr("typer.completion.install", lambda **_: ("bash", tmp_path / "kedge.sh"))
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
