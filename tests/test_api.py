@@ -336,3 +336,16 @@ def test_what_a_callback_raises_ends_the_run(models, tmp_path):
     assert (tmp_path / "run" / "model").is_dir()
     checkpoints = tmp_path / "run" / "checkpoints"
     assert [path.name for path in checkpoints.iterdir()] == ["update-000001"]  # the update that it saw was complete
+
+
+def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path):
+    data: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "comparisons": COMPARISONS, "prompts": PROMPTS}
+    sizes = {"ppo.num_updates": 1, "ppo.num_epochs": 1, "rollout.num_prompts": 4, "rollout.max_new_tokens": 6}
+    small = {**QUIET, **sizes, "sft.num_epochs": 1, "reward_model.num_epochs": 1, "data.eval_fraction": 0.0}
+    result = kedge.rlhf(model=models / "policy", **data, reward={count_letters: 0.5}, out=tmp_path / "run", **small)
+    [row] = result.rounds[0].ppo.metrics
+    assert {"score/count_letters", "score/model"} <= row.keys()
+    assert kedge.rlhf(model=models / "policy", **data, reward=count_letters, dry_run=True, **small).seconds > 0
+    with pytest.raises(KedgeError):
+        kedge.rlhf(model=models / "policy", **data, reward=lambda nothing_here: [], out=tmp_path / "other", **small)
+    assert not (tmp_path / "other").exists()

@@ -222,6 +222,7 @@ def rlhf(
     demonstrations: Data,
     comparisons: Data,
     prompts: Data,
+    reward: Weighted | None = None,
     labeller: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
@@ -236,6 +237,7 @@ def rlhf(
     demonstrations: Data,
     comparisons: Data,
     prompts: Data,
+    reward: Weighted | None = None,
     labeller: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
@@ -250,6 +252,7 @@ def rlhf(
         demonstrations: As in `sft`.
         comparisons: As in `reward`.
         prompts: As in `ppo`.
+        reward: As in `ppo`; added to the trained reward model's score.
         labeller: Reward model or function that ranks the policy's responses from round 2 on.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
@@ -267,10 +270,12 @@ def rlhf(
         "prompts": arguments.rows("data.prompts", prompts),
     }
     function = arguments.function("rlhf.labeller", labeller)
+    rewards = None if reward is None else arguments.rewards(reward)
     config = arguments.config("rlhf")
     if dry_run:
-        return _dry_run(config, "rlhf", resume, **rows, labeller=function)
-    return run_rlhf(config, **rows, labeller=function, resume=_resume(resume), callback=on_update)
+        return _dry_run(config, "rlhf", resume, **rows, reward=rewards, labeller=function)
+    rewarded: Any = {"reward": rewards, "labeller": function}
+    return run_rlhf(config, **rows, **rewarded, resume=_resume(resume), callback=on_update)
 
 
 @with_loaded_models("generate")

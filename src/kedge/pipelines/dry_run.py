@@ -23,7 +23,7 @@ from kedge.pipelines.ppo.roles import load_roles
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.pipelines.reward import load_reward_inputs, train_reward_model
-from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config
+from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, with_trained
 from kedge.pipelines.sft import load_sft_inputs, train_sft
 from kedge.runs.run import Run, open_run
 from kedge.training.runtime import stream_seed
@@ -43,6 +43,7 @@ INPUTS: Mapping[str, Mapping[str, str]] = {
         "comparisons": "data.comparisons",
         "prompts": "data.prompts",
         "labeller": "rlhf.labeller",
+        "reward": "reward",
     },
 }
 """The arguments of each stage's function that may be Python objects, and the fields that they replace."""
@@ -179,10 +180,10 @@ def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     run.folder.mkdir()
     trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
     supervised = [_trial(each, name, given) for name, each in trials.items()]
-    trials["ppo"] = ppo_config(
-        config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model"
-    )
-    sft, reward, ppo = [*supervised, _trial(trials["ppo"], "ppo", given)]
+    trained = run.folder / "reward" / "model"
+    trials["ppo"] = ppo_config(config, run, "ppo", model=Path(str(config.model)), reward=trained)
+    rewards = None if given["reward"] is None else with_trained(trained, given["reward"])
+    sft, reward, ppo = [*supervised, _trial(trials["ppo"], "ppo", {**given, "reward": rewards})]
     rounds = config.rlhf.num_rounds
     return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in [*reward, *ppo])]
 

@@ -19,11 +19,12 @@ from kedge.pipelines.reward import run_reward
 from kedge.pipelines.rlhf.folder import published_policy, write_rows
 from kedge.pipelines.rlhf.labeling import label_round
 from kedge.pipelines.rlhf.result import RlhfResult, Round, print_rounds, summarize
-from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config
+from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, with_trained
 from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
 from kedge.runs.ending import chain_report, resumable, say_next
+from kedge.runs.load_rewards import Rewards
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, open_run
 
@@ -36,6 +37,7 @@ def run_rlhf(
     demonstrations: Sequence[Any] | None = None,
     comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
     labeller: RewardSpec | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
@@ -52,6 +54,7 @@ def run_rlhf(
         demonstrations: Rows in place of `config.data.demonstrations`.
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
         labeller: A function or reward model in place of `config.rlhf.labeller`.
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
@@ -62,9 +65,15 @@ def run_rlhf(
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    run = open_run(config, "rlhf", in_memory={**data, "rlhf.labeller": labeller}, resume=resume)
+    run = open_run(config, "rlhf", in_memory={**data, "reward": reward, "rlhf.labeller": labeller}, resume=resume)
     inputs = check_inputs(
-        config, run, demonstrations=demonstrations, comparisons=comparisons, prompts=prompts, labeler=labeller
+        config,
+        run,
+        demonstrations=demonstrations,
+        comparisons=comparisons,
+        prompts=prompts,
+        reward=reward,
+        labeler=labeller,
     )
     with (
         resumable(config, run.folder, "rlhf"),
@@ -85,14 +94,15 @@ def run_rlhf(
             suffix = "" if number == 1 else f"-{number}"
             if number > 1:
                 config = label_round(config, run, inputs, policy, number)
-            reward = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **then)
+            trained = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **then)
             start = sft.model if config.rlhf.restart_policy else policy
             ppo = run_ppo(
-                ppo_config(config, run, f"ppo{suffix}", model=start, reward=reward.model),
+                ppo_config(config, run, f"ppo{suffix}", model=start, reward=trained.model),
                 prompts=prompts,
+                reward=None if reward is None else with_trained(trained.model, reward),
                 **then,
             )
-            rounds.append(Round(reward, ppo))
+            rounds.append(Round(trained, ppo))
             policy = ppo.model
 
     summary = summarize(sft, rounds)

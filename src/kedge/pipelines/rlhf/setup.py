@@ -9,14 +9,14 @@ from typing import Any
 
 from kedge.config import Config, metric_in_chain, with_values
 from kedge.data import Prompt, room_for_prompt
-from kedge.rewards import RewardSpec, WeightedReward
+from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.load_policy import load_policy
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_records import load_comparisons, load_demonstrations
-from kedge.runs.load_rewards import configured_rewards, load_rewards
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import Run
 
-__all__ = ["RlhfInputs", "check_inputs", "ppo_config", "stage_config"]
+__all__ = ["RlhfInputs", "check_inputs", "ppo_config", "stage_config", "with_trained"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def check_inputs(
     demonstrations: Sequence[Any] | None = None,
     comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
     labeler: RewardSpec | None = None,
 ) -> RlhfInputs:
     """Load and read the inputs of all stages, so that a mistake in the prompts shows before hours of fine-tuning.
@@ -49,6 +50,7 @@ def check_inputs(
         demonstrations: Rows in place of `config.data.demonstrations`.
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
         labeler: A function or model in place of `config.rlhf.labeller`.
 
     Raises:
@@ -62,8 +64,8 @@ def check_inputs(
     room = room_for_prompt([policy.model.sampling_length], config.rollout.max_new_tokens)
     all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     columns = list(all_prompts[0].columns)
-    if config.reward:
-        load_rewards(configured_rewards(config), config, run, tokenizer).check(columns)
+    if rewards := configured_rewards(config) if reward is None else reward:
+        load_rewards(rewards, config, run, tokenizer).check(columns)
     if config.rlhf.num_rounds == 1:
         return RlhfInputs(all_prompts, None)
     scorer = load_rewards(labeler or str(config.rlhf.labeller), config, run, tokenizer)
@@ -85,3 +87,9 @@ def ppo_config(config: Config, run: Run, name: str, *, model: Path, reward: Path
     """
     terms = [{"source": str(reward)}, *(term.model_dump() for term in config.reward)]
     return with_values(stage_config(config, run, name), {"model": str(model), "reward": terms})
+
+
+def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
+    """The trained reward model, followed by rewards that were passed from Python."""
+    given = [reward] if isinstance(reward, (str, Path, RewardTerm)) or callable(reward) else list(reward)
+    return [RewardTerm(str(model)), *given]
