@@ -145,7 +145,7 @@ def test_help_is_short_of_types(
         ("num_up", "ppo", ["num_updates=", "num_updates=200"]),  # two, so that no shell adds a space behind `=`
         ("clip_range", "ppo", ["clip_range=", "clip_range_high="]),
         ("policy_loss=cl", "ppo", ["policy_loss=clipped"]),
-        ("ppo.critic=", None, ["ppo.critic=shared", "ppo.critic=separate"]),
+        ("ppo.critic=", None, [f"ppo.critic={kind}" for kind in ("auto", "shared", "separate", "none")]),
         ("runtime.strict=", None, ["runtime.strict=true", "runtime.strict=false"]),
         ("clip_range", "sft", []),
         ("num_pr", "rlhf", []),  # ambiguous

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from kedge.config import Config, changed_settings, load_config, resolved_yaml
+from kedge.config import Config, changed_settings, effective_settings, load_config, resolved_yaml
 from kedge.config.explain.describe import find_field, section_type
 from kedge.config.loading.changes import FREE
 
@@ -60,3 +60,12 @@ def test_a_field_missing_from_a_saved_file_is_reported():
     saved = settings()
     del saved["ppo"]["gamma"]
     assert changed_settings(saved, Config().model_dump(mode="json")) == ["ppo.gamma: not set in the run, 1.0 now"]
+
+
+def test_a_run_from_before_auto_is_resumed_under_its_default():
+    saved = load_config(overrides=["ppo.critic=shared", "ppo.whiten_advantages=true"])
+    assert changed_settings(effective_settings(saved), effective_settings(Config())) == []
+    without = load_config(overrides=["ppo.advantage=to_go"])
+    assert "ppo.critic: shared in the run, none now" in changed_settings(
+        effective_settings(saved), effective_settings(without)
+    )

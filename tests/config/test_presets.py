@@ -219,7 +219,7 @@ def test_recipes_in_units_of_the_score_do_not_take_the_default_value_clip_in_sta
 
 
 def test_the_critics_of_the_papers() -> None:
-    critics = {name: load_config(preset=name).ppo.value.critic for name in TABLE}
+    critics = {name: load_config(preset=name).ppo.resolved_critic for name in TABLE}
     assert critics == {
         "ziegler": "shared",
         "stiennon": "separate",

@@ -34,7 +34,7 @@ def test_names_that_scripts_rely_on(section: str, names: str) -> None:
 
 def test_promised_choices_and_defaults() -> None:
     ppo = Config().ppo
-    assert ppo.value.critic == "shared"
+    assert ppo.resolved_critic == "shared"
     assert (
         ppo.objective.clip_range,
         ppo.advantages.gamma,

@@ -107,6 +107,8 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.kl_in=loss", "ppo.kl_estimator=k1"], ["ppo.kl_estimator=k1", "k2 or k3"]),
         (["ppo.kl_in=loss", "ppo.kl_scope=sequence"], ["ppo.kl_scope=sequence"]),
         (["ppo.critic_init=reward"], ["ppo.critic=separate"]),
+        (["ppo.critic=none"], ["ppo.advantage=gae", "ppo.critic=none", "ppo.advantage=to_go"]),
+        (["ppo.advantage=to_go", "ppo.value_warmup_updates=3"], ["ppo.value_warmup_updates=3", "use 0"]),
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
         (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),

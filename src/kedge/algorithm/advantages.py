@@ -47,6 +47,11 @@ class Advantage(Protocol):
         """Whether the estimator compares responses to the same prompt."""
         ...
 
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether the estimator needs a score of another response to the same prompt, as ReMax does."""
+        ...
+
     def __call__(
         self,
         rewards: Float[Tensor, "batch time"],
@@ -54,6 +59,7 @@ class Advantage(Protocol):
         *,
         values: Float[Tensor, "batch time"] | None = None,
         group: Int[Tensor, " batch"] | None = None,
+        baseline: Float[Tensor, " batch"] | None = None,
     ) -> Advantages:
         """Estimate the advantages.
 
@@ -62,12 +68,13 @@ class Advantage(Protocol):
             mask: True = counts; masked steps within a row are skipped.
             values: V_t, the critic's value of the state before step t.
             group: number of each row's prompt.
+            baseline: score of the greedy response to each row's prompt.
 
         Returns:
             `.advantages` and `.returns`, 0 in masked slots. No gradient.
 
         Raises:
-            ShapeError: shapes differ, nothing counts, or required values or groups are missing.
+            ShapeError: shapes differ, nothing counts, or required values, groups or baselines are missing.
         """
         ...
 
@@ -140,9 +147,16 @@ class GeneralizedAdvantage:
     gae_lambda: float
     needs_values: bool = True
     needs_groups: bool = False
+    needs_baseline: bool = False
 
     def __call__(
-        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
     ) -> Advantages:
         """See `Advantage`."""
         known = _required(values, type(self).__name__)
@@ -164,10 +178,17 @@ class NStepAdvantage:
     num_steps: int
     needs_values: bool = True
     needs_groups: bool = False
+    needs_baseline: bool = False
 
     @torch.no_grad()
     def __call__(
-        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
     ) -> Advantages:
         """See `Advantage`. Computed from the Monte Carlo advantages M: A_t = M_t − γⁿ·M_{t+n}."""
         check_positive(num_steps=self.num_steps)
@@ -193,9 +214,16 @@ class RewardToGo:
     gamma: float
     needs_values: bool = False
     needs_groups: bool = False
+    needs_baseline: bool = False
 
     def __call__(
-        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
     ) -> Advantages:
         """See `Advantage`."""
         no_critic = torch.zeros_like(rewards)
@@ -213,9 +241,16 @@ class TotalReward:
     gamma: float
     needs_values: bool = False
     needs_groups: bool = False
+    needs_baseline: bool = False
 
     def __call__(
-        self, rewards: Tensor, mask: Tensor, *, values: Tensor | None = None, group: Tensor | None = None
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
     ) -> Advantages:
         """See `Advantage`."""
         to_go = RewardToGo(self.gamma)(rewards, mask).advantages

@@ -6,7 +6,7 @@ from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries.names import foreign_answer
-from kedge.config.loading.changes import changed_settings, changed_values
+from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
 from kedge.config.loading.names import full_name
 from kedge.config.loading.settings import config_from_settings
@@ -57,6 +57,7 @@ __all__ = [
     "config_at",
     "config_from_settings",
     "describe_presets",
+    "effective_settings",
     "explain",
     "field_advice",
     "foreign_answer",

@@ -38,6 +38,7 @@ def collect_experience(
     whiten_advantages: bool = True,
     token_scores: Float[Tensor, "batch time"] | None = None,
     importance_cap: float | None = None,
+    baseline: Float[Tensor, " batch"] | None = None,
     first_pass: PolicyOutputs | None = None,
     reuse_sampled: bool = False,
     precision: Precision = "fp32",
@@ -62,6 +63,7 @@ def collect_experience(
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
         token_scores: One per action, from a process reward.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
+        baseline: Score of the greedy response to each row's prompt, if the advantage needs it.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
         reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
@@ -117,7 +119,7 @@ def collect_experience(
     )
     if whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False)
-    advantages, returns = advantage(rewards, reward_mask, values=values, group=rollout.group)
+    advantages, returns = advantage(rewards, reward_mask, values=values, group=rollout.group, baseline=baseline)
     if whiten_advantages:
         advantages = masked_whiten(advantages, rollout.action_mask)
     return Experience(

@@ -17,6 +17,7 @@ from kedge.config import (
     changed_settings,
     check_stage,
     choose_output,
+    effective_settings,
     load_config,
     resolved_yaml,
     with_values,
@@ -227,8 +228,8 @@ def _check_unchanged(
     allowed: tuple[str, ...],
 ) -> None:
     """Reject resuming with changed settings or inputs, except the allowed ones."""
-    saved = load_config(folder / CONFIG_FILE).model_dump(mode="json")
-    changes = changed_settings(saved, config.model_dump(mode="json"), allowed=allowed)
+    saved, current = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
+    changes = changed_settings(saved, current, allowed=allowed)
     if checkpoint is not None:
         changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
     if changes:

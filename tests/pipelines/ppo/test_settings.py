@@ -1,11 +1,16 @@
 """Coefficients and objective as configured, and their controllers against the published rules computed by hand."""
 
 from copy import deepcopy
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.pipelines.ppo.settings import coefficients_of, objective_of, reward_kl_coef
+from kedge.config.explain.describe import find_field
+from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import critic_of, whitens_advantages
+from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
 from tests.training.test_update import make_experience, make_models
 
 
@@ -94,3 +99,14 @@ def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
 def test_mse_is_twice_half_mse():
     experience = make_experience(make_models())
     assert objective(experience, value_loss="mse", value_coef=0.5).value_coef == 1.0
+
+
+@pytest.mark.parametrize("advantage", get_args(find_field("ppo.advantage").annotation))
+def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
+    config = configured(advantage=advantage)
+    estimator = advantage_of(config)
+    assert config.ppo.advantages.needs_values == estimator.needs_values
+    assert config.ppo.resolved_critic == ("shared" if estimator.needs_values else "none")
+    record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
+    assert critic_of(record) == config.ppo.resolved_critic
+    assert whitens_advantages(record) == config.ppo.advantages.whitens_advantages

@@ -7,7 +7,7 @@ from kedge.config.explain.describe import section_type, written
 from kedge.config.loading.load import resolve
 from kedge.config.schema.root import Config
 
-__all__ = ["changed_settings", "changed_values"]
+__all__ = ["changed_settings", "changed_values", "effective_settings"]
 
 FREE = (
     "out",
@@ -46,6 +46,19 @@ def changed_settings(
         for name in names
         if name not in before or name not in now or before[name] != now[name]
     ]
+
+
+def effective_settings(config: Config) -> dict[str, Any]:
+    """All settings as nested JSON types, with `auto` replaced by what it stands for where that depends on other fields.
+
+    A run of a version that had no `auto` there is resumed under its default.
+    """
+    settings = config.model_dump(mode="json")
+    settings["ppo"] |= {
+        "critic": config.ppo.resolved_critic,
+        "whiten_advantages": config.ppo.advantages.whitens_advantages,
+    }
+    return settings
 
 
 def changed_values(config: Config) -> dict[str, Any]:

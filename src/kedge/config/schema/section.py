@@ -1,7 +1,7 @@
 """The base of every configuration section, and of the groups that a large section is composed of."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -78,7 +78,7 @@ class Section(BaseModel):
     @classmethod
     def _refuse_bools(cls, value: object, info: ValidationInfo) -> object:
         """Refuse true and false for a number: Python would take them for 1 and 0."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+        if isinstance(value, bool) and not _takes_bools(cls.model_fields[info.field_name or ""].annotation):
             raise PydanticCustomError("unexpected_bool", "true and false are not numbers")
         return value
 
@@ -91,6 +91,10 @@ class Section(BaseModel):
         if (fault := unwritable(value, deepest=MAX_DEPTH)) is not None:
             raise ValueError(f"the value {fault}")
         return value
+
+
+def _takes_bools(annotation: Any) -> bool:
+    return annotation is bool or bool in get_args(annotation)
 
 
 def _exceeds_a_word(value: Any) -> bool:

@@ -12,6 +12,7 @@ from kedge.inspect.doctor.responses import nearly_all_truncated
 from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import critic_of, whitens_advantages
 
 __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
 
@@ -74,6 +75,11 @@ class _Critic:
     span: str
 
 
+def has_critic(run: RunRecord) -> bool:
+    """Whether the run may have a critic; true if its configuration does not say."""
+    return critic_of(run) != "none"
+
+
 def _critic(run: RunRecord) -> _Critic | None:
     explained = read(run, "value/explained_variance", at_least=MIN_TREND)
     mean, returns = read(run, "value/mean", at_least=MIN_TREND), read(run, "value/returns_mean", at_least=MIN_TREND)
@@ -127,7 +133,7 @@ def _below_zero(run: RunRecord) -> Symptom | None:
 
 
 def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
-    if run.setting("ppo.critic") == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
+    if critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
         yield scale(run, "ppo.value_head_rate", 1 / 3)
     else:
         yield scale(run, "ppo.learning_rate", 1 / 3)
@@ -137,7 +143,7 @@ def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
 
 def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     yield scale(run, "ppo.value_coef", 3.0)
-    if run.setting("ppo.critic") == "shared":
+    if critic_of(run) == "shared":
         yield scale(run, "ppo.value_head_rate", 3.0)
     if not run.setting("ppo.value_warmup_updates"):
         yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
@@ -183,7 +189,7 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
 def _constant_batch(run: RunRecord) -> Symptom | None:
     scores, scores_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
     advantages, returns = read(run, "advantage/std"), read(run, "value/returns_mean")
-    if run.setting("ppo.whiten_advantages") is False or scores is None or scores_std is None:
+    if not whitens_advantages(run) or scores is None or scores_std is None:
         return None
     if nearly_all_truncated(run):
         return None
@@ -219,7 +225,7 @@ WHITENING_CONSTANT_BATCH = Rule(
     Needs(
         ("reward/score_mean", "reward/score_std"),
         MIN_LEVEL,
-        fits=lambda run: run.setting("ppo.whiten_advantages") is not False,
+        fits=whitens_advantages,
     ),
 )
 
@@ -229,7 +235,7 @@ VALUE_SCALE_MISMATCH = Rule(
     "gradient swamps the policy's.",
     (*CRITIC_METRICS, "value/loss"),
     _scale_mismatch,
-    Needs(NEEDED, MIN_TREND),
+    Needs(NEEDED, MIN_TREND, fits=has_critic),
 )
 
 VALUE_CLIP_BINDING = Rule(
@@ -241,7 +247,7 @@ VALUE_CLIP_BINDING = Rule(
     Needs(
         ("value/clip_fraction", *NEEDED),
         MIN_TREND,
-        fits=lambda run: not run.config or run.setting("ppo.value_clip_range") is not None,
+        fits=lambda run: has_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
     ),
 )
 
@@ -251,5 +257,5 @@ DEAD_CRITIC = Rule(
     "score, with all its noise, on every token.",
     CRITIC_METRICS,
     _dead,
-    Needs(NEEDED, MIN_TREND),
+    Needs(NEEDED, MIN_TREND, fits=has_critic),
 )

@@ -12,6 +12,7 @@ from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.steps import MANY_EPOCHS, STEPS_TOO_LARGE
 from kedge.inspect.doctor.trends import MIN_LEVEL, Series, fmt, read, span
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import critic_of
 
 __all__ = ["FIRST_UPDATE_TOO_LARGE", "NUM_FIRST"]
 
@@ -83,7 +84,7 @@ def _values(run: RunRecord) -> str:
 
 
 def _smaller_value_steps(run: RunRecord) -> Remedy:
-    shared = run.setting("ppo.critic") == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1
+    shared = critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1
     return scale(run, "ppo.value_head_rate" if shared else "ppo.value_coef", 1 / 3)
 
 

@@ -60,7 +60,7 @@ class Roles:
         held_out: The prompts that it is evaluated on; empty without `ppo.eval_every`.
         judge: Compares the responses to them with those of the start; None for no comparison.
         engine: Samples from the policy.
-        actor_critic: Policy and critic, trained.
+        actor_critic: Policy and critic, if any, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.
         reward: Scores responses.
         missing_eos: The penalty for responses without a stop token.
@@ -160,22 +160,22 @@ def load_roles(
 def _load_actor_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
 ) -> tuple[ActorCritic, nn.Linear | None]:
-    """Policy and critic, and the critic's new head, which has a learning rate of its own."""
+    """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
     source, value = str(config.model), config.ppo.value
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
             source,
             tokenizer=tokenizer,
-            value_head=value.critic == "shared",
+            value_head=config.ppo.resolved_critic == "shared",
             device=run.device,
             trust_remote_code=config.runtime.trust_remote_code,
         )
         policy.check_sampling()
         critic, head = None, policy.value_head
-        if head is None:
+        if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models)
-        elif not load_value_head(head, source):
+        elif head is not None and not load_value_head(head, source):
             initialize_head(head, value.value_head_init)
     actor_critic = ActorCritic(policy, critic)
     if config.runtime.activation_checkpointing:

@@ -131,7 +131,7 @@ class PpoSteps:
             kl_scope=ppo.kl.kl_scope,
             score_at=ppo.advantages.score_at,
             whiten_rewards=ppo.advantages.whiten_rewards,
-            whiten_advantages=ppo.advantages.whiten_advantages,
+            whiten_advantages=ppo.advantages.whitens_advantages,
             reuse_sampled=self.roles.engine.is_exact,
             **self._numerics,
         )

@@ -7,6 +7,9 @@ from kedge.config.schema.section import Group
 
 __all__ = ["AdvantagesConfig"]
 
+NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
+"""The estimators that use a critic."""
+
 
 class AdvantagesConfig(Group):
     """Advantage estimator, discount, whitening, and the position of the score."""
@@ -43,9 +46,10 @@ class AdvantagesConfig(Group):
         too_high="noisy advantages",
         too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
     )
-    whiten_advantages: bool = field(
-        True,
-        meaning="Whether the batch's advantages are normalized to mean 0 and variance 1.",
+    whiten_advantages: Literal["auto"] | bool = field(
+        "auto",
+        meaning="Whether the batch's advantages are normalized to mean 0 and variance 1; auto is what the paper of "
+        "ppo.advantage does.",
         source="S0, S3, Ziegler, N+",
     )
     whiten_rewards: bool = field(
@@ -58,3 +62,13 @@ class AdvantagesConfig(Group):
         meaning="Position that receives the score: the response's last token, or one after it, as in N+'s code.",
         source="S0, S1, S2, S3",
     )
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the estimator uses a critic."""
+        return self.advantage in NEED_VALUES
+
+    @property
+    def whitens_advantages(self) -> bool:
+        """`whiten_advantages`, with `auto` resolved."""
+        return self.whiten_advantages is True or self.whiten_advantages == "auto"

@@ -1,5 +1,7 @@
 """`ppo`: the section, composed of groups. Users see it flat: `ppo.kl_coef`."""
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from kedge.config.schema.optimizer import OptimizerConfig
@@ -31,6 +33,27 @@ class PpoConfig(Section):
     def num_policy_updates(self) -> int:
         """Updates that train the policy: those after the critic's warm-up."""
         return self.loop.num_updates - self.value.value_warmup_updates
+
+    @property
+    def resolved_critic(self) -> Literal["shared", "separate", "none"]:
+        """The kind of critic, `auto` resolved."""
+        if self.value.critic != "auto":
+            return self.value.critic
+        return "shared" if self.advantages.needs_values else "none"
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> "PpoConfig":
+        advantage, warmup = self.advantages.advantage, self.value.value_warmup_updates
+        if self.resolved_critic == "none" and self.advantages.needs_values:
+            raise ValueError(
+                f"ppo.advantage={advantage} needs a critic's values, but ppo.critic=none; use ppo.critic=shared, or an "
+                "advantage without a critic, e.g. ppo.advantage=to_go"
+            )
+        if self.resolved_critic == "none" and warmup:
+            raise ValueError(
+                f"ppo.value_warmup_updates={warmup} warms up a critic, and ppo.advantage={advantage} has none; use 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_warmup(self) -> "PpoConfig":

@@ -13,10 +13,12 @@ __all__ = ["ValueConfig"]
 class ValueConfig(Group):
     """Value model, value loss, and their start."""
 
-    critic: Literal["shared", "separate"] = field(
-        "shared",
-        meaning="A value head on the policy's trunk, or a separate model.",
-        source="S0, S1, S4, Ziegler; S3, Stiennon and N+ use a separate one, at twice the memory",
+    critic: Literal["auto", "shared", "separate", "none"] = field(
+        "auto",
+        meaning="A value head on the policy's trunk (shared), a separate model, or none. Auto: none where "
+        "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
+        source="shared: S0, S1, S4, Ziegler; S3, Stiennon and N+ use a separate one, at twice the memory. RLOO and "
+        "GRPO have none",
     )
     critic_init: Literal["auto", "reward", "policy"] = field(
         "auto",
@@ -86,6 +88,6 @@ class ValueConfig(Group):
 
     @model_validator(mode="after")
     def _check_init(self) -> "ValueConfig":
-        if self.critic == "shared" and self.critic_init == "reward":
+        if self.critic in ("auto", "shared") and self.critic_init == "reward":
             raise ValueError("ppo.critic_init=reward needs ppo.critic=separate")
         return self

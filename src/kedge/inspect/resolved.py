@@ -1,0 +1,31 @@
+"""Settings of a run whose `auto` depends on others, resolved from its folder alone."""
+
+from __future__ import annotations
+
+from kedge.inspect.record import RunRecord
+
+__all__ = ["critic_of", "whitens_advantages"]
+
+CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
+"""Advantages that need no values."""
+
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
+"""Advantages that `ppo.whiten_advantages=auto` does not whiten."""
+
+
+def critic_of(run: RunRecord) -> str:
+    """The kind of critic: `shared`, `separate` or `none`; empty if the run's configuration does not say."""
+    critic = str(run.setting("ppo.critic") or "")
+    if critic != "auto":
+        return critic
+    if "critic" in run.roles:
+        return "separate"
+    return "none" if run.setting("ppo.advantage") in CRITIC_FREE else "shared"
+
+
+def whitens_advantages(run: RunRecord) -> bool:
+    """Whether the advantages are whitened; true if the run's configuration does not say."""
+    whitens = run.setting("ppo.whiten_advantages")
+    if whitens == "auto":
+        return run.setting("ppo.advantage") not in UNWHITENED
+    return whitens is not False
