@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.config.explain.describe import find_field
+from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, whitens_advantages
 from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
@@ -101,7 +101,7 @@ def test_mse_is_twice_half_mse():
     assert objective(experience, value_loss="mse", value_coef=0.5).value_coef == 1.0
 
 
-@pytest.mark.parametrize("advantage", get_args(find_field("ppo.advantage").annotation))
+@pytest.mark.parametrize("advantage", get_args(AdvantagesConfig.model_fields["advantage"].annotation))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     config = configured(advantage=advantage)
     estimator = advantage_of(config)
