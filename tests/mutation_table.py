@@ -12,6 +12,7 @@ from tests.mutation_table_reliability import RELIABILITY
 __all__ = ["MUTATIONS"]
 
 ADVANTAGES = "tests/algorithm/test_advantages.py"
+SETTINGS = "tests/pipelines/ppo/test_settings.py"
 CRITIC = "tests/algorithm/test_critic.py"
 KL = "tests/algorithm/test_kl.py"
 MASKING = "tests/algorithm/test_masking.py"
@@ -362,6 +363,20 @@ MUTATIONS = (
         "residual + gamma * gae_lambda * carried",
         "residual + gamma * carried",
         f"{ADVANTAGES}::test_a_hand_computed_episode",
+    ),
+    Mutation(
+        "length-with-padding",
+        "algorithm/advantages.py",
+        "lengths = mask.sum(-1).clamp(min=1).to(dtype)",
+        "lengths = torch.full_like(mask[..., 0], mask.shape[-1], dtype=dtype)",
+        f"{ADVANTAGES}::test_a_lambda_per_response_follows_its_length",
+    ),
+    Mutation(
+        "critics-lambda-forgotten",
+        "pipelines/ppo/settings.py",
+        "GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda)",
+        "GeneralizedAdvantage(use.gamma, gae_lambda)",
+        f"{SETTINGS}::test_the_lambdas_of_advantages_and_targets",
     ),
     Mutation(
         "returns-from-whitened-advantages",

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from kedge.algorithm import (
     Advantages,
     GeneralizedAdvantage,
+    LengthAdaptiveLambda,
     NStepAdvantage,
     RewardToGo,
     TotalReward,
@@ -185,21 +188,69 @@ def test_the_adjusted_reward_of_a_response_less_the_value_at_each_token():
     assert found.advantages[0].tolist() == pytest.approx([1.8, 1.5, 1.2])
 
 
+@given(SEEDS, UNIT, st.floats(0.05, 3.0))
+def test_a_lambda_per_response_follows_its_length(ragged, seed, gamma, alpha):
+    batch = ragged(seed)
+    found = GeneralizedAdvantage(gamma, LengthAdaptiveLambda(alpha))(batch.rewards, batch.mask, values=batch.values)
+    for index, (rewards, values) in rows(batch, batch.rewards, batch.values):
+        lam = min(max(1 - 1 / (alpha * len(rewards)), 0.0), 1.0)
+        expected = advantages_by_definition(rewards, values, gamma, lam)
+        close(found.advantages, index, batch.mask, expected)
+        close(found.returns, index, batch.mask, np.add(expected, values))
+
+
+def test_the_length_adaptive_lambda_by_hand():
+    # α = 0.05: 1 − 20/l. 8,000 tokens: 0.9975; 100: 0.8; 25: 0.2; 20 and fewer: 0. Masked steps have no length.
+    lengths = torch.tensor([8000, 100, 25, 20, 1])
+    mask = torch.arange(8001) < lengths[:, None]
+    assert LengthAdaptiveLambda(0.05)(mask).tolist() == pytest.approx([0.9975, 0.8, 0.2, 0.0, 0.0], abs=1e-6)
+    assert LengthAdaptiveLambda(1e9)(mask[:1]).tolist() == [1.0]
+    # The coefficients of GAE then sum to α·l, VAPO's condition.
+    assert sum(0.8**k for k in range(1000)) == pytest.approx(0.05 * 100)
+
+
+@pytest.mark.parametrize("kind", ["monte_carlo", "td", "n_step", "advantage"])
+@given(seed=SEEDS, gamma=UNIT, value_lam=UNIT)
+def test_the_critics_targets_have_a_lambda_of_their_own(ragged, kind, seed, gamma, value_lam):
+    batch = ragged(seed)
+    estimates = {
+        "monte_carlo": GeneralizedAdvantage(gamma, 1.0, value_lam),
+        "td": GeneralizedAdvantage(gamma, 0.0, value_lam),
+        "n_step": NStepAdvantage(gamma, 3, value_lam),
+        "advantage": GeneralizedAdvantage(gamma, 0.95, value_lam),
+    }
+    found = estimates[kind](batch.rewards, batch.mask, values=batch.values)
+    for index, (rewards, values) in rows(batch, batch.rewards, batch.values):
+        close(found.advantages, index, batch.mask, weights_by_definition(kind, rewards, values, gamma, 0.95, 3))
+        targets = np.add(advantages_by_definition(rewards, values, gamma, value_lam), values)
+        close(found.returns, index, batch.mask, targets)
+
+
+def test_targets_with_lambda_one_contain_no_value_of_the_critic(ragged):
+    batch = ragged(3)
+    one, other = (
+        GeneralizedAdvantage(0.9, 0.5, value_gae_lambda=1.0)(batch.rewards, batch.mask, values=values)
+        for values in (batch.values, batch.values + 100.0 * batch.mask)
+    )
+    np.testing.assert_allclose(one.returns, other.returns, atol=1e-9)
+    assert (one.advantages - other.advantages).abs().max() > 1
+
+
 @pytest.mark.usefixtures("unchecked")
 class TestErrors:
     ONE = torch.ones(2, 3)
     MASK = ONE > 0
-    GAE = {"gamma": 1.0, "gae_lambda": 0.95}  # noqa: RUF012
+    GAE = staticmethod(partial(generalized_advantages, gamma=1.0, gae_lambda=0.95))
 
     def test_shapes_must_agree(self):
         with pytest.raises(ShapeError, match=r"values \(2, 2\)"):
-            generalized_advantages(self.ONE, self.ONE[:, :2], self.MASK, **self.GAE)
+            self.GAE(self.ONE, self.ONE[:, :2], self.MASK)
         with pytest.raises(ShapeError, match=r"bootstrap_values \(3,\)"):
-            generalized_advantages(self.ONE, self.ONE, self.MASK, bootstrap_values=self.ONE[0], **self.GAE)
+            self.GAE(self.ONE, self.ONE, self.MASK, bootstrap_values=self.ONE[0])
 
     def test_something_must_count(self):
         with pytest.raises(ShapeError, match="counts nothing"):
-            generalized_advantages(self.ONE, self.ONE, ~self.MASK, **self.GAE)
+            self.GAE(self.ONE, self.ONE, ~self.MASK)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_an_estimate_says_whether_it_needs_values(self, kind):
@@ -208,6 +259,15 @@ class TestErrors:
         else:
             with pytest.raises(ShapeError, match=r"Advantage needs values, got None"):
                 estimate(kind, self.ONE, None, self.MASK)
+
+    def test_a_lambda_per_row_is_checked_too(self):
+        for lams, what in (([0.5, 1.5], "largest_gae_lambda"), ([-0.1, 1.0], "smallest_gae_lambda")):
+            with pytest.raises(ConfigError, match=what):
+                generalized_advantages(self.ONE, self.ONE, self.MASK, gamma=1.0, gae_lambda=torch.tensor(lams))
+        with pytest.raises(ShapeError, match=r"gae_lambda \(3,\)"):
+            generalized_advantages(self.ONE, self.ONE, self.MASK, gamma=1.0, gae_lambda=self.ONE[0])
+        with pytest.raises(ConfigError, match="length_adaptive_alpha must be above 0"):
+            LengthAdaptiveLambda(0.0)(self.MASK)
 
     def test_steps_are_positive(self):
         with pytest.raises(ConfigError, match="num_steps must be above 0"):

@@ -26,7 +26,7 @@ def error_line(*overrides: str) -> str:
         ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0 and < 1; it is -1"),
         ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1; it is true"),
         ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1; it is 4.5"),
-        ("ppo.gae_lambda=1.5", "ppo.gae_lambda must be a number ≥ 0 and ≤ 1; it is 1.5"),
+        ("ppo.gae_lambda=1.5", "ppo.gae_lambda must be a number ≥ 0 and ≤ 1, or length_adaptive; it is 1.5"),
         ("ppo.gamma=.nan", "ppo.gamma must be a number ≥ 0 and ≤ 1; it is nan"),
         ("ppo.early_stop_kl=low", "ppo.early_stop_kl must be a number > 0, or null; it is low"),
         ("ppo.kl_controller=zigler", "ppo.kl_controller must be fixed, ziegler, or schulman; it is zigler"),
@@ -111,6 +111,9 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.advantage=to_go", "ppo.value_warmup_updates=3"], ["ppo.value_warmup_updates=3", "use 0"]),
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
+        (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
+        (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
+        (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),
     ],
 )

@@ -17,6 +17,7 @@ __all__ = [
     "Advantage",
     "Advantages",
     "GeneralizedAdvantage",
+    "LengthAdaptiveLambda",
     "NStepAdvantage",
     "RewardToGo",
     "TotalReward",
@@ -86,7 +87,7 @@ def generalized_advantages(
     mask: Bool[Tensor, "*batch time"],
     *,
     gamma: float,
-    gae_lambda: float,
+    gae_lambda: float | Float[Tensor, "*batch"],
     bootstrap_values: Float[Tensor, "*batch"] | None = None,
 ) -> Advantages:
     """Generalized advantage estimation.
@@ -102,7 +103,8 @@ def generalized_advantages(
         values: V_t, the critic's value of the state before step t.
         mask: True = counts; one row is one episode.
         gamma: discount γ in [0, 1].
-        gae_lambda: λ in [0, 1]: 0 is the TD residual (bias), 1 the Monte Carlo return − V (variance).
+        gae_lambda: λ in [0, 1], for all rows or per row: 0 is the TD residual (bias), 1 the Monte Carlo return − V
+            (variance).
         bootstrap_values: value of the state after each row's last counted step, for an episode truncated by a time
             limit; 0 by default, the value after a terminal step.
 
@@ -115,9 +117,14 @@ def generalized_advantages(
 
     Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
     """
-    check_share(gamma=gamma, gae_lambda=gae_lambda)
+    check_share(gamma=gamma)
     check_counted(mask, rewards=rewards, values=values)
     check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
+    if isinstance(gae_lambda, Tensor):
+        check_same_shape(gae_lambda=gae_lambda, mask_without_time=mask[..., 0])
+        check_share(smallest_gae_lambda=float(gae_lambda.min()), largest_gae_lambda=float(gae_lambda.max()))
+    else:
+        check_share(gae_lambda=gae_lambda)
     next_values = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
     carried = torch.zeros_like(next_values)
     columns: list[Tensor] = []
@@ -133,18 +140,52 @@ def generalized_advantages(
 
 
 @dataclass(frozen=True)
+class LengthAdaptiveLambda:
+    """λ = 1 − 1/(α·l) for a response of l tokens, clamped to [0, 1].
+
+    The coefficients λᵏ of GAE then sum to α·l: the estimate reaches over the same share of every response. Up to
+    l = 1/α tokens the formula is not positive; λ is then 0, the TD residual.
+
+    Args:
+        alpha: α > 0; VAPO uses 0.05.
+
+    Source: VAPO (arXiv 2504.05118) §4.2; spec §6.25, §9.
+    """
+
+    alpha: float
+
+    def __call__(
+        self, mask: Bool[Tensor, "*batch time"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*batch"]:
+        """One λ per row of a mask; l counts its True entries.
+
+        Raises:
+            ConfigError: α is not above 0.
+        """
+        check_positive(length_adaptive_alpha=self.alpha)
+        lengths = mask.sum(-1).clamp(min=1).to(dtype)
+        return (1.0 - 1.0 / (self.alpha * lengths)).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class GeneralizedAdvantage:
     """GAE; λ = 0 is the TD residual r_t + γ·V_{t+1} − V_t, λ = 1 the Monte Carlo advantage G_t − V_t.
 
+    The critic's targets can have a λ of their own (decoupled GAE). With λ = 1 they are the returns as sampled, and
+    contain no value of the critic itself.
+
     Args:
         gamma: discount γ in [0, 1].
-        gae_lambda: λ in [0, 1].
+        gae_lambda: λ in [0, 1], or one per response by its length.
+        value_gae_lambda: λ of the returns, in [0, 1]; None for that of the advantages.
 
-    Source: GAE eq. 16; spec §6.25. With λ = 1 and one adjusted reward at the end: S1's `reward − V`.
+    Source: GAE eq. 16; VC-PPO (arXiv 2503.01491) for two λs; spec §6.25. With λ = 1 and one adjusted reward at the end:
+    S1's `reward − V`.
     """
 
     gamma: float
-    gae_lambda: float
+    gae_lambda: float | LengthAdaptiveLambda
+    value_gae_lambda: float | None = None
     needs_values: bool = True
     needs_groups: bool = False
     needs_baseline: bool = False
@@ -160,7 +201,10 @@ class GeneralizedAdvantage:
     ) -> Advantages:
         """See `Advantage`."""
         known = _required(values, type(self).__name__)
-        return generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        use = self.gae_lambda
+        gae_lambda = use(mask, known.dtype) if isinstance(use, LengthAdaptiveLambda) else use
+        found = generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=gae_lambda)
+        return _with_returns(found, rewards, known, mask, self.gamma, self.value_gae_lambda)
 
 
 @dataclass(frozen=True)
@@ -170,12 +214,14 @@ class NStepAdvantage:
     Args:
         gamma: discount γ in [0, 1].
         num_steps: n ≥ 1.
+        value_gae_lambda: λ of the returns, in [0, 1]; None for A_t + V_t.
 
     Source: spec §6.25.
     """
 
     gamma: float
     num_steps: int
+    value_gae_lambda: float | None = None
     needs_values: bool = True
     needs_groups: bool = False
     needs_baseline: bool = False
@@ -201,7 +247,8 @@ class NStepAdvantage:
         later[..., : -self.num_steps] = packed[..., self.num_steps :]
         tail = self.gamma**self.num_steps * torch.zeros_like(later).scatter(-1, order, later)
         advantages = keep_counted(monte_carlo - tail, mask)
-        return Advantages(advantages, keep_counted(advantages + known, mask))
+        found = Advantages(advantages, keep_counted(advantages + known, mask))
+        return _with_returns(found, rewards, known, mask, self.gamma, self.value_gae_lambda)
 
 
 @dataclass(frozen=True)
@@ -262,3 +309,13 @@ def _required(values: Tensor | None, name: str) -> Tensor:
     if values is None:
         raise ShapeError(f"{name} needs values, got None; add a critic")
     return values
+
+
+def _with_returns(
+    found: Advantages, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, value_gae_lambda: float | None
+) -> Advantages:
+    """The same advantages, with returns by another λ unless it is None."""
+    if value_gae_lambda is None:
+        return found
+    critics = generalized_advantages(rewards, values, mask, gamma=gamma, gae_lambda=value_gae_lambda)
+    return Advantages(found.advantages, critics.returns)

@@ -23,11 +23,13 @@ SCHEDULABLE = (
     "ppo.importance_cap",
     "ppo.kl_coef",
     "ppo.learning_rate",
+    "ppo.length_adaptive_alpha",
     "ppo.max_grad_norm",
     "ppo.num_epochs",
     "ppo.surrogate_kl_coef",
     "ppo.value_clip_range",
     "ppo.value_coef",
+    "ppo.value_gae_lambda",
     "rollout.max_new_tokens",
     "rollout.temperature",
 )
@@ -87,6 +89,7 @@ def _check_conflicts(config: Config) -> None:
         "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
         if ppo.objective.policy_loss == "kl_penalty_adaptive"
         else "",
+        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if ppo.advantages.gae_lambda == "length_adaptive" else "",
     }
     for field in schedules:
         if controllers.get(field):

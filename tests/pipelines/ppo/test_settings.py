@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.inspect.record import RunRecord
@@ -110,3 +111,11 @@ def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
     assert whitens_advantages(record) == config.ppo.advantages.whitens_advantages
+
+
+def test_the_lambdas_of_advantages_and_targets():
+    vapo = {"gae_lambda": "length_adaptive", "length_adaptive_alpha": 0.2, "value_gae_lambda": 1.0}
+    assert advantage_of(configured(**vapo)) == GeneralizedAdvantage(1.0, LengthAdaptiveLambda(0.2), 1.0)
+    assert advantage_of(configured()) == GeneralizedAdvantage(1.0, 0.95)
+    by_name = {name: advantage_of(configured(advantage=name, value_gae_lambda=0.5)) for name in ("td", "n_step")}
+    assert by_name == {"td": GeneralizedAdvantage(1.0, 0.0, 0.5), "n_step": NStepAdvantage(1.0, 5, 0.5)}

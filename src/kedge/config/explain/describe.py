@@ -4,7 +4,7 @@ import difflib
 import json
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
@@ -67,15 +67,20 @@ def field_advice(dotted: str, direction: str) -> str:
 
 def accepts(field: FieldInfo) -> str:
     """What a field accepts: `a whole number ≥ 1, or null`."""
+    kinds = list(_kinds(field.annotation))
+    head = _limited(kinds[0], field.metadata)
+    return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
+
+
+def _limited(kind: str, bounds: Iterable[Any]) -> str:
+    """A kind of value with its bounds: `a number ≥ 0 and ≤ 1`."""
     signs = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
     limits = [
         f"{signs[type(item)]} {written(getattr(item, type(item).__name__.lower()))}"
-        for item in field.metadata
+        for item in bounds
         if type(item) in signs
     ]
-    kinds = list(_kinds(field.annotation))
-    head = f"{kinds[0]} {' and '.join(limits)}" if limits else kinds[0]
-    return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
+    return f"{kind} {' and '.join(limits)}" if limits else kind
 
 
 def _kinds(annotation: Any) -> Iterator[str]:
@@ -83,6 +88,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
     if origin in (Union, types.UnionType):
         for part in arguments:
             yield from _kinds(part)
+    elif origin is Annotated:
+        yield _limited(next(_kinds(arguments[0])), arguments[1:])
     elif origin is Literal:
         yield from (str(choice) for choice in arguments)
     elif origin is list and get_origin(arguments[0]) is Literal:

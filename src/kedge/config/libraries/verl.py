@@ -71,7 +71,7 @@ ALGORITHM = (
     Row("algorithm.kl_ctrl.target_kl", "`ppo.kl_target`, in nats per response; verl's is per token"),
     Row("algorithm.kl_ctrl.horizon", "`ppo.kl_horizon`"),
     Row("algorithm.gamma", "`ppo.gamma`"),
-    Row("algorithm.lam", "`ppo.gae_lambda`"),
+    Row("algorithm.lam", "`ppo.gae_lambda`; `ppo.value_gae_lambda` for the critic's targets"),
     Row("algorithm.adv_estimator", "`ppo.advantage`; no group estimators such as GRPO or RLOO"),
     Row("critic.cliprange_value", "`ppo.value_clip_range`, in units of the score with `ppo.value_unit=score`"),
     Row("actor_rollout_ref.actor.grad_clip critic.grad_clip optim.clip_grad", "`ppo.max_grad_norm`"),

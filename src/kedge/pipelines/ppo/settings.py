@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kedge.algorithm.advantages import Advantage, GeneralizedAdvantage, NStepAdvantage, RewardToGo, TotalReward
+from kedge.algorithm.advantages import (
+    Advantage,
+    GeneralizedAdvantage,
+    LengthAdaptiveLambda,
+    NStepAdvantage,
+    RewardToGo,
+    TotalReward,
+)
 from kedge.algorithm.experience import Experience
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
@@ -26,16 +33,18 @@ SURROGATES: dict[str, Surrogate] = {
 
 def advantage_of(config: Config) -> Advantage:
     """The estimator selected by `ppo.advantage`."""
-    ppo = config.ppo
+    use = config.ppo.advantages
+    adaptive = LengthAdaptiveLambda(use.length_adaptive_alpha)
+    gae_lambda = adaptive if use.gae_lambda == "length_adaptive" else use.gae_lambda
     estimates: dict[str, Advantage] = {
-        "gae": GeneralizedAdvantage(ppo.advantages.gamma, ppo.advantages.gae_lambda),
-        "monte_carlo": GeneralizedAdvantage(ppo.advantages.gamma, gae_lambda=1.0),
-        "td": GeneralizedAdvantage(ppo.advantages.gamma, gae_lambda=0.0),
-        "n_step": NStepAdvantage(ppo.advantages.gamma, ppo.advantages.advantage_steps),
-        "to_go": RewardToGo(ppo.advantages.gamma),
-        "total": TotalReward(ppo.advantages.gamma),
+        "gae": GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda),
+        "monte_carlo": GeneralizedAdvantage(use.gamma, 1.0, use.value_gae_lambda),
+        "td": GeneralizedAdvantage(use.gamma, 0.0, use.value_gae_lambda),
+        "n_step": NStepAdvantage(use.gamma, use.advantage_steps, use.value_gae_lambda),
+        "to_go": RewardToGo(use.gamma),
+        "total": TotalReward(use.gamma),
     }
-    return estimates[ppo.advantages.advantage]
+    return estimates[use.advantage]
 
 
 def coefficients_of(config: Config) -> Coefficients:

@@ -1,6 +1,9 @@
 """How rewards and values become advantages."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+from pydantic import model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Group
@@ -37,14 +40,32 @@ class AdvantagesConfig(Group):
         too_high="no harm: 1 is right for responses that end",
         too_low="the score at the end hardly reaches early tokens",
     )
-    gae_lambda: float = field(
+    gae_lambda: Annotated[float, Ge(0), Le(1)] | Literal["length_adaptive"] = field(
         0.95,
-        ge=0,
-        le=1,
-        meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone.",
-        source="GAE, Ziegler, Stiennon, N+",
+        meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; length_adaptive: "
+        "1 − 1/(α·l) for a response of l tokens, but at least 0, with α = ppo.length_adaptive_alpha.",
+        source="GAE, Ziegler, Stiennon, N+; VAPO for length_adaptive",
         too_high="noisy advantages",
         too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
+    )
+    length_adaptive_alpha: float = field(
+        0.05,
+        gt=0,
+        meaning="α of gae_lambda=length_adaptive: the share of a response over which GAE looks ahead. Responses of up "
+        "to 1/α tokens get λ = 0.",
+        source="VAPO, for responses of thousands of tokens",
+        too_high="λ is almost 1: noisy advantages",
+        too_low="λ is 0 for most responses, and only their last tokens learn from the score itself",
+    )
+    value_gae_lambda: float | None = field(
+        None,
+        ge=0,
+        le=1,
+        meaning="λ of the critic's targets; null: that of the advantages. With 1 the targets are the sampled returns, "
+        "without the critic's own values.",
+        source="null in the papers on short responses; VC-PPO, VAPO: 1, which is unbiased",
+        too_high="targets as noisy as the returns",
+        too_low="the critic is fitted to its own values, and learns about early tokens of long responses slowly",
     )
     whiten_advantages: Literal["auto"] | bool = field(
         "auto",
@@ -72,3 +93,14 @@ class AdvantagesConfig(Group):
     def whitens_advantages(self) -> bool:
         """`whiten_advantages`, with `auto` resolved."""
         return self.whiten_advantages is True or self.whiten_advantages == "auto"
+
+    @model_validator(mode="after")
+    def _check_lambdas(self) -> "AdvantagesConfig":
+        if self.gae_lambda == "length_adaptive" and self.advantage != "gae":
+            raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.advantage}")
+        if self.value_gae_lambda is not None and not self.needs_values:
+            raise ValueError(
+                f"ppo.value_gae_lambda has no effect with ppo.advantage={self.advantage}, whose returns contain no "
+                "values; remove it"
+            )
+        return self
