@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.checks import check_same_shape
@@ -124,8 +124,7 @@ def prefix_test(
         raise ShapeError("a prefix test needs at least one prefix, and two returns of each")
     value, baseline, returns = values.cpu().double(), prompt_returns.cpu().double(), returns.cpu().double()
     means, counts = _means(returns), known.sum(-1).cpu()
-    names, prompt = prompts.cpu().unique(return_inverse=True)
-    member = torch.nn.functional.one_hot(prompt, len(names)).double().T
+    member = _rows_of(prompts.cpu()).double()
     resamples = PromptResamples(member, confidence, num_resamples, seed)
     noise = float(((returns - means[:, None]).square().nansum(-1) / (counts - 1) / counts).mean())
     spread = float(means.var(correction=0))
@@ -133,7 +132,7 @@ def prefix_test(
     explained, prompt_explained = (_explained(guess, means, resamples.weights) for guess in (value, baseline))
     within = rank_correlations(value, means, member)
     return PrefixTest(
-        num_prompts=len(names),
+        num_prompts=len(member),
         num_prefixes=len(value),
         num_continuations=float(counts.double().mean()),
         pairs_within=resamples.share(value, means, across=False),
@@ -156,6 +155,11 @@ def prefix_test(
     )
 
 
+def _rows_of(numbers: Int[Tensor, " n"]) -> Bool[Tensor, "rows n"]:
+    """A row for each distinct number, in order: where it is."""
+    return torch.stack([numbers == each for each in sorted(set(map(int, numbers)))])
+
+
 def _means(returns: Tensor) -> Float[Tensor, " prefixes"]:
     """Mean returns, in float32's precision, so that the same returns in another order have the same mean."""
     return returns.nanmean(-1).float().double()
@@ -174,11 +178,10 @@ def _explained(guesses: Tensor, truths: Tensor, weights: Tensor) -> Float[Tensor
 
 def _bins(values: Tensor, means: Tensor, resamples: PromptResamples, num_bins: int) -> list[CalibrationBin]:
     """Bins between quantiles of the values; equal values share one."""
-    edges = values.quantile(torch.arange(1, num_bins).double() / num_bins).unique()
-    bins = torch.searchsorted(edges, values, right=True)
+    edges = values.quantile(torch.arange(1, num_bins).double() / num_bins)
+    bins = torch.searchsorted(edges, values, right=True)  # skips those between equal edges
     found: list[CalibrationBin] = []
-    for each in bins.unique():
-        inside = (bins == each).double()
+    for inside in _rows_of(bins).double():
         shares = (resamples.weights @ (inside * means)) / (resamples.weights @ inside)
         interval, count = resamples.interval(shares), int(inside.sum())
         assert interval is not None, "the bin has a prefix"
