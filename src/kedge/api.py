@@ -163,6 +163,7 @@ def ppo(
     prompts: Data,
     reward: Weighted,
     policy: Model | None = None,
+    critic: Model | None = None,
     eval_prompts: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
@@ -177,6 +178,7 @@ def ppo(
     prompts: Data,
     reward: Weighted,
     policy: Model | None = None,
+    critic: Model | None = None,
     eval_prompts: Data | None = None,
     out: StrPath | None = None,
     resume: bool = False,
@@ -191,6 +193,7 @@ def ppo(
         prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
         policy: Another name of `model`.
+        critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
@@ -202,6 +205,7 @@ def ppo(
         KedgeError: An invalid input; one line.
     """
     arguments = Arguments(settings, model=model, policy=policy, out=out)
+    arguments.critic(critic)
     rows = arguments.rows("data.prompts", prompts)
     held_out = arguments.rows("data.eval_prompts", eval_prompts)
     rewards = arguments.rewards(reward)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from kedge.config import Config, config_from_settings
+from kedge.config import Config, config_from_settings, initial_critic
 from kedge.data.tables import table_rows
 from kedge.errors import ConfigError
 from kedge.loaded_model import LoadedModel
@@ -56,6 +56,14 @@ class Arguments:
                 f"{type(value).__name__}"
             )
         self._set(field, os.fspath(value))
+
+    def critic(self, critic: Model | None) -> None:
+        """Set the kind of critic of PPO, or the trained critic that it starts from."""
+        if not isinstance(critic, str):
+            self.name("ppo.critic_init", critic, word="critic")
+            return
+        for field, name in initial_critic(critic).items():
+            self._set(field, name)
 
     def rows(self, field: str, data: Data | None) -> list[Any] | None:
         """Rows or texts; None for names of files, which go into the configuration.

@@ -26,6 +26,7 @@ R = TypeVar("R")
 MODEL_ARGUMENTS = {
     "model": "model",
     "policy": "model",
+    "critic": "critic",
     "against": "against",
     "judge": "judge",
     "labeller": "labeller",

@@ -88,6 +88,12 @@ Reward = Annotated[
         "file.py:name=0.5. Repeatable.",
     ),
 ]
+Critic = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CRITIC", help="Trained critic to start from: a run of kedge critic, or a model (folder or id)."
+    ),
+]
 Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="New or empty folder for the run; by default runs/STAGE, runs/STAGE-2, ..."),

@@ -10,6 +10,7 @@ from kedge.cli.options import (
     ComparisonData,
     Comparisons,
     ConfigFile,
+    Critic,
     DemonstrationData,
     Demonstrations,
     DryRun,
@@ -27,7 +28,7 @@ from kedge.cli.options import (
 )
 from kedge.cli.resolving import resolve, resume_from, time_dry_run
 from kedge.cli.values import IN_MEMORY, announced, literal_prompts, weighted_rewards
-from kedge.config import choose_output
+from kedge.config import choose_output, initial_critic
 from kedge.demo.recipe import DURATION
 
 __all__ = ["app"]
@@ -109,6 +110,7 @@ def ppo(
     model: Model = None,
     prompts: Prompts = None,
     reward: Reward = None,
+    critic: Critic = None,
     out: Out = None,
     seed: Seed = None,
     push: Push = None,
@@ -122,6 +124,7 @@ def ppo(
         "model": model,
         "data.prompts": prompts,
         "reward": weighted_rewards(reward),
+        **initial_critic(critic),
         "out": out,
         "runtime.seed": seed,
         "runtime.strict": strict,

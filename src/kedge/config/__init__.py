@@ -8,7 +8,7 @@ from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
-from kedge.config.loading.names import full_name
+from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import PRESETS, Preset
@@ -62,6 +62,7 @@ __all__ = [
     "field_advice",
     "foreign_answer",
     "full_name",
+    "initial_critic",
     "load_config",
     "metric_in_chain",
     "parse_value",

@@ -78,6 +78,11 @@ def check_stage(config: Config, stage: str) -> None:
     best_metric(config, stage)
     if stage == "ppo" and config.ppo.evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
+    if stage == "rlhf" and config.ppo.value.names_critic:
+        raise ConfigError(
+            f"ppo.critic_init={config.ppo.value.critic_init} was trained for another policy than the one that rlhf "
+            "trains first; use auto, reward or policy"
+        )
     if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"

@@ -20,6 +20,7 @@ from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
 from kedge.pipelines.ppo.roles import load_roles
+from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.pipelines.reward import load_reward_inputs, train_reward_model
@@ -113,6 +114,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
 
 def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
     """The phases of one stage, which takes its own inputs from those that are given."""
+    config = with_saved_critic(config) if stage == "ppo" else config
     own = {name: given.get(name) for name in INPUTS[stage]}
     run = open_run(config, stage, in_memory={INPUTS[stage][name]: value for name, value in own.items()})
     return _TRIALS[stage](config, run, own)

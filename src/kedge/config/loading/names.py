@@ -1,13 +1,24 @@
 """Names of fields as users write them: dotted, or bare where only one section has the field."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 from kedge.config.explain.describe import all_fields, find_field, section_type, unknown
 from kedge.config.schema.root import Config
 from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
 
-__all__ = ["full_name"]
+__all__ = ["full_name", "initial_critic"]
+
+
+CRITICS = find_field("ppo.critic")
+"""The field with the kinds of critics."""
+
+
+def initial_critic(critic: str | None) -> dict[str, str | None]:
+    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else a trained one's name."""
+    kinds = () if CRITICS is None else get_args(CRITICS.annotation)
+    return {"ppo.critic" if critic in kinds else "ppo.critic_init": critic}
 
 
 def full_name(name: str, stage: str | None = None) -> str:

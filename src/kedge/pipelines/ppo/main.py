@@ -23,6 +23,7 @@ from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
+from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
@@ -69,6 +70,7 @@ def run_ppo(
     """
     if resume and (out := finished_run(config)):
         return PpoResult(out, read_metrics(out))
+    config = with_saved_critic(config)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)

@@ -33,6 +33,7 @@ from kedge.models import (
     own_stop_tokens,
 )
 from kedge.pipelines.ppo.prompts import load_run_prompts
+from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
 from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
@@ -175,6 +176,8 @@ def _load_actor_critic(
         critic, head = None, policy.value_head
         if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models)
+        elif head is not None and value.names_critic:
+            load_saved_head(config, policy, tokenizer)
         elif head is not None and not load_value_head(head, source):
             initialize_head(head, value.value_head_init)
     actor_critic = ActorCritic(policy, critic)
@@ -186,10 +189,12 @@ def _load_actor_critic(
 def _load_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
 ) -> tuple[ScalarModel, nn.Linear | None]:
-    """A separate critic and its new head: a copy of the reward model (no new head), or of the policy (spec §7.34).
+    """A separate critic and its new head: a trained one or a copy of the reward model (no new head), or of the policy.
 
     `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
     """
+    if config.ppo.value.names_critic:
+        return load_saved_critic(config, run, tokenizer), None
     wanted, misfit = config.ppo.value.critic_init, _misfit(models)
     if wanted == "reward" and misfit is not None:
         raise ConfigError(

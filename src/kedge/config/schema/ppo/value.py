@@ -20,11 +20,13 @@ class ValueConfig(Group):
         source="shared: S0, S1, S4, Ziegler; S3, Stiennon and N+ use a separate one, at twice the memory. RLOO and "
         "GRPO have none",
     )
-    critic_init: Literal["auto", "reward", "policy"] = field(
+    critic_init: Literal["auto", "reward", "policy"] | str = field(
         "auto",
-        meaning="Initial weights of a separate critic; auto is the reward model if there is exactly one (those of "
-        "weight 0 aside), a decoder with the policy's tokens, else the policy.",
-        source="Stiennon, N+: the reward model",
+        meaning="Initial weights of the critic. Separate: a copy of the reward model or of the policy; auto is the "
+        "reward model if there is exactly one (those of weight 0 aside), a decoder with the policy's tokens, else the "
+        "policy. Or a trained critic: a folder, a hub id or a run of `kedge critic`; ppo.critic=auto is then of its "
+        "kind.",
+        source="Stiennon, N+: the reward model; VC-PPO and VAPO: a critic trained before PPO",
     )
     value_head_init: Literal["zero", "normal"] = field(
         "zero",
@@ -80,6 +82,11 @@ class ValueConfig(Group):
         too_high="updates are spent without training the policy",
         too_low="the first policy steps follow an untrained critic",
     )
+
+    @property
+    def names_critic(self) -> bool:
+        """Whether `critic_init` is the name of a trained critic."""
+        return self.critic_init not in ("auto", "reward", "policy")
 
     @property
     def value_weight(self) -> float:

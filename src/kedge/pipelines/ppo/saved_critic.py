@@ -1,0 +1,98 @@
+"""A critic that was trained before the run: which kind a folder holds, and its weights.
+
+`kedge critic` writes both kinds: a sequence classifier with one label, and a policy with a value head beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config, with_values
+from kedge.errors import ConfigError, ModelError
+from kedge.models import (
+    LanguageModel,
+    ScalarModel,
+    find_model,
+    load_language_model,
+    load_scalar_model,
+    load_tokenizer,
+    load_value_head,
+)
+from kedge.models.pretrained import check_source
+from kedge.models.saving import VALUE_HEAD_FILE
+from kedge.rewards.model import share_tokens
+from kedge.runs.run import Run
+
+__all__ = ["load_saved_critic", "load_saved_head", "with_saved_critic"]
+
+KINDS = {"shared": "a policy with a value head", "separate": "a model of its own"}
+
+
+def with_saved_critic(config: Config) -> Config:
+    """The configuration with the kind of the critic that `ppo.critic_init` names.
+
+    Raises:
+        ModelError: There is no such model.
+        ConfigError: `ppo.critic` asks for the other kind.
+    """
+    value = config.ppo.value
+    if not value.names_critic:
+        return config
+    kind = _kind(value.critic_init)
+    if value.critic == "auto":
+        return with_values(config, {"ppo.critic": kind})
+    if value.critic != kind:
+        raise ConfigError(
+            f"ppo.critic={value.critic} does not fit ppo.critic_init={value.critic_init}, which is {KINDS[kind]}; "
+            f"use ppo.critic={kind}, or leave it out"
+        )
+    return config
+
+
+def load_saved_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> ScalarModel:
+    """The separate critic that `ppo.critic_init` names.
+
+    Raises:
+        ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
+    """
+    source, trusted = config.ppo.value.critic_init, config.runtime.trust_remote_code
+    own = load_tokenizer(source, trust_remote_code=trusted)
+    if not share_tokens(own, tokenizer):
+        raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
+    critic = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+    if not critic.has_values:
+        raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
+    return critic
+
+
+def load_saved_head(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Load the value head that `ppo.critic_init` names into a policy that has the weights it was fitted to.
+
+    Raises:
+        ModelError: The weights beside it are not the policy's, or it is not a head of this width.
+    """
+    source = config.ppo.value.critic_init
+    assert policy.value_head is not None
+    if find_model(source) != find_model(str(config.model)) and not _same_weights(config, policy, tokenizer):
+        raise ModelError(
+            f"ppo.critic_init={source} is a value head on other weights than those of model={config.model}; start from "
+            f"the model that it was fitted to, e.g. model={source}"
+        )
+    load_value_head(policy.value_head, source)
+
+
+def _kind(source: str) -> Literal["shared", "separate"]:
+    return "shared" if (Path(check_source(source)) / VALUE_HEAD_FILE).is_file() else "separate"
+
+
+@torch.no_grad()
+def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the model beside the value head is the policy, weight for weight."""
+    source, trusted = config.ppo.value.critic_init, config.runtime.trust_remote_code
+    theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()
+    ours = policy.causal.state_dict()
+    return theirs.keys() == ours.keys() and all(torch.equal(ours[name].cpu(), theirs[name]) for name in ours)
