@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.config import Config, config_from_settings, initial_critic
+from kedge.config import Config, config_from_settings, initial_critic, load_config
 from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.models import ModelCard, initialize_head, load_language_model, load_tokenizer, save_policy
-from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
+from kedge.runs.fingerprint import input_hashes
+from kedge.runs.run import open_run
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
@@ -47,38 +49,33 @@ def shared(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
 
 
 def configure(policy: Path, out: Path, **settings: Any) -> Config:
-    defaults = {"num_updates": 1, "num_prompts": 4, "max_new_tokens": 4, "runtime.num_fixed_prompts": 0}
-    return config_from_settings(
-        "ppo",
-        {"model": str(policy), "out": str(out), "learning_rate": 0.0, "runtime.report": False, **defaults, **settings},
-    )
+    defaults = {"num_updates": 1, "num_prompts": 4, "max_new_tokens": 4, "learning_rate": 1e-4, "runtime.report": False}
+    return config_from_settings("ppo", {"model": str(policy), "out": str(out), **defaults, **settings})
+
+
+def load(policy: Path, out: Path, **settings: Any) -> Roles:
+    config = with_saved_critic(configure(policy, out, **settings))
+    run = open_run(config, "ppo", in_memory={"data.prompts": PROMPTS, "reward": length})
+    return load_roles(config, run, prompts=PROMPTS, reward=length)
 
 
 def test_a_saved_model_is_a_separate_critic(policy: Path, separate: Path, tmp_path: Path) -> None:
-    result = kedge.ppo(
-        model=policy, prompts=PROMPTS, reward=length, critic=separate, out=tmp_path / "run", learning_rate=0.0,
-        num_updates=1, num_prompts=4, max_new_tokens=4,
-    )  # fmt: skip
-    assert "critic: separate" in (result.folder / "config.yaml").read_text()
-    roles: list[Any] = []
-    config = configure(policy, tmp_path / "other", **{"ppo.critic_init": str(separate)})
-    run_ppo(config, prompts=PROMPTS, reward=length, on_update=lambda update, models: roles.append(models))
-    weights, critic = load_file(separate / "model.safetensors"), roles[0].actor_critic.critic
+    roles = load(policy, tmp_path / "run", critic_init=str(separate))
+    weights, critic = load_file(separate / "model.safetensors"), roles.actor_critic.critic
+    assert critic is not None
     assert all(torch.equal(weight, weights[name]) for name, weight in critic.classifier.named_parameters())
-    assert len(roles[0].optimizer.param_groups) == 1, "a trained head has no rate of its own"
+    rates = {group["lr"] for group in roles.optimizer.param_groups if group["params"]}
+    assert rates == {1e-4}, "a trained head has no rate of its own"
 
 
 def test_a_saved_head_is_loaded_on_the_trunk_that_it_was_fitted_to(policy: Path, shared: Path, tmp_path: Path) -> None:
-    roles: list[Any] = []
-    config = configure(policy, tmp_path / "run", **{"ppo.critic_init": str(shared)})
-    run_ppo(config, prompts=PROMPTS, reward=length, on_update=lambda update, models: roles.append(models))
-    head = load_file(shared / "value_head.safetensors")
-    loaded = roles[0].actor_critic.policy.value_head.state_dict()
-    assert all(torch.equal(loaded[name], head[name]) for name in head)
+    head = load(policy, tmp_path / "run", critic_init=str(shared)).actor_critic.policy.value_head
+    assert head is not None
+    saved = load_file(shared / "value_head.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in head.state_dict().items())
     other = save_tiny_policy(tmp_path / "other", seed=3)
     with pytest.raises(ModelError, match=r"is a value head on other weights than those of model=.*other"):
-        run_ppo(configure(other, tmp_path / "new", **{"ppo.critic_init": str(shared)}), prompts=PROMPTS, reward=length)
-    assert not (tmp_path / "new").exists()
+        load(other, tmp_path / "run", critic_init=str(shared))
 
 
 def test_critics_that_do_not_fit_are_refused(policy: Path, separate: Path, shared: Path, tmp_path: Path) -> None:
@@ -92,13 +89,23 @@ def test_critics_that_do_not_fit_are_refused(policy: Path, separate: Path, share
     ]
     for settings, kind, words in faults:
         with pytest.raises(kind, match=words):
-            run_ppo(configure(policy, tmp_path / "new", **settings), prompts=PROMPTS, reward=length)
-        assert not (tmp_path / "new").exists()
+            load(policy, tmp_path / "run", **settings)
+
+
+def test_a_run_starts_from_the_critic_of_its_argument(policy: Path, separate: Path, tmp_path: Path) -> None:
+    result = kedge.ppo(
+        model=policy, prompts=PROMPTS, reward=length, critic=separate, out=tmp_path / "run",
+        num_updates=1, num_prompts=4, max_new_tokens=4, **{"runtime.num_fixed_prompts": 0, "runtime.report": False},
+    )  # fmt: skip
+    written = (result.folder / "config.yaml").read_text()
+    assert "critic: separate" in written
+    assert f"critic_init: {separate}" in written
+    assert "ppo.critic_init" in input_hashes(load_config(result.folder / "config.yaml"))
 
 
 def test_the_kind_is_that_of_the_folder(separate: Path, shared: Path, tmp_path: Path) -> None:
     for folder, kind in ((separate, "separate"), (shared, "shared")):
-        config = configure(separate, tmp_path / "run", **{"ppo.critic_init": str(folder)})
+        config = configure(separate, tmp_path / "run", critic_init=str(folder))
         assert with_saved_critic(config).ppo.value.critic == kind
 
 

@@ -15,7 +15,7 @@ MODELS_AND_DATA = (
         "remote_rm_url reward.remote_url",
         "`reward`: a Python function, which may call a server; OpenRLHF's reward file is `rewards.py:reward_func`",
     ),
-    Row("critic_pretrain critic.model_name_or_path", "`ppo.critic_init`, with `ppo.critic=separate`"),
+    Row("critic_pretrain critic.model_name_or_path", "`ppo.critic_init`; a model of this kind needs no `ppo.critic`"),
     Row("value_head_prefix ds.value_head_prefix", "none: the head is found by its shape"),
     Row("prompt_data data.prompt_dataset", "`data.prompts`"),
     Row("dataset data.dataset", "`data.demonstrations` in sft, `data.comparisons` in reward"),

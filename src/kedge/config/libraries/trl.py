@@ -22,8 +22,8 @@ TRAINER = (
     Row("train_dataset", "`data.prompts`: texts or conversations; kedge tokenizes them"),
     Row(
         "value_model",
-        "`ppo.critic`: a head on the policy (the default), or `separate`, from the reward model or the policy "
-        "(`ppo.critic_init`)",
+        "`ppo.critic`: a head on the policy (the default), or `separate`; it starts from a trained model, "
+        "the reward model or the policy (`ppo.critic_init`)",
     ),
     Row("data_collator", "none: prompts are tokenized one by one and packed without padding"),
     Row(

@@ -9,7 +9,7 @@ __all__ = ["ALGORITHM", "BATCHES", "MODELS_AND_DATA", "RUN", "WITHOUT_COUNTERPAR
 
 MODELS_AND_DATA = (
     Row("actor_rollout_ref.model.path model.partial_pretrain", "`model`: a folder or a hub id"),
-    Row("critic.model.path", "`ppo.critic_init`, with `ppo.critic=separate`"),
+    Row("critic.model.path", "`ppo.critic_init`; a model of this kind needs no `ppo.critic`"),
     Row("critic.enable", "always: without a critic use `ppo.advantage=to_go`"),
     Row("reward_model.model.path reward_model.enable", "`reward`: a reward model's folder or hub id"),
     Row(
