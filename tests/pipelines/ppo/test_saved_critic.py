@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.config import Config, config_from_settings, initial_critic, load_config
+from kedge.config import Config, check_stage, config_from_settings, initial_critic, load_config
 from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.models import ModelCard, initialize_head, load_language_model, load_tokenizer, save_policy
 from kedge.pipelines.ppo.roles import Roles, load_roles
@@ -19,6 +19,7 @@ from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import open_run
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
+GIVEN = {"model": "m", "data.demonstrations": "d", "data.comparisons": "c", "data.prompts": "p"}
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
 
 
@@ -113,4 +114,4 @@ def test_the_argument_is_a_kind_or_a_name() -> None:
     assert initial_critic("separate") == {"ppo.critic": "separate"}
     assert initial_critic("runs/critic") == {"ppo.critic_init": "runs/critic"}
     with pytest.raises(ConfigError, match=r"rlhf trains first; use auto, reward or policy"):
-        kedge.rlhf(model="m", demonstrations="d", comparisons="c", prompts="p", **{"ppo.critic_init": "runs/critic"})
+        check_stage(config_from_settings("rlhf", {**GIVEN, "critic_init": "runs/critic"}), "rlhf")
