@@ -193,7 +193,7 @@ def ppo(
         prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
         policy: Another name of `model`.
-        critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
+        critic: A trained critic to start from, such as a run; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
