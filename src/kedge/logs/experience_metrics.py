@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
-from kedge.algorithm.experience import Experience
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.token_pieces import token_pieces
 from kedge.logs.samples import Sample
 
-__all__ = ["correlation", "describe_experience", "describe_samples", "repetition"]
+__all__ = ["correlation", "describe_experience", "describe_responses", "describe_samples", "repetition"]
 
 GRAM = 4
 """Length of the repeated sequences that count: shorter ones recur in good prose too."""
@@ -30,25 +30,37 @@ def describe_experience(experience: Experience) -> dict[str, float]:
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
     the trainer and as sampled. `advantage/…`: before any whitening.
     """
-    rollout, mask = experience.rollout, experience.action_mask
-    scores, lengths = experience.total_scores, rollout.response_lengths.float()
+    rollout, mask, scores = experience.rollout, experience.action_mask, experience.total_scores
     disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
         "policy/sampler_ratio_max": disagreement.exp(),
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
-        "reward/score_mean": scores.mean(),
-        "reward/score_std": scores.std(correction=0),
         "reward/total": totals.mean(),
         "reward/kl": (scores - totals).mean(),
+        **({} if experience.values is None else _describe_critic(experience, experience.values)),
+    }
+    return describe_responses(rollout, scores) | {name: float(value) for name, value in metrics.items()}
+
+
+def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
+    """Metrics of responses and their scores, before anything is evaluated on them.
+
+    Args:
+        rollout: The responses.
+        scores: One per response, token scores included.
+    """
+    lengths = rollout.response_lengths.float()
+    metrics = {
+        "reward/score_mean": scores.mean(),
+        "reward/score_std": scores.std(correction=0),
         "response/length": lengths.mean(),
         "response/length_max": lengths.max(),
         "response/eos_rate": rollout.stopped.float().mean(),
-        "response/repetition": repetition(rollout.response_ids, mask).mean(),
+        "response/repetition": repetition(rollout.response_ids, rollout.action_mask).mean(),
         "reward/length_correlation": correlation(scores, lengths),
         "prompt/length": rollout.prompt_mask.sum(-1).float().mean(),
-        **({} if experience.values is None else _describe_critic(experience, experience.values)),
     }
     return {name: float(value) for name, value in metrics.items()}
 

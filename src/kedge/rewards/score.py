@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.joining import join_rollouts, join_rows
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import Responses, ScoredTerms, WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 
-__all__ = ["ScoredRollout", "continuation", "describe_responses", "score_rollout"]
+__all__ = ["ScoredRollout", "continuation", "describe_responses", "join_scored", "score_rollout"]
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,47 @@ class ScoredRollout:
     prompts: list[str]
     terms: ScoredTerms
 
+    @property
+    def total_scores(self) -> Float[Tensor, " batch"]:
+        """Each response's score plus those of its tokens."""
+        return self.scores if self.token_scores is None else self.scores + self.token_scores.sum(-1)
+
+    def select(self, rows: Sequence[int]) -> ScoredRollout:
+        """Some of the responses, in the order of `rows`; the terms stay those of all."""
+        index = torch.tensor(rows, device=self.scores.device)
+        return replace(
+            self,
+            rollout=self.rollout.select(index),
+            scores=self.scores[index],
+            token_scores=None if self.token_scores is None else self.token_scores[index],
+            prompts=[self.prompts[row] for row in rows],
+        )
+
     def metrics(self) -> dict[str, float]:
         """Each source's mean score, the functions' failed calls, and the number of responses without a score."""
         unscored = float(sum(score is None for score in self.terms.scores))
         return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored}
+
+
+def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout:
+    """The responses of several batches as one, in order; a single one is unchanged.
+
+    Args:
+        parts: At least one, scored by the same sources; groups that are not the same have different numbers.
+        pad_id: Token id of the additional slots.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    token_scores = [
+        torch.zeros_like(part.rollout.logprobs) if part.token_scores is None else part.token_scores for part in parts
+    ]
+    return ScoredRollout(
+        rollout=join_rollouts([part.rollout for part in parts], pad_id=pad_id),
+        scores=torch.cat([part.scores for part in parts]),
+        token_scores=None if all(part.token_scores is None for part in parts) else join_rows(token_scores),
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        terms=ScoredTerms.joined([part.terms for part in parts]),
+    )
 
 
 def score_rollout(

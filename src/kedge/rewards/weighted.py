@@ -34,6 +34,20 @@ class ScoredTerms:
     failures: dict[str, float] = field(default_factory=dict)
     token_scores: list[list[float] | None] | None = None
 
+    @classmethod
+    def joined(cls, parts: Sequence[ScoredTerms]) -> ScoredTerms:
+        """The scores of several batches of responses by the same sources, in order; a single one is unchanged."""
+        if len(parts) == 1:
+            return parts[0]
+        rows = [part.token_scores or [None] * len(part.scores) for part in parts]
+        counters = {name: None for part in parts for name in part.failures}
+        return cls(
+            scores=[score for part in parts for score in part.scores],
+            terms={name: [score for part in parts for score in part.terms[name]] for name in parts[0].terms},
+            failures={name: sum(part.failures.get(name, 0.0) for part in parts) for name in counters},
+            token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
+        )
+
     def totals(self) -> Scores:
         """One number per response: its score plus the sum of its token scores; None where it has neither."""
         rows = self.token_scores or [None] * len(self.scores)

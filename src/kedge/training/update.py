@@ -63,7 +63,7 @@ class UpdateResult:
         passes: Each epoch's log probabilities and entropies; the last can be incomplete.
         num_steps: Optimizer steps taken.
         stopped_early: The approximate KL exceeded its limit; the remaining steps were skipped.
-        refused: `check_step` refused a step; the remaining steps were skipped.
+        refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)

@@ -127,6 +127,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_groups(self) -> "Config":
+        constant = self.ppo.grouping.constant_groups
+        if constant != "keep" and self.rollout.num_responses == 1:
+            raise ValueError(
+                f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "
+                "at least 2, or ppo.constant_groups=keep"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_critic_init(self) -> "Config":
         count = sum(not term.is_function for term in self.reward if term.weight)
         if self.ppo.value.critic_init == "reward" and self.reward and count != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,32 +88,44 @@ class Costs:
         )
 
     def metrics(
-        self, rollout: Rollout, *, reevaluated: bool, num_passes: float, train_policy: bool
+        self,
+        rollout: Rollout,
+        *,
+        sampled: Sequence[Rollout] = (),
+        reevaluated: bool,
+        num_passes: float,
+        train_policy: bool,
     ) -> dict[str, float]:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
         Args:
-            rollout: The update's responses.
+            rollout: The responses that the update trains on.
+            sampled: Everything that was sampled and scored; empty for the same responses.
             reevaluated: Old log probabilities and values needed a separate forward pass.
             num_passes: Epochs trained; can be a fraction.
             train_policy: False if only the critic was trained.
         """
         tokens, actions = rollout.num_tokens, rollout.num_actions
-        policy, critic, reference, rewards = (
-            each.flops(tokens, actions) for each in (self.policy, self.critic, self.reference, self.rewards)
-        )
+        everything = sampled or [rollout]
+        all_tokens, all_actions = (sum(counts) for counts in zip(*map(_size_of, everything), strict=True))
+        policy, critic, reference = (each.flops(tokens, actions) for each in (self.policy, self.critic, self.reference))
         whole = 1 + BACKWARD + self.recomputes
         phases = {
-            "rollout": policy,
-            "reward": rewards,
+            "rollout": self.policy.flops(all_tokens, all_actions),
+            "reward": self.rewards.flops(all_tokens, all_actions),
             "experience": reference + (policy + critic if reevaluated else 0.0),
             "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole),
         }
         sft_step = (1 + BACKWARD) * policy
         total = sum(phases.values()) / sft_step
         if self.judges is not None:
-            phases["judge"] = self.judges.flops(tokens, actions)
+            phases["judge"] = self.judges.flops(all_tokens, all_actions)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
+
+
+def _size_of(rollout: Rollout) -> tuple[int, int]:
+    """Tokens and actions."""
+    return rollout.num_tokens, rollout.num_actions
 
 
 def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:

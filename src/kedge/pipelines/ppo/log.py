@@ -15,8 +15,8 @@ from kedge.logs.experience_metrics import describe_experience, describe_samples
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
+from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.roles import Roles
-from kedge.rewards.score import ScoredRollout
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
@@ -60,9 +60,9 @@ class PpoLog:
     progress: Progress
     doctor: LiveDoctor
 
-    def describe(self, scored: ScoredRollout, experience: Experience, result: UpdateResult) -> dict[str, float]:
+    def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of an update's experience, scores and optimizer steps."""
-        return {**describe_experience(experience), **scored.metrics(), **result.metrics()}
+        return {**describe_experience(experience), **batch.metrics(), **result.metrics()}
 
     def say_missing_eos(self) -> None:
         """Say which score `rollout.missing_eos_score=auto` has become."""

@@ -7,8 +7,8 @@ Source: PPO algorithm 1; spec §§4–6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from kedge.config import Config
 from kedge.data import PromptStream
@@ -24,6 +24,7 @@ from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
+from kedge.pipelines.ppo.sampling import Sampling
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
@@ -38,6 +39,9 @@ from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
+
+AfterUpdate: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Called with each update that was not dropped, and its metrics."""
 
 
 def run_ppo(
@@ -76,12 +80,11 @@ def run_ppo(
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     run.start()
     write_roles(run, roles)
-    watcher = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer)
     outcome: dict[str, object] = {}
     with resumable(config, run.folder, "ppo"), claimed(run.folder):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
-                train(config, run, roles, loop, watcher, on_update)
+                train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
                 outcome = loop.summary()
         except KedgeError:
             run.abandon()
@@ -99,8 +102,7 @@ def train(
     run: Run,
     roles: Roles,
     loop: CheckpointedLoop,
-    watcher: Watcher,
-    on_update: Callable[[int, Roles], None],
+    after_update: AfterUpdate,
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     steps = PpoSteps(config, run, roles)
@@ -109,27 +111,21 @@ def train(
     coefficients = coefficients_of(config)
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
+        sampling = Sampling(prompts, check=guard.check_rollout, say=log.progress.say)
         fixed = FixedPrompts.of(steps, log)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         held_out, ending = HeldOutEvaluation(steps, log), EarlyEnd(config, loop.best)
         resumed |= {**held_out.state, **ending.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
-        at_start, num_updates = loop.done == 0, config.ppo.loop.num_updates
-        for update in loop.steps(num_updates, until=ending.reason):
+        at_start = loop.done == 0
+        for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}
             with guarded_update(config, update, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
-                with clock.phase("rollout"):
-                    drawn = prompts.next(config.rollout.num_prompts)
-                    rollout = now.sample(drawn, update)
-                    guard.check_rollout(rollout)
-
-                with clock.phase("reward"):
-                    is_known = roles.missing_eos.is_known
-                    scored = now.score(rollout, drawn, update)
-
+                is_known = roles.missing_eos.is_known
+                batch = sampling.batch(now, update, clock)  # prompts, responses and their scores
                 if not is_known:
                     log.say_missing_eos()
                 if at_start:  # scored as in training, with the score for a missing stop token that is known now
@@ -140,32 +136,51 @@ def train(
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
-                    experience = now.collect(scored, coefficients, learner=learner)
+                    experience = now.collect(batch.trained, coefficients, learner=learner)
                     guard.check_experience(experience)
 
                 with clock.phase("train"):
                     loop.begin_changes()
-                    result = now.improve(learner, experience, coefficients, update, check_step=guard.allows)
+                    result = now.improve(
+                        learner, experience, coefficients, update, check_step=guard.allows, is_flat=batch.is_flat
+                    )
                     moved = now.distance_moved(learner, experience)
 
                 metrics = {
-                    **log.describe(scored, experience, result),
+                    **log.describe(batch, experience, result),
                     **moved,
                     **coefficients.metrics(),
                     **roles.missing_eos.metrics(),
                     **guard.metrics(),
-                    **now.costs(rollout, learner, result, update),
-                    **now.metrics(update, drawn, rollout),
-                    **clock.metrics(num_tokens=rollout.num_tokens),
+                    **now.costs(batch, learner, result, update),
+                    **now.metrics(update, batch),
+                    **clock.metrics(num_tokens=batch.num_tokens),
                     **memory_in_use(run.device),
                     **held_out.measure(update, coefficients),
                 }
-                log.write(update, metrics, experience, scored.prompts, result)
+                log.write(update, metrics, experience, batch.trained.prompts, result)
                 if now.trains_policy(update) and not result.refused:
                     coefficients.adapt(metrics, num_responses=experience.num_rows)
                 fixed.sample(update, coefficients)
                 loop.see(update, metrics)
                 ending.see(metrics)
             if not guard.dropped:
-                watcher.see(loop, update, metrics, stage="ppo", num_updates=num_updates, folder=run.folder)
-                on_update(update, roles)
+                after_update(update, metrics)
+
+
+def _watching(
+    config: Config,
+    run: Run,
+    roles: Roles,
+    loop: CheckpointedLoop,
+    callback: Callback | None,
+    on_update: Callable[[int, Roles], None],
+) -> AfterUpdate:
+    """Calls both functions with an update."""
+    watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.loop.num_updates
+
+    def see(update: int, metrics: Mapping[str, float]) -> None:
+        watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.folder)
+        on_update(update, roles)
+
+    return see

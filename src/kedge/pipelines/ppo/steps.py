@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, config_at, scheduled_values
 from kedge.data import Prompt, encode_prompt
+from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.costs import Costs
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.settings import advantage_of, follow_schedules, objective_of, reward_kl_coef
@@ -41,6 +42,11 @@ class PpoSteps:
     run: Run
     roles: Roles
 
+    @property
+    def pad_id(self) -> int:
+        """The token id of padding."""
+        return cast(int, self.roles.tokenizer.pad_token_id)
+
     def at(self, update: int, coefficients: Coefficients) -> PpoSteps:
         """The steps of an update, with the scheduled fields' values of then, which `coefficients` gets as well."""
         if not self.config.schedules:
@@ -48,10 +54,16 @@ class PpoSteps:
         follow_schedules(coefficients, self.config, update)
         return replace(self, config=config_at(self.config, update))
 
-    def sample(self, drawn: Sequence[Prompt], update: int) -> Rollout:
-        """Sample the update's responses, `rollout.num_responses` per prompt."""
+    def sample(self, drawn: Sequence[Prompt], update: int, attempt: int = 0) -> Rollout:
+        """Sample the update's responses, `rollout.num_responses` per prompt.
+
+        Args:
+            drawn: The prompts.
+            update: The update's number.
+            attempt: The round of sampling in the update, from 0; each has its own random streams.
+        """
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
-        return self.roll_out(drawn, groups, "rollout", update, policy_version=update - 1)
+        return self.roll_out(drawn, groups, "rollout", update, *_round(attempt), policy_version=update - 1)
 
     def roll_out(
         self, prompts: Sequence[Prompt], groups: Sequence[int], *stream: str | int, policy_version: int
@@ -74,13 +86,14 @@ class PpoSteps:
             policy_version=policy_version,
         )
 
-    def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int) -> ScoredRollout:
+    def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int, attempt: int = 0) -> ScoredRollout:
         """Score each response with the weighted sum of the rewards; drop responses without a score.
 
         Args:
             rollout: The responses.
             prompts: The prompts, indexed by the rollout's groups.
             update: The update's number.
+            attempt: The round of sampling.
 
         Raises:
             RewardError: A reward failed or returned invalid scores.
@@ -93,7 +106,7 @@ class PpoSteps:
             self.roles.tokenizer,
             max_new_tokens=self.config.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
-            seed=stream_seed(self.config.runtime.seed, "reward", update),
+            seed=stream_seed(self.config.runtime.seed, "reward", update, *_round(attempt)),
         )
 
     def learner(self, update: int, coefficients: Coefficients) -> LanguageLearner:
@@ -144,8 +157,15 @@ class PpoSteps:
         update: int,
         *,
         check_step: StepCheck,
+        is_flat: bool = False,
     ) -> UpdateResult:
-        """The PPO update: K epochs over the experience."""
+        """The PPO update: K epochs over the experience; none where it `is_flat`, see `SampledBatch`.
+
+        Without a step, because Adam scales even the small gradient that is left, of the KL or the entropy, to full
+        size.
+        """
+        if is_flat:
+            return UpdateResult(refused=True)
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         set_learning_rate(self.roles.optimizer, self.learning_rate(update))
         with nullcontext() if trains_policy else learner.frozen_policy():
@@ -187,21 +207,24 @@ class PpoSteps:
         """False while the critic warms up."""
         return update > self.config.ppo.value.value_warmup_updates
 
-    def costs(self, rollout: Rollout, learner: LanguageLearner, result: UpdateResult, update: int) -> dict[str, float]:
+    def costs(
+        self, batch: SampledBatch, learner: LanguageLearner, result: UpdateResult, update: int
+    ) -> dict[str, float]:
         """The FLOPs of the update's phases."""
         return self._costs.metrics(
-            rollout,
+            batch.trained.rollout,
+            sampled=batch.rollouts,
             reevaluated=not learner.reused_first_pass and not self.roles.engine.is_exact,
             num_passes=result.num_steps / self.config.ppo.loop.num_minibatches,
             train_policy=self.trains_policy(update),
         )
 
-    def metrics(self, update: int, drawn: Sequence[Prompt], rollout: Rollout) -> dict[str, float]:
+    def metrics(self, update: int, batch: SampledBatch) -> dict[str, float]:
         """Learning rate, staleness and distinct prompts of an update."""
         return {
             "policy/learning_rate": self.learning_rate(update),
-            "policy/staleness": update - 1 - int(rollout.policy_version.min()),
-            "prompt/distinct": len({prompt.text for prompt in drawn}) / len(drawn),
+            "policy/staleness": update - 1 - int(batch.trained.rollout.policy_version.min()),
+            "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in scheduled_values(self.config, update).items()},
         }
 
@@ -216,3 +239,8 @@ class PpoSteps:
             "precision": self.run.precision,
             "micro_batch_tokens": self.config.runtime.micro_batch_tokens,
         }
+
+
+def _round(attempt: int) -> tuple[str | int, ...]:
+    """The additional names of the random streams of a round after the first."""
+    return ("resample", attempt) if attempt else ()

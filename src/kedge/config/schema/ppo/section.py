@@ -7,6 +7,7 @@ from pydantic import model_validator
 from kedge.config.schema.optimizer import OptimizerConfig
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.config.schema.ppo.evaluation import EvaluationConfig
+from kedge.config.schema.ppo.groups import GroupsConfig
 from kedge.config.schema.ppo.guard import GuardConfig
 from kedge.config.schema.ppo.kl import KlConfig
 from kedge.config.schema.ppo.loop import LoopConfig
@@ -18,7 +19,7 @@ __all__ = ["PpoConfig"]
 
 
 class PpoConfig(Section):
-    """The PPO update: loop, policy loss, KL to the reference, critic, advantages, guard, evaluation."""
+    """The PPO update: loop, policy loss, KL to the reference, critic, advantages, groups, guard, evaluation."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
@@ -26,6 +27,7 @@ class PpoConfig(Section):
     kl: KlConfig = KlConfig()
     value: ValueConfig = ValueConfig()
     advantages: AdvantagesConfig = AdvantagesConfig()
+    grouping: GroupsConfig = GroupsConfig()
     guard: GuardConfig = GuardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

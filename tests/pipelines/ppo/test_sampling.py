@@ -1,0 +1,130 @@
+"""Groups without spread: kept, dropped or resampled; what is said about it, and resumed to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kedge.errors import ConfigError
+from kedge.logs.samples import read_samples
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.sampling import next_round_size
+from kedge.runs.run import Resume
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.tiny import save_tiny_policy
+
+SOLVED = PROMPTS[:4]
+"""The prompts whose responses all score 1."""
+SIZES = {"num_prompts": 3, "num_responses": 3, "num_minibatches": 1, "num_samples": 100, "kl_coef": 0.0}
+
+
+class Reward:
+    """Scores the length of a response, and 1 for every response to a solved prompt; keeps the scores that it gave."""
+
+    def __init__(self, solved: list[str] = SOLVED, *, limit: int = 100) -> None:
+        self._solved, self.given, self._limit = solved, list[list[float]](), limit
+
+    def __call__(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        self.given.append(
+            [
+                1.0 if prompt in self._solved else float(sum(ids))
+                for prompt, ids in zip(prompts, completion_ids, strict=True)
+            ]
+        )
+        if len(self.given) == self._limit:
+            raise KeyboardInterrupt
+        return self.given[-1]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def train(
+    policy: Path, out: Path, reward: Reward, *, resume: Resume | None = None, **settings: Any
+) -> list[dict[str, Any]]:
+    config = configure(policy, out, **{**SIZES, "constant_groups": "resample", **settings})
+    run_ppo(config, prompts=PROMPTS, reward=reward, resume=resume)
+    return metrics_without_times(out)
+
+
+@pytest.fixture(scope="module")
+def whole(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reward]:
+    folder, reward = tmp_path_factory.mktemp("runs") / "whole", Reward()
+    train(policy, folder, reward)
+    return folder, reward
+
+
+def test_resampling_fills_the_update_with_groups_that_have_spread(whole: tuple[Path, Reward]) -> None:
+    folder, reward = whole
+    rows, trained = metrics_without_times(folder), read_samples(folder)
+    rounds = iter(reward.given)
+    for row in rows:
+        prompts = [each["prompt"] for each in trained if each["update"] == row["update"]]
+        assert len(prompts) == 9
+        assert not set(prompts) & set(SOLVED)
+        scores = [score for _ in range(int(row["group/resamples"]) + 1) for score in next(rounds)]
+        solved = sum(score == 1.0 for score in scores)
+        assert row["reward/score_mean"] == pytest.approx(sum(scores) / len(scores), rel=1e-5)
+        assert row["group/constant"] == pytest.approx(solved / len(scores))
+        assert row["group/unused"] == len(scores) - 9 >= solved
+    assert sum(row["group/resamples"] for row in rows) > 0
+    assert next(rounds, None) is None
+    flops = [row["flops/rollout"] / row["flops/train"] for row in rows]
+    assert min(flops) > 1 / 6  # two epochs, of a pass and its gradient each, on only a part of what was sampled
+
+
+def test_a_resampled_run_goes_on_to_the_bit(whole: tuple[Path, Reward], policy: Path, tmp_path: Path) -> None:
+    folder, reward = whole
+    first = int(metrics_without_times(folder)[0]["group/resamples"]) + 1
+    assert first > 1  # the position in the prompts depends on the scores
+    with pytest.raises(KeyboardInterrupt):
+        train(policy, tmp_path / "run", Reward(limit=first + 1))
+    rows = train(policy, tmp_path / "run", after := Reward(), resume=Resume())
+    assert rows == metrics_without_times(folder)
+    assert after.given == reward.given[first:]
+    weights = "model/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (folder / weights).read_bytes()
+
+
+def test_dropping_trains_on_what_is_left_and_says_so(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = train(policy, tmp_path / "run", Reward(), constant_groups="drop", num_prompts=6, value_warmup_updates=1)
+    assert [row["group/unused"] for row in rows] == [0, 12]  # the critic's own update keeps them
+    assert [row["group/resamples"] for row in rows] == [0, 0]
+    prompts = [row["prompt"] for row in read_samples(tmp_path / "run") if row["update"] == 2]
+    assert sorted(set(prompts)) == sorted(PROMPTS[4:])
+    shown = capsys.readouterr()
+    line = "update 2: the responses of 4 of 6 groups all score the same; 12 of 18 responses are not trained on"
+    assert line in " ".join((shown.out + shown.err).split())
+
+
+def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = train(
+        policy, tmp_path / "run", Reward(PROMPTS), max_resamples=2, num_prompts=2, num_updates=1, entropy_target=3.0
+    )
+    [row] = rows
+    assert row["policy/optimizer_steps"] == row["flops/train"] == 0
+    assert (row["group/constant"], row["group/resamples"], row["group/unused"]) == (1.0, 2, 18)
+    before, after = load_file(policy / "model.safetensors"), load_file(tmp_path / "run/model/model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    shown = capsys.readouterr()
+    assert "update 1: no group has spread, and no step is taken" in " ".join((shown.out + shown.err).split())
+
+
+def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update() -> None:
+    assert next_round_size(64, 64, 48) == 22  # 16 missing, of which three in four have spread
+    assert next_round_size(64, 64, 63) == 2
+    assert next_round_size(64, 64, 8) == 64
+    assert next_round_size(64, 128, 0) == 64
+
+
+def test_groups_of_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^ppo.constant_groups=drop compares .* rollout.num_responses=1"):
+        configure(tmp_path, tmp_path / "run", constant_groups="drop")
