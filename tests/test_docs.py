@@ -266,13 +266,21 @@ def settings(stage: str, policy: str, folder: Path, **more: Any) -> Config:
 def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "The tide went out."}\n', encoding="utf-8")
-    small = {"num_updates": 1, "num_prompts": 4, "max_new_tokens": 4, "ptx_coef": 1.0, "pretraining": str(texts)}
+    small = {
+        "num_updates": 1,
+        "num_prompts": 2,
+        "num_responses": 2,
+        "max_new_tokens": 4,
+        "ptx_coef": 1.0,
+        "pretraining": str(texts),
+    }
 
     def vowels(completions: list[str]) -> list[float]:
         return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
+    small |= {"missing_eos_mode": "subtract"}  # with one score for all, no group would have spread
     small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
     config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)
     run_ppo(config, prompts=["The boat"], eval_prompts=["A sailor"], reward=[vowels, judge])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kedge.config import config_from_settings, schedule_in_words
 from kedge.errors import ConfigError
 from kedge.logs.samples import read_samples
 from kedge.pipelines.ppo import run_ppo
@@ -128,3 +129,11 @@ def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update(
 def test_groups_of_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^ppo.constant_groups=drop compares .* rollout.num_responses=1"):
         configure(tmp_path, tmp_path / "run", constant_groups="drop")
+
+
+def test_the_schedule_says_what_is_left_out() -> None:
+    groups = {"num_responses": 2, "max_resamples": 3}
+    resampled = schedule_in_words(config_from_settings("ppo", {**groups, "constant_groups": "resample"}), 1000)
+    assert "  samples others in their place, in at most 3 additional rounds,\n" in resampled
+    assert "It uses at least 12,800 prompts from the 1,000 available" in resampled
+    assert "leaves out" not in schedule_in_words(config_from_settings("ppo", groups), 1000)

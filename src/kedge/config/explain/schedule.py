@@ -23,12 +23,24 @@ def _update(config: Config) -> list[str]:
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
         f"{_count(responses, 'response')}, at most {_count(responses * rollout.max_new_tokens, 'new token')},",
+        *_left_out(config),
         f"  makes {_count(loop.num_epochs, 'pass')} over them, each in {_count(loop.num_minibatches, 'minibatch')} of "
         f"{_count(share, 'response')},",
         "  and takes one optimizer step per minibatch:",
         f"  {_count(loop.num_epochs * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
     ]
+
+
+def _left_out(config: Config) -> list[str]:
+    """What happens to prompts whose responses all score the same."""
+    groups = config.ppo.grouping
+    if groups.constant_groups == "keep":
+        return []
+    lines = ["  leaves out the prompts whose responses all score the same,"]
+    if groups.constant_groups == "resample":
+        lines.append(f"  samples others in their place, in at most {_count(groups.max_resamples, 'additional round')},")
+    return lines
 
 
 def _run(config: Config, num_prompts_available: int | None, num_held_out: int | None) -> list[str]:
@@ -49,8 +61,9 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
     lines += _evaluation(config, num_held_out)
     if num_prompts_available:
+        least = "at least " if config.ppo.grouping.constant_groups == "resample" else ""
         lines.append(
-            f"It uses {_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
+            f"It uses {least}{_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
             f"{prompts / num_prompts_available:.3g} passes over them."
         )
     return lines
