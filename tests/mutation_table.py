@@ -25,6 +25,8 @@ DECODING = "tests/models/packing/test_decoding.py"
 LOGPROBS = "tests/algorithm/test_logprobs.py"
 CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
+GROUPS = "tests/algorithm/test_groups.py"
+SAMPLING = "tests/pipelines/ppo/test_sampling.py"
 WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 STOPS = "tests/models/test_stop_tokens.py"
@@ -348,6 +350,21 @@ MUTATIONS = (
         "update - 1 - (ppo.value.value_warmup_updates if trains_policy else 0),",
         "update - 1,",
         f"{WARMUP}::test_the_schedule_covers_the_updates_of_the_policy",
+    ),
+    # Groups: spec §4.37.
+    Mutation(
+        "spread-of-a-group-by-an-epsilon",
+        "algorithm/groups.py",
+        "high > low)",
+        "variance > 1e-6)",
+        f"{GROUPS}::test_equal_scores_have_no_spread_although_their_deviation_is_rounded",
+    ),
+    Mutation(
+        "resampled-groups-merged-with-the-first",
+        "pipelines/ppo/sampling.py",
+        "first_group=len(drawn)",
+        "first_group=0",
+        f"{SAMPLING}::test_resampling_fills_the_update_with_groups_that_have_spread",
     ),
     # Advantages: spec §6.25 and §6.26.
     Mutation(
