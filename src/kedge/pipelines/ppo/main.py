@@ -23,8 +23,8 @@ from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
-from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.sampling import Sampling
+from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
