@@ -8,7 +8,7 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint types format bench bench-gpu faults docs docs-pages clean
+.PHONY: demo test test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -42,6 +42,14 @@ bench-gpu: $(VENV)/installed $(PEER)/bin/trl
 # Every fault that the doctor is to find, and healthy runs: half an hour and more.
 faults: $(VENV)/installed
 	$(BIN)/python -m bench.faults
+
+# PPO with and without the value stack against critic-free algorithms: hours; runs in the record are not repeated.
+study: $(VENV)/installed
+	$(BIN)/python -m bench.study
+
+# One of its tasks with smaller budgets, in less than 20 minutes.
+study-small: $(VENV)/installed
+	$(BIN)/python -m bench.study --small
 
 # The documentation as a site, in site/; a broken link is an error.
 docs: $(VENV)/installed-docs

@@ -1,0 +1,172 @@
+"""Reads `plan.yaml`: tasks, algorithms, the grid that each is tuned on, and the ablations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bench.study.unit import Budget, Unit
+
+__all__ = ["PLAN", "Ablation", "Algorithm", "Plan", "TaskPlan", "read_plan"]
+
+PLAN: Final = Path(__file__).with_name("plan.yaml")
+
+RATE, EPOCHS, RESPONSES = "ppo.learning_rate", "ppo.num_epochs", "rollout.num_responses"
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """How a task is run.
+
+    Attributes:
+        budget: Tokens and FLOPs that a run spends at least.
+        responses: Responses per update, whatever their number per prompt.
+        eval_every: Updates between two points of a curve.
+        learning_rates: The grid.
+        settings: Of all its runs.
+    """
+
+    budget: Budget
+    responses: int
+    eval_every: int
+    learning_rates: tuple[float, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm: what it is, and the settings that make it."""
+
+    about: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The changes of one algorithm.
+
+    Attributes:
+        of: The algorithm's name.
+        tasks: Where they are tried.
+        seeds: Of the runs.
+        changes: Settings by name.
+    """
+
+    of: str
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    changes: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole plan.
+
+    Attributes:
+        question: What is asked.
+        expectations: What was expected before the runs.
+        tasks: By name.
+        algorithms: By name.
+        common: Settings of every run.
+        num_epochs: The grid's second axis.
+        tuning_seeds: Seeds of the tuning, which no comparison uses.
+        seeds: Seeds of the comparison.
+        ablation: The stack, changed.
+    """
+
+    question: str
+    expectations: tuple[str, ...]
+    tasks: Mapping[str, TaskPlan]
+    algorithms: Mapping[str, Algorithm]
+    common: Mapping[str, Any]
+    num_epochs: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+    seeds: tuple[int, ...]
+    ablation: Ablation
+
+    def grid(self, task: str) -> list[dict[str, Any]]:
+        """The points on which every algorithm is tuned: the same number for each."""
+        return [
+            {RATE: rate, EPOCHS: epochs}
+            for rate, epochs in itertools.product(self.tasks[task].learning_rates, self.num_epochs)
+        ]
+
+    def tuning(self, task: str, algorithm: str, point: Mapping[str, Any]) -> list[Unit]:
+        """The runs that judge a point of the grid."""
+        settings = {**self.algorithms[algorithm].settings, **point}
+        return [self._unit(task, settings, seed) for seed in self.tuning_seeds]
+
+    def comparison(self, task: str, algorithm: str, point: Mapping[str, Any]) -> list[Unit]:
+        """The runs of a tuned algorithm."""
+        settings = {**self.algorithms[algorithm].settings, **point}
+        return [self._unit(task, settings, seed) for seed in self.seeds]
+
+    def changed(self, task: str, change: str | None, point: Mapping[str, Any]) -> list[Unit]:
+        """The runs of a change of the ablated algorithm; of the algorithm itself if the change is None."""
+        changes = {} if change is None else self.ablation.changes[change]
+        settings = {**self.algorithms[self.ablation.of].settings, **point, **changes}
+        return [self._unit(task, settings, seed) for seed in self.ablation.seeds]
+
+    def _unit(self, task: str, settings: Mapping[str, Any], seed: int) -> Unit:
+        own = self.tasks[task]
+        merged = {**self.common, **own.settings, **settings, "ppo.eval_every": own.eval_every}
+        merged["rollout.num_prompts"] = own.responses // int(merged.get(RESPONSES, 1))
+        return Unit(task, merged, seed, own.budget)
+
+
+def read_plan(*, small: bool = False) -> Plan:
+    """The plan; with `small` that of `make study-small`."""
+    text: dict[str, Any] = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
+    plan = _plan(text)
+    return _reduced(plan, text["small"]) if small else plan
+
+
+def _plan(text: Mapping[str, Any]) -> Plan:
+    ablation = text["ablation"]
+    return Plan(
+        question=text["question"],
+        expectations=tuple(text["expectations"]),
+        tasks={name: _task(each) for name, each in text["tasks"].items()},
+        algorithms={name: Algorithm(**each) for name, each in text["algorithms"].items()},
+        common=text["common"],
+        num_epochs=tuple(text["tuning"]["num_epochs"]),
+        tuning_seeds=tuple(text["tuning"]["seeds"]),
+        seeds=tuple(text["comparison"]["seeds"]),
+        ablation=Ablation(
+            ablation["of"], tuple(ablation["tasks"]), tuple(ablation["seeds"]), changes=ablation["changes"]
+        ),
+    )
+
+
+def _task(text: Mapping[str, Any]) -> TaskPlan:
+    return TaskPlan(
+        budget=Budget(float(text["tokens"]), float(text["flops"])),
+        responses=text["responses"],
+        eval_every=text["eval_every"],
+        learning_rates=tuple(text["learning_rates"]),
+        settings=text["settings"],
+    )
+
+
+def _reduced(plan: Plan, small: Mapping[str, Any]) -> Plan:
+    """Fewer tasks, seeds and changes, and a share of the budgets."""
+    tasks = {name: plan.tasks[name] for name in small["tasks"]}
+    kept = small["ablation"]
+    return replace(
+        plan,
+        tasks={name: replace(each, budget=each.budget.share(small["share"])) for name, each in tasks.items()},
+        num_epochs=tuple(small["tuning"]["num_epochs"]),
+        tuning_seeds=tuple(small["tuning"]["seeds"]),
+        seeds=tuple(small["comparison"]["seeds"]),
+        ablation=replace(
+            plan.ablation,
+            tasks=tuple(kept["tasks"]),
+            seeds=tuple(kept["seeds"]),
+            changes={name: plan.ablation.changes[name] for name in kept["changes"]},
+        ),
+    )

@@ -1,0 +1,78 @@
+"""What a task is: a start that is trained once, and the prompts and reward that every run has."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["QUIET", "Problem", "Task", "start_folder"]
+
+QUIET: Final[Mapping[str, Any]] = {
+    "runtime.num_threads": 1,
+    "runtime.report": False,
+    "runtime.plots": False,
+    "runtime.num_samples": 0,
+    "runtime.num_fixed_prompts": 0,
+    "checkpoint.every_minutes": None,
+    "checkpoint.keep_best": "none",
+}
+"""Of every run: one thread, and no files that the study does not read."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the runs of a task train on.
+
+    Attributes:
+        model: Folder of the policy that they start from.
+        prompts: Rows.
+        held_out: Rows of the evaluations.
+        reward: As `kedge.ppo` takes it.
+        score: The column of `evaluations.jsonl` that a curve shows.
+    """
+
+    model: Path
+    prompts: Sequence[Mapping[str, Any]]
+    held_out: Sequence[Mapping[str, Any]]
+    reward: Any
+    score: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        build: Trains what the runs start from, in an existing folder.
+        problem: Reads that folder.
+    """
+
+    build: Callable[[Path], None]
+    problem: Callable[[Path], Problem]
+
+
+def start_folder(name: str, task: Task, work: Path) -> Path:
+    """The folder of a task's start, trained unless it exists.
+
+    Its name has a hash of the module that trains it, so that a change of the recipe trains a new one.
+
+    Args:
+        name: The task's name.
+        task: The task.
+        work: The folder of all starts.
+    """
+    source = hashlib.sha256(inspect.getsource(inspect.getmodule(task.build) or task.build).encode()).hexdigest()
+    done = work / f"{name}-{source[:8]}"
+    if not done.is_dir():
+        building = done.with_suffix(".part")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        task.build(building)
+        os.rename(building, done)
+    return done

@@ -1,0 +1,155 @@
+"""One run of the study, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.processes import BenchError
+from kedge.output import replace_file
+
+__all__ = ["Budget", "Outcome", "Unit", "append_outcome", "read_outcomes"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run spends at least.
+
+    Attributes:
+        tokens: Sampled tokens.
+        flops: FLOPs of all phases of the updates; evaluations and judges are not counted.
+    """
+
+    tokens: float
+    flops: float
+
+    def share(self, part: float) -> Budget:
+        """A part of both."""
+        return Budget(self.tokens * part, self.flops * part)
+
+    def is_spent(self, *, tokens: float, flops: float) -> bool:
+        """Whether both are spent."""
+        return tokens >= self.tokens and flops >= self.flops
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A run: a task, settings and a seed.
+
+    Attributes:
+        task: The task's name.
+        settings: By dotted name.
+        seed: Of the run.
+        budget: When it ends.
+    """
+
+    task: str
+    settings: Mapping[str, Any]
+    seed: int
+    budget: Budget
+
+    @property
+    def responses(self) -> int:
+        """Responses per update."""
+        return int(self.settings["rollout.num_prompts"]) * int(self.settings.get("rollout.num_responses", 1))
+
+    @property
+    def key(self) -> str:
+        """The same for the same run, whichever part of the study asks for it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is kept of a run. The lists have one entry per evaluation on held-out prompts; the first is the start's.
+
+    Attributes:
+        key: The unit's.
+        task: The task's name.
+        seed: The run's seed.
+        start: Hash of the weights that it started from.
+        updates: Updates completed.
+        tokens: Tokens sampled so far.
+        flops: FLOPs so far.
+        scores: Mean score on the held-out prompts.
+        explained: Mean explained variance of the updates since the last evaluation; None without a critic.
+        seconds: Duration, without the start of the process.
+        cpu_seconds: Time of its one thread.
+        last: Other metrics of the last update.
+    """
+
+    key: str
+    task: str
+    seed: int
+    start: str
+    updates: Sequence[int]
+    tokens: Sequence[float]
+    flops: Sequence[float]
+    scores: Sequence[float]
+    explained: Sequence[float | None]
+    seconds: float
+    cpu_seconds: float
+    last: Mapping[str, float] = field(default_factory=dict)
+
+    def score_at(self, axis: str, spent: float) -> float:
+        """The held-out score when so much was spent, interpolated between evaluations.
+
+        Args:
+            axis: `tokens` or `flops`.
+            spent: How much.
+
+        Raises:
+            BenchError: The run has not spent so much.
+        """
+        places: Sequence[float] = getattr(self, axis)
+        if spent > places[-1]:
+            raise BenchError(f"run {self.key} ended at {places[-1]:.3g} {axis}, before {spent:.3g}")
+        return float(np.interp(spent, places, self.scores))
+
+    @property
+    def explained_late(self) -> float | None:
+        """The mean explained variance of the last quarter; None without a critic."""
+        known = [each for each in self.explained if each is not None]
+        late = known[-max(1, len(known) // 4) :]
+        return float(np.mean(late)) if late else None
+
+
+def append_outcome(outcome: Outcome, record: Path) -> None:
+    """Add a run to the record, which has one line per run and is replaced as a whole: no line is ever cut off."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    before = record.read_bytes() if record.is_file() else b""
+    line = json.dumps(_rounded(asdict(outcome)), ensure_ascii=False) + "\n"
+    replace_file(record, [before, line.encode()])
+
+
+def read_outcomes(record: Path) -> dict[str, Outcome]:
+    """The recorded runs by key; none if there is no file.
+
+    Raises:
+        BenchError: Runs of a task started from different weights.
+    """
+    lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    starts: dict[str, str] = {}
+    for outcome in outcomes:
+        if starts.setdefault(outcome.task, outcome.start) != outcome.start:
+            raise BenchError(
+                f"{record}: runs of {outcome.task} started from different weights, {starts[outcome.task]} and "
+                f"{outcome.start}; remove one kind"
+            )
+    return {outcome.key: outcome for outcome in outcomes}
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with six digits: enough for a table, and half the size."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
