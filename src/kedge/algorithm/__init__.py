@@ -1,6 +1,7 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
-In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic.
+In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic
+(or histogram).
 Data types: experience. Reward model: preference. Used by all of them: masking, checks. Evaluation: statistics.
 Imports only torch, and jaxtyping for shape annotations.
 """
@@ -17,6 +18,7 @@ from kedge.algorithm.advantages import (
 )
 from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
+from kedge.algorithm.histogram import Bins, HistogramLoss, histogram_value_loss
 from kedge.algorithm.kl import (
     adapt_entropy_coef,
     adapt_kl_coef_schulman,
@@ -43,8 +45,10 @@ from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_r
 __all__ = [
     "Advantage",
     "Advantages",
+    "Bins",
     "Experience",
     "GeneralizedAdvantage",
+    "HistogramLoss",
     "LengthAdaptiveLambda",
     "NStepAdvantage",
     "PolicyLoss",
@@ -64,6 +68,7 @@ __all__ = [
     "clipped_value_loss",
     "explained_variance",
     "generalized_advantages",
+    "histogram_value_loss",
     "keep_counted",
     "kl_estimate",
     "kl_loss",

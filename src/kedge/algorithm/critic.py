@@ -28,6 +28,7 @@ def clipped_value_loss(
     mask: Bool[Tensor, "*batch time"],
     *,
     clip_range: float | None,
+    huber_delta: float | None = None,
     aggregation: Aggregation = "token",
     constant_length: int | None = None,
     normalizer: Tensor | float | None = None,
@@ -36,37 +37,47 @@ def clipped_value_loss(
 
     loss = ½·aggregate max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²)
 
-    The ½ is included; the coefficient of this loss in the total loss is not.
+    The ½ is included; the coefficient of this loss in the total loss is not. With δ, Huber's loss replaces half the
+    square of an error e: δ·(|e| − δ/2) where |e| > δ, so that the gradient of an error is at most δ.
 
     Args:
         values: V of the current critic; differentiable.
         old_values: V_old, at the start of the epochs; frozen.
         returns: R, from unwhitened advantages; frozen.
         mask: True = counts; the reward mask, which can have one more slot than the action mask.
-        clip_range: ε > 0 in the unit of the values, so it must fit their scale; None for the plain squared error.
+        clip_range: ε > 0 in the unit of the values, so it must fit their scale; None for the unclipped error.
+        huber_delta: δ > 0 in the unit of the values; None for the squared error.
         aggregation: as in `aggregate`.
         constant_length: as in `aggregate`.
         normalizer: as in `aggregate`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
-        ConfigError: for a clip range that is not above 0.
+        ConfigError: for a clip range or δ that is not above 0.
 
-    Source: S0; N+; spec §6.28.
+    Source: S0; N+; spec §6.28. Huber (1964); DQN (Mnih et al. 2015) uses δ = 1.
     """
     check_counted(mask, values=values, old_values=old_values, returns=returns)
     values = keep_counted(values, mask)
     old_values, returns = keep_counted(old_values, mask).detach(), keep_counted(returns, mask).detach()
-    losses = free = (values - returns).square()
+    losses = free = _doubled_penalty(values - returns, huber_delta)
     if clip_range is not None:
         check_positive(value_clip_range=clip_range)
-        losses = torch.maximum(
-            free, (values.clamp(old_values - clip_range, old_values + clip_range) - returns).square()
-        )
+        held = values.clamp(old_values - clip_range, old_values + clip_range)
+        losses = torch.maximum(free, _doubled_penalty(held - returns, huber_delta))
     loss = 0.5 * aggregate(
         losses, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer
     )
     return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
+
+
+def _doubled_penalty(error: Tensor, huber_delta: float | None) -> Tensor:
+    """The squared error, or twice Huber's loss, which is the same up to δ."""
+    if huber_delta is None:
+        return error.square()
+    check_positive(value_huber_delta=huber_delta)
+    size = error.abs()
+    return torch.where(size <= huber_delta, error.square(), huber_delta * (2 * size - huber_delta))
 
 
 @torch.no_grad()

@@ -165,11 +165,14 @@ class PolicyOutputs:
         entropy: entropy (nats) of the distribution that each action was drawn from; 0 elsewhere.
         values: the critic's value of the state before each action, and of the state after the last one if requested;
             0 elsewhere. None without a critic.
+        value_logits: the critic's histogram at the same slots, of which `values` are the expectations; None for a
+            critic with a scalar output.
     """
 
     logprobs: Float[Tensor, "batch time"]
     entropy: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch time"] | None
+    value_logits: Float[Tensor, "batch time bins"] | None = None
 
 
 def check_masks(rollout: Rollout) -> None:

@@ -2,14 +2,14 @@
 
 from kedge.models.actor_critic import ActorCritic, response_logprobs
 from kedge.models.card import ModelCard
-from kedge.models.heads import HeadInit, initialize_head
+from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
 from kedge.models.run_models import find_model
-from kedge.models.saving import load_value_head, save_policy, save_scalar_model
+from kedge.models.saving import load_value_head, save_policy, save_scalar_model, saved_bins
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
 from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
 from kedge.models.tokenizers import load_tokenizer
@@ -18,12 +18,14 @@ __all__ = [
     "ActorCritic",
     "Decoder",
     "HeadInit",
+    "HistogramHead",
     "LanguageModel",
     "ModelCard",
     "Precision",
     "ScalarModel",
     "StopTokens",
     "TokenRows",
+    "ValueHead",
     "autocast",
     "budget_batches",
     "find_model",
@@ -39,5 +41,6 @@ __all__ = [
     "response_logprobs",
     "save_policy",
     "save_scalar_model",
+    "saved_bins",
     "score_rows",
 ]

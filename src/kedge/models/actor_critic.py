@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
+from kedge.models.heads import Values
 from kedge.models.language import LanguageModel
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast
@@ -60,9 +61,13 @@ class _Reading:
         """Select the entries of the actions from one entry per slot."""
         return states if self.slots is self.action_mask else states[self.action_mask[self.slots]]
 
-    def pad(self, figures: Float[Tensor, " slots"], slots: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+    def pad(
+        self, figures: Float[Tensor, "slots *each"], slots: Bool[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time *each"]:
         """Scatter into the rollout's padded shape, 0 elsewhere."""
-        return figures.new_zeros(slots.shape).masked_scatter(slots, figures)
+        each = figures.shape[1:]
+        mask = slots.view(*slots.shape, *(1 for _ in each))
+        return figures.new_zeros((*slots.shape, *each)).masked_scatter(mask, figures)
 
 
 def response_logprobs(
@@ -143,11 +148,12 @@ class ActorCritic(nn.Module):
         with autocast(precision, self.device):
             hidden = self.policy.hidden(reading.rows)[reading.states]
             logprobs, entropy = self.policy.over_logits(measure, reading.at_actions(hidden), reading.actions)
-            values = self._values(reading, hidden) if self.has_critic else None
+            values = self._read_values(reading, hidden) if self.has_critic else None
         return PolicyOutputs(
             logprobs=reading.pad(logprobs, reading.action_mask),
             entropy=reading.pad(entropy, reading.action_mask),
-            values=None if values is None else reading.pad(values, reading.slots),
+            values=None if values is None else reading.pad(values.values, reading.slots),
+            value_logits=None if values is None or values.logits is None else reading.pad(values.logits, reading.slots),
         )
 
     def values(
@@ -157,10 +163,11 @@ class ActorCritic(nn.Module):
         reading = _Reading.of(rollout, after_last=value_after_last)
         with autocast(precision, self.device):
             shared = self.policy.hidden(reading.rows)[reading.states] if self.critic is None else None
-            return reading.pad(self._values(reading, shared), reading.slots)
+            return reading.pad(self._read_values(reading, shared).values, reading.slots)
 
-    def _values(self, reading: _Reading, hidden: Tensor | None) -> Tensor:
+    def _read_values(self, reading: _Reading, hidden: Tensor | None) -> Values:
         if self.critic is not None:
-            return self.critic.values(reading.rows)[reading.states]
+            values, logits = self.critic.read_values(reading.rows)
+            return Values(values[reading.states], None if logits is None else logits[reading.states])
         assert hidden is not None
-        return self.policy.values(hidden)
+        return self.policy.read_values(hidden)

@@ -1,22 +1,100 @@
-"""Initialization of scalar heads."""
+"""The heads of critics and reward models: a scalar, or a histogram of the return."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
 
-__all__ = ["HeadInit", "initialize_head"]
+from kedge.algorithm.histogram import Bins
+
+__all__ = ["HeadInit", "HistogramHead", "ValueHead", "Values", "initialize_head", "read_values"]
 
 HeadInit = Literal["zero", "normal"]
 
+START_SPREAD = 1 / 16
+"""Standard deviation of a histogram made from a scalar, relative to the support. A wider one would be cut off at the
+ends and miss the scalar there; with a narrower one, far bins would be many nats below the others."""
+MARGIN = 0.05
+"""A new head starts at 0, or as near to it as a value can be that lies this share of the support inside it."""
 
-def initialize_head(head: nn.Linear, init: HeadInit) -> nn.Linear:
-    """Initialize a scalar head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 either way.
+
+class HistogramHead(nn.Module):
+    """A linear layer from a hidden state to the logits of a histogram, whose expectation is the value.
+
+    It starts from a scalar head v = w·h + b, as the Gaussian with mean v and standard deviation s:
+
+        logits_i = −(c_i − v)²/(2s²) + const = v·c_i/s² − c_i²/(2s²)
+
+    which is linear in h, too. So the first values are the scalar head's, up to the ends of the support.
+
+    Args:
+        in_features: Width of the hidden states.
+        bins: The support.
+        device: Target device.
+
+    Source: kedge.
+    """
+
+    support: Tensor
+
+    def __init__(self, in_features: int, bins: Bins, *, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.in_features, self.bins = in_features, bins
+        self.weight = nn.Parameter(torch.zeros(bins.num_bins, in_features, device=device))
+        self.bias = nn.Parameter(torch.zeros(bins.num_bins, device=device))
+        # Saved, so that a head is not read with another support.
+        self.register_buffer("support", torch.tensor([float(bins.low), float(bins.high)], device=device))
+
+    @torch.no_grad()
+    def start_from(self, scalar: nn.Linear, *, shift: float = 0.0) -> HistogramHead:
+        """Take over the values of a scalar head, minus `shift`; returns itself."""
+        bias = torch.zeros_like(self.support[0]) if scalar.bias is None else scalar.bias
+        centers, spread = self.bins.centers(self.support), _spread(self.bins)
+        self.weight.copy_(centers[:, None] / spread**2 * scalar.weight)
+        self.bias.copy_(_gaussian_logits(centers, bias - shift, spread))
+        return self
+
+    def forward(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest bins"]:
+        """The logits of the bins."""
+        return functional.linear(hidden, self.weight, self.bias)
+
+
+ValueHead = nn.Linear | HistogramHead
+
+
+class Values(NamedTuple):
+    """Values, and the histograms of which they are the expectations; None if the head's output is a scalar."""
+
+    values: Float[Tensor, "*rest"]
+    logits: Float[Tensor, "*rest bins"] | None
+
+
+def read_values(head: ValueHead, hidden: Float[Tensor, "*rest dim"]) -> Values:
+    """The head's output at each hidden state, float32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        outputs = head(hidden.float())
+        if isinstance(head, HistogramHead):
+            return Values(head.bins.expectation(outputs), outputs)
+        return Values(outputs.squeeze(-1), None)
+
+
+def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
+    """Initialize a head in place: weights 0, or normal with std 1/√(d+1); the bias is 0 either way.
+
+    A histogram starts from such a scalar head, shifted so that zero weights give the value 0. If 0 is outside the
+    support or close to one of its ends, the start is the value 5 % inside that end.
 
     Source: spec §3.8 (N+), §7.34.
     """
+    if isinstance(head, HistogramHead):
+        scalar = nn.Linear(head.in_features, 1, device=head.weight.device)
+        initialize_head(scalar, init)
+        return head.start_from(scalar, shift=-_location_of_start(head.bins))
     if init == "zero":
         nn.init.zeros_(head.weight)
     else:
@@ -24,3 +102,29 @@ def initialize_head(head: nn.Linear, init: HeadInit) -> nn.Linear:
     if head.bias is not None:
         nn.init.zeros_(head.bias)
     return head
+
+
+def _gaussian_logits(centers: Tensor, mean: Tensor, spread: float) -> Tensor:
+    """A Gaussian's log density at the centers, up to a constant; linear in the mean."""
+    return (mean * centers - centers.square() / 2) / spread**2
+
+
+def _spread(bins: Bins) -> float:
+    """Standard deviation of the first histogram; wide enough for its expectation not to depend on the bins."""
+    return max(START_SPREAD * (bins.high - bins.low), 0.75 * bins.width)
+
+
+def _location_of_start(bins: Bins) -> float:
+    """The Gaussian's mean for which the histogram's expectation is the start: found by bisection, as it is monotone."""
+    size = bins.high - bins.low
+    start = min(max(0.0, bins.low + MARGIN * size), bins.high - MARGIN * size)
+    low, high = bins.low - size, bins.high + size
+    centers = bins.centers(torch.empty(0, dtype=torch.float64))
+    for _ in range(60):
+        middle = (low + high) / 2
+        logits = _gaussian_logits(centers, torch.tensor(middle, dtype=torch.float64), _spread(bins))
+        if float(bins.expectation(logits)) < start:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

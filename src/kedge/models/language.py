@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
-from kedge.models.heads import initialize_head
+from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -45,7 +46,8 @@ class LanguageModel(nn.Module):
     Args:
         causal: Any `AutoModelForCausalLM`; its dropout is disabled.
         tokenizer: Supplies the pad token and the vocabulary.
-        value_head: Add a zero-initialized scalar head on the trunk (`critic: shared`).
+        value_head: Add a zero-initialized value head on the trunk (`critic: shared`).
+        bins: The support of a value head that predicts a histogram; None for a scalar head.
 
     Raises:
         ModelError: The tokenizer has more tokens than the model has embeddings, or kedge would not compute what
@@ -58,7 +60,12 @@ class LanguageModel(nn.Module):
     forbidden_ids: Tensor
 
     def __init__(
-        self, causal: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, value_head: bool = False
+        self,
+        causal: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        value_head: bool = False,
+        bins: Bins | None = None,
     ) -> None:
         super().__init__()
         self.causal = causal
@@ -69,9 +76,10 @@ class LanguageModel(nn.Module):
         forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
-        self.value_head = None
+        self.value_head: ValueHead | None = None
         if value_head:
-            head = nn.Linear(_output_layer(causal).in_features, 1, device=causal.device)
+            width, device = _output_layer(causal).in_features, causal.device
+            head = nn.Linear(width, 1, device=device) if bins is None else HistogramHead(width, bins, device=device)
             self.value_head = initialize_head(head, "zero")
         self.trunk = Trunk(_base_model(causal))
         self._check()
@@ -134,10 +142,13 @@ class LanguageModel(nn.Module):
         return tuple(torch.cat(measures) for measures in zip(*parts, strict=True))
 
     def values(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest"]:
+        """The value head's value at each hidden state, float32."""
+        return self.read_values(hidden).values
+
+    def read_values(self, hidden: Float[Tensor, "*rest dim"]) -> Values:
         """The value head's output at each hidden state, float32."""
         assert self.value_head is not None, "the model has no value head"
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.value_head(hidden.float()).squeeze(-1)
+        return read_values(self.value_head, hidden)
 
     def _raw_logits(self, hidden: Tensor) -> Tensor:
         config = self.causal.config.get_text_config()
@@ -193,6 +204,7 @@ def load_language_model(
     *,
     tokenizer: PreTrainedTokenizerBase,
     value_head: bool = False,
+    bins: Bins | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> LanguageModel:
@@ -210,7 +222,7 @@ def load_language_model(
     if missing:
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
     nn.Module.to(causal, device)  # first, so that it is checked on the device that it will run on
-    return LanguageModel(causal, tokenizer, value_head=value_head)
+    return LanguageModel(causal, tokenizer, value_head=value_head, bins=bins)
 
 
 def _base_model(causal: PreTrainedModel) -> PreTrainedModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.card import ModelCard
+from kedge.models.heads import HistogramHead, ValueHead
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.run_models import find_model
@@ -21,7 +23,7 @@ from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
 
-__all__ = ["load_value_head", "save_policy", "save_scalar_model"]
+__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins"]
 
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -61,22 +63,66 @@ def save_policy(
     return _write_whole(Path(folder), write)
 
 
-def load_value_head(head: nn.Linear, folder: str | Path) -> bool:
+def load_value_head(head: ValueHead, folder: str | Path) -> bool:
     """Load the value head saved next to a policy's weights; returns False if there is none.
 
+    A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
+
     Raises:
-        ModelError: It has another width, or non-finite weights.
+        ModelError: It has another width, other bins, or non-finite weights.
     """
     path = Path(find_model(folder)) / VALUE_HEAD_FILE
     if not path.is_file():
         return False
+    saved, bins = _read_value_head(path)
+    if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
+        raise ModelError(
+            f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
+            f"ppo.value_loss=hl_gauss ppo.value_num_bins={bins.num_bins} ppo.value_min={bins.low:g} "
+            f"ppo.value_max={bins.high:g}, or delete the file"
+        )
     try:
-        head.load_state_dict(load_file(path))
-    except (RuntimeError, OSError, SafetensorError) as error:
+        _fill(head, saved, scalar=bins is None)
+    except RuntimeError as error:
         raise ModelError(f"{path}: not a value head of the model in this folder") from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
+
+
+def saved_bins(folder: str | Path) -> Bins | None:
+    """The bins of the value head saved next to a policy's weights; None for a scalar head, or no head.
+
+    Raises:
+        ModelError: The file is not a value head.
+    """
+    path = Path(find_model(folder)) / VALUE_HEAD_FILE
+    return _read_value_head(path)[1] if path.is_file() else None
+
+
+def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
+    try:
+        saved = load_file(path)
+        return saved, _bins_of(saved)
+    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path}: not a value head of the model in this folder") from error
+
+
+def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
+    """The bins of a histogram's state; None for that of a scalar head."""
+    if "support" not in state:
+        return None
+    low, high = state["support"].float().tolist()
+    return Bins(low, high, len(state["bias"]))
+
+
+def _fill(head: ValueHead, saved: dict[str, Tensor], *, scalar: bool) -> None:
+    if scalar and isinstance(head, HistogramHead):
+        source = nn.Linear(head.in_features, 1, device=head.weight.device)
+        source.load_state_dict(saved)
+        head.start_from(source)
+    else:
+        head.load_state_dict(saved)
 
 
 def save_scalar_model(

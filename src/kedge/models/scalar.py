@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.classifier import Batching, classify, find_batching
-from kedge.models.heads import initialize_head
+from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
@@ -82,11 +83,35 @@ class ScalarModel(nn.Module):
     @property
     def head(self) -> nn.Linear | None:
         """The linear layer on a decoder's hidden states; None for an encoder with a pooled head."""
-        head = dict(self.classifier.named_children()).get("score")
+        head = self._score_layer
         return head if isinstance(head, nn.Linear) else None
 
+    @property
+    def value_head(self) -> ValueHead | None:
+        """The head on a decoder's hidden states, with a scalar output or a histogram."""
+        head = self._score_layer
+        return head if isinstance(head, nn.Linear | HistogramHead) else None
+
+    def predict_histogram(self, bins: Bins) -> ScalarModel:
+        """Replace the scalar head of a critic by a histogram of the return, with the same values; returns itself.
+
+        Args:
+            bins: The support.
+        """
+        head = self.head
+        assert head is not None, "a critic has a linear head"
+        shift = float(self.shift)
+        histogram = HistogramHead(head.in_features, bins, device=self.device).start_from(head, shift=shift)
+        self.classifier.add_module("score", histogram)
+        self.shift.zero_()
+        return self
+
     def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
-        """The scalar output at every token, float32.
+        """The value at every token, float32; see `read_values`."""
+        return self.read_values(rows).values
+
+    def read_values(self, rows: TokenRows) -> Values:
+        """The output at every token, float32.
 
         Raises:
             ModelError: The model reads the whole text for its score (an encoder, for example), so it can score
@@ -99,7 +124,7 @@ class ScalarModel(nn.Module):
     def scores(self, rows: TokenRows) -> Float[Tensor, " rows"]:
         """One score per row, taken at its last token (spec §2.4)."""
         if self.trunk is not None:
-            return self._read(self.trunk.hidden(rows)[rows.last])
+            return self._read(self.trunk.hidden(rows)[rows.last]).values
         return classify(self.classifier, rows, batching=self.batching) - self.shift
 
     def _find_trunk(self) -> tuple[Trunk | None, Batching]:
@@ -111,15 +136,20 @@ class ScalarModel(nn.Module):
 
         def by_trunk(rows: TokenRows) -> Tensor:
             assert trunk is not None
-            return self._read(trunk.hidden(rows)[rows.last]) + self.shift
+            return self._read(trunk.hidden(rows)[rows.last]).values + self.shift
 
         batching = find_batching(self.classifier, None if trunk is None else by_trunk)
         return (trunk, "right") if batching == "trunk" else (None, batching)
 
-    def _read(self, hidden: Tensor) -> Tensor:
-        assert self.head is not None
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.head(hidden.float()).squeeze(-1) - self.shift
+    @property
+    def _score_layer(self) -> nn.Module | None:
+        return dict(self.classifier.named_children()).get("score")
+
+    def _read(self, hidden: Tensor) -> Values:
+        head = self.value_head
+        assert head is not None
+        values, logits = read_values(head, hidden)
+        return Values(values - self.shift, logits)
 
     @torch.no_grad()
     def normalize(self, *, mean: float, std: float = 1.0) -> None:

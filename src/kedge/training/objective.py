@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kedge.algorithm.critic import clipped_value_loss
 from kedge.algorithm.experience import PolicyOutputs
+from kedge.algorithm.histogram import Bins, histogram_value_loss
 from kedge.algorithm.kl import KLEstimator, kl_loss
 from kedge.algorithm.masking import Aggregation, aggregate, aggregation_normalizer
 from kedge.algorithm.policy_losses import (
@@ -66,10 +67,12 @@ class Objective:
         clip_range_high: The upper ε if it differs (clip-higher).
         dual_clip: Bound c > 1 on the loss of actions with negative advantage, or None.
         surrogate_kl_coef: β of the `kl_penalty` surrogate's KL to the old policy.
-        value_clip_range: ε_v, absolute, in units of the return; None for plain squared error.
+        value_clip_range: ε_v, absolute, in `value_unit`; None for the unclipped error. Unused with bins.
         value_coef: c_v, on top of the value loss's own ½.
         value_unit: Values and returns are divided by it in the value loss and its clip. 1 keeps the reward's unit, as
-            published.
+            published. Unused with bins, whose loss has no unit.
+        value_huber_delta: δ of Huber's loss, in `value_unit`; None for the squared error.
+        value_bins: The bins of a critic that predicts a histogram: its loss is a cross-entropy. None for a scalar.
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.
         kl_estimator: Estimator of that KL.
@@ -88,6 +91,8 @@ class Objective:
     dual_clip: float | None = None
     surrogate_kl_coef: float = 0.0
     value_unit: float = 1.0
+    value_huber_delta: float | None = None
+    value_bins: Bins | None = None
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: KLEstimator = "k2"
@@ -127,7 +132,7 @@ class Objective:
         }
         losses: list[Tensor] = []
         if outputs.values is not None:
-            value, value_metrics = self._value_term(outputs.values, batch, divisors, averaging)
+            value, value_metrics = self._value_term(outputs, batch, divisors, averaging)
             losses.append(value)
             metrics |= value_metrics
         if self.train_policy:
@@ -157,19 +162,28 @@ class Objective:
         )
 
     def _value_term(
-        self, values: Tensor, batch: Batch, divisors: Divisors, averaging: dict[str, Any]
+        self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors, averaging: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Metric]]:
+        mask, averaging = batch.reward_mask, {**averaging, "normalizer": divisors.value}
+        share = mask.sum() / divisors.value_slots
+        if self.value_bins is not None:
+            assert outputs.value_logits is not None, "a histogram's loss needs its logits"
+            histogram = histogram_value_loss(
+                outputs.value_logits, batch.returns, mask, bins=self.value_bins, **averaging
+            )
+            metrics = {"value/loss": Metric(histogram.loss), "value/outside_support": Metric(share * histogram.outside)}
+            return self.value_coef * histogram.loss, metrics
+        assert outputs.values is not None, "training a critic needs its values"
         assert batch.values is not None, "training a critic needs old values"
         value = clipped_value_loss(
-            values / self.value_unit,
+            outputs.values / self.value_unit,
             batch.values / self.value_unit,
             batch.returns / self.value_unit,
-            batch.reward_mask,
+            mask,
             clip_range=self.value_clip_range,
-            normalizer=divisors.value,
+            huber_delta=self.value_huber_delta,
             **averaging,
         )
-        share = batch.reward_mask.sum() / divisors.value_slots
         metrics = {"value/loss": Metric(value.loss), "value/clip_fraction": Metric(share * value.clip_fraction)}
         return self.value_coef * value.loss, metrics
 

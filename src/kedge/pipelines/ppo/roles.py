@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +23,7 @@ from kedge.models import (
     LanguageModel,
     ScalarModel,
     StopTokens,
+    ValueHead,
     initialize_head,
     load_language_model,
     load_scalar_model,
@@ -34,6 +34,7 @@ from kedge.models import (
 )
 from kedge.pipelines.ppo.prompts import load_run_prompts
 from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
+from kedge.pipelines.ppo.settings import value_bins_of
 from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
@@ -160,7 +161,7 @@ def load_roles(
 
 def _load_actor_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
-) -> tuple[ActorCritic, nn.Linear | None]:
+) -> tuple[ActorCritic, ValueHead | None]:
     """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
     source, value = str(config.model), config.ppo.value
     with torch.random.fork_rng(devices=[]):
@@ -169,6 +170,7 @@ def _load_actor_critic(
             source,
             tokenizer=tokenizer,
             value_head=config.ppo.resolved_critic == "shared",
+            bins=value_bins_of(config),
             device=run.device,
             trust_remote_code=config.runtime.trust_remote_code,
         )
@@ -188,13 +190,31 @@ def _load_actor_critic(
 
 def _load_critic(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
-) -> tuple[ScalarModel, nn.Linear | None]:
+) -> tuple[ScalarModel, ValueHead | None]:
     """A separate critic and its new head: a trained one or a copy of the reward model (no new head), or of the policy.
+
+    A histogram starts with the values of a trained critic, or with the scores of the reward model.
+    """
+    critic, is_trained = _scalar_critic(config, run, tokenizer, models)
+    bins = value_bins_of(config)
+    if bins is not None:
+        critic.predict_histogram(bins)
+    if is_trained:
+        return critic, None
+    head = critic.value_head
+    assert head is not None, "a fresh model has a linear head"
+    return critic, initialize_head(head, config.ppo.value.value_head_init)
+
+
+def _scalar_critic(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
+) -> tuple[ScalarModel, bool]:
+    """The model that a separate critic starts from, and whether its head is trained (spec §7.34).
 
     `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
     """
     if config.ppo.value.names_critic:
-        return load_saved_critic(config, run, tokenizer), None
+        return load_saved_critic(config, run, tokenizer), True
     wanted, misfit = config.ppo.value.critic_init, _misfit(models)
     if wanted == "reward" and misfit is not None:
         raise ConfigError(
@@ -202,7 +222,7 @@ def _load_critic(
             f"has {misfit}; use ppo.critic_init=policy"
         )
     if wanted != "policy" and misfit is None:
-        return copy.deepcopy(models[0].model).requires_grad_(True), None
+        return copy.deepcopy(models[0].model).requires_grad_(True), True
     critic = load_scalar_model(
         str(config.model),
         tokenizer=tokenizer,
@@ -210,9 +230,7 @@ def _load_critic(
         trust_remote_code=config.runtime.trust_remote_code,
         init="fresh",
     )
-    if critic.head is not None:
-        initialize_head(critic.head, config.ppo.value.value_head_init)
-    return critic, critic.head
+    return critic, False
 
 
 def _misfit(models: Sequence[ScoringModel]) -> str | None:

@@ -13,11 +13,12 @@ from kedge.algorithm.advantages import (
     TotalReward,
 )
 from kedge.algorithm.experience import Experience
+from kedge.algorithm.histogram import Bins
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective, Surrogate
 
-__all__ = ["advantage_of", "coefficients_of", "follow_schedules", "objective_of", "reward_kl_coef"]
+__all__ = ["advantage_of", "coefficients_of", "follow_schedules", "objective_of", "reward_kl_coef", "value_bins_of"]
 
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
@@ -95,6 +96,8 @@ def objective_of(
         surrogate_kl_coef=coefficients.surrogate_kl_coef,
         value_clip_range=ppo.value.value_clip_range,
         value_coef=ppo.value.value_weight,
+        value_huber_delta=ppo.value.value_huber_delta if ppo.value.value_loss == "huber" else None,
+        value_bins=value_bins_of(config),
         value_unit=1.0 if ppo.value.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
         entropy_coef=coefficients.entropy_coef,
         kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
@@ -103,6 +106,12 @@ def objective_of(
         constant_length=config.rollout.max_new_tokens,
         train_policy=train_policy,
     )
+
+
+def value_bins_of(config: Config) -> Bins | None:
+    """The bins of the critic's histogram; None if its output is a scalar."""
+    value = config.ppo.value
+    return Bins(value.value_min, value.value_max, value.value_num_bins) if value.value_loss == "hl_gauss" else None
 
 
 def _automatic_horizon(config: Config) -> int:

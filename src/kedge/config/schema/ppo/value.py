@@ -1,6 +1,7 @@
 """The critic and its loss."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from pydantic import model_validator
 
@@ -40,15 +41,49 @@ class ValueConfig(Group):
         too_high="a shared trunk serves value prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
     )
-    value_loss: Literal["half_mse", "mse"] = field(
+    value_loss: Literal["half_mse", "mse", "huber", "hl_gauss"] = field(
         "half_mse",
-        meaning="Whether the squared error is halved before it is multiplied by value_coef.",
-        source="S4 and N+ halve it; S0 and S2 do not",
+        meaning="The critic's loss: half the squared error, the squared error, Huber's loss, or the cross-entropy of a "
+        "histogram of the return (HL-Gauss), which has no unit and no clip.",
+        source="S4 and N+ halve the squared error, S0 and S2 do not; huber: Huber 1964, DQN; hl_gauss: Farebrother et "
+        "al. (2403.03950)",
+    )
+    value_huber_delta: float = field(
+        1.0,
+        gt=0,
+        meaning="δ of value_loss=huber, in ppo.value_unit: beyond it the loss is linear, so that an outlier's gradient "
+        "is bounded.",
+        source="DQN: 1",
+        too_high="the squared error",
+        too_low="the absolute error: the values go to the median of the returns rather than their mean",
+    )
+    value_num_bins: int = field(
+        101,
+        ge=2,
+        meaning="Bins of value_loss=hl_gauss, of equal width between value_min and value_max.",
+        source="kedge: twice C51's 51, for scores with a standard deviation of 1 in the default support",
+        too_high="more logits for the same targets, whose width is 0.75 bins",
+        too_low="returns closer than a bin are told apart badly",
+    )
+    value_min: float = field(
+        -10.0,
+        meaning="Lower end of the support of value_loss=hl_gauss, in units of the return: the score minus the KL "
+        "penalty. Returns outside the support are moved to its end.",
+        source="C51, and Farebrother et al. on Atari: −10 to 10",
+        too_high="low returns cannot be predicted",
+        too_low="bins that are never used, and wide",
+    )
+    value_max: float = field(
+        10.0,
+        meaning="Upper end of the support of value_loss=hl_gauss, in units of the return.",
+        source="C51, and Farebrother et al. on Atari: −10 to 10",
+        too_high="bins that are never used, and wide",
+        too_low="high returns cannot be predicted",
     )
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
-        meaning="Unit of the value loss and of value_clip_range: the standard deviation of the batch's returns, or the "
-        "unit of the score.",
+        meaning="Unit of the value loss, value_clip_range and value_huber_delta: the standard deviation of the batch's "
+        "returns, or the unit of the score. Unused with value_loss=hl_gauss.",
         source="kedge: in the unit of the score (all papers), large returns, such as a KL times a large β, let the "
         "value gradient swamp the policy's on a shared trunk",
     )
@@ -66,7 +101,7 @@ class ValueConfig(Group):
         1.0,
         gt=0,
         meaning="How far a value may move in an update before its gradient is cut, in ppo.value_unit; null disables "
-        "it.",
+        "it, and is the default with value_loss=hl_gauss, which has no clip.",
         source="kedge: with 0.2 standard deviations per update the critic never reaches scores far from 0, without a "
         "limit a shared head overshoots them. Ziegler and N+ have 0.2, in units of the score; S2 has no limit",
         too_high="no effect, or values that overshoot the returns",
@@ -89,8 +124,25 @@ class ValueConfig(Group):
 
     @property
     def value_weight(self) -> float:
-        """The weight of half the squared error: value_coef, or twice that for value_loss=mse."""
+        """The weight of the value loss, whose squares are halved: value_coef, or twice that for value_loss=mse."""
         return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_the_clip(cls, values: Any) -> Any:
+        """The default of `value_clip_range` is for errors; a cross-entropy has none."""
+        if not isinstance(values, Mapping):
+            return values
+        settings = cast("Mapping[str, Any]", values)
+        return {"value_clip_range": None, **settings} if settings.get("value_loss") == "hl_gauss" else settings
+
+    @model_validator(mode="after")
+    def _check_histogram(self) -> "ValueConfig":
+        if self.value_loss == "hl_gauss" and self.value_clip_range is not None:
+            raise ValueError("ppo.value_loss=hl_gauss has no value clip; set ppo.value_clip_range=null")
+        if self.value_min >= self.value_max:
+            raise ValueError(f"ppo.value_min={self.value_min:g} must be below ppo.value_max={self.value_max:g}")
+        return self
 
     @model_validator(mode="after")
     def _check_init(self) -> "ValueConfig":
