@@ -96,7 +96,8 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     penalized = [length, RewardTerm(too_long, settings={"window": 0.5})]
     yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, spike_sigma=9.0)
     in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
-    yield ppo("separate", str(judge), critic="separate", advantage="n_step", advantage_steps=2, **in_loss)
+    in_separate = {"critic": "separate", "advantage": "n_step", "advantage_steps": 2, "value_loss": "hl_gauss"}
+    yield ppo("separate", str(judge), **in_separate, **in_loss)
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2)
     yield ppo("total", length, advantage="total", policy_loss="kl_penalty_adaptive")
 

@@ -129,6 +129,13 @@ def test_an_unhalved_value_loss_weighs_twice() -> None:
     assert ppo_section(value_coef=0.5, value_loss="mse").value.value_weight == 1.0
 
 
+def test_a_histogram_has_no_value_clip_unless_one_is_asked_for() -> None:
+    value = ppo_section(value_loss="hl_gauss").value
+    assert value.value_clip_range is None
+    assert ppo_section(**ppo_section(value_loss="hl_gauss").model_dump()).value == value
+    assert ppo_section(value_loss="huber").value.value_clip_range == 1.0
+
+
 def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
     assert (ppo_section().kl.resolved_kl_estimator, ppo_section(kl_in="loss").kl.resolved_kl_estimator) == ("k1", "k2")
     assert ppo_section(kl_in="loss", kl_estimator="k3").kl.resolved_kl_estimator == "k3"

@@ -114,6 +114,9 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
+        (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),
+        (["ppo.value_loss=hl_gauss", "schedules={ppo.value_clip_range: {1: 0.2}}"], ["has no value clip; remove"]),
+        (["ppo.value_min=3", "ppo.value_max=3"], ["ppo.value_min=3 must be below ppo.value_max=3"]),
         (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),
     ],
 )

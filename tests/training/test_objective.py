@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.histogram import Bins
 from tests.training.test_update import make_experience, make_models, make_objective
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -18,6 +19,14 @@ def draw(seed: int, mean: float = 0.0) -> torch.Tensor:
     """One number per token, with garbage in the padding."""
     noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
     return torch.where(MASK, mean + 0.4 * noise, GARBAGE)
+
+
+def outputs_of_row(outputs: PolicyOutputs, row: int) -> PolicyOutputs:
+    """The outputs of one row, as a micro-batch of its own."""
+    assert outputs.values is not None
+    assert outputs.value_logits is not None
+    parts = (outputs.logprobs, outputs.entropy, outputs.values, outputs.value_logits)
+    return PolicyOutputs(*(part[row : row + 1] for part in parts))
 
 
 @pytest.fixture
@@ -58,6 +67,39 @@ def test_the_total_is_the_weighted_sum_of_its_terms(experience):
     assert {name: terms.metrics[name].value for name in expected} == pytest.approx(expected, abs=1e-5)
     warm_up = replace(objective, train_policy=False)(outputs, experience, divisors)
     assert warm_up.loss.item() == pytest.approx(0.3 * value, abs=1e-5)
+
+
+def test_a_histograms_loss_has_no_unit_and_no_clip(experience):
+    bins = Bins(-0.5, 0.5, 4)
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(10))
+    outputs = PolicyOutputs(draw(7, -1.0), draw(8, 2.0), bins.expectation(logits), logits)
+    objective = make_objective(value_coef=0.3, value_bins=bins, train_policy=False)
+    divisors = objective.divisors(experience)
+    # Two micro-batches of one row: each adds its share.
+    terms = [
+        objective(outputs_of_row(outputs, row), experience.select(slice(row, row + 1)), divisors) for row in (0, 1)
+    ]
+    loss = outside = 0.0
+    for row, time in MASK.nonzero().tolist():
+        target, scores = experience.returns[row, time], logits[row, time]
+        loss -= float(bins.target(target) @ scores.log_softmax(-1)) / 4
+        outside += float(abs(target) > 0.5) / 4
+    assert 0 < outside < 1
+    assert sum(float(each.loss) for each in terms) == pytest.approx(0.3 * loss, abs=1e-5)
+    metrics = {name: sum(float(each.metrics[name].value) for each in terms) for name in terms[0].metrics}
+    assert (metrics["value/loss"], metrics["value/outside_support"]) == pytest.approx((loss, outside), abs=1e-5)
+    assert "value/clip_fraction" not in metrics
+
+
+def test_hubers_delta_is_in_the_unit_of_the_values(experience):
+    outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=draw(9))
+    objective = make_objective(value_unit=0.5, value_huber_delta=0.6, value_clip_range=None)
+    loss = 0.0
+    for row, time in MASK.nonzero().tolist():
+        error = abs(float(outputs.values[row, time] - experience.returns[row, time])) / 0.5
+        loss += (error**2 / 2 if error <= 0.6 else 0.6 * (error - 0.3)) / 4
+    found = objective(outputs, experience, objective.divisors(experience)).metrics["value/loss"].value
+    assert float(found) == pytest.approx(loss, abs=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
+from kedge.algorithm.histogram import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.inspect.record import RunRecord
@@ -100,6 +101,14 @@ def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
 def test_mse_is_twice_half_mse():
     experience = make_experience(make_models())
     assert objective(experience, value_loss="mse", value_coef=0.5).value_coef == 1.0
+
+
+def test_delta_and_bins_belong_to_their_losses():
+    experience = make_experience(make_models())
+    assert (objective(experience).value_huber_delta, objective(experience).value_bins) == (None, None)
+    assert objective(experience, value_loss="huber", value_huber_delta=0.7).value_huber_delta == 0.7
+    histogram = objective(experience, value_loss="hl_gauss", value_min=-1, value_max=3, value_num_bins=8)
+    assert (histogram.value_bins, histogram.value_coef) == (Bins(-1.0, 3.0, 8), 0.1)
 
 
 @pytest.mark.parametrize("advantage", get_args(AdvantagesConfig.model_fields["advantage"].annotation))

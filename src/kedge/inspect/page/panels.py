@@ -172,7 +172,13 @@ PPO = (
         floor=-1.0,
         key=True,
     ),
-    Panel("Critic", "Value loss", "loss", {"value/loss": "loss"}, "Falls. ½ is no better than predicting the mean."),
+    Panel(
+        "Critic",
+        "Value loss",
+        "loss",
+        {"value/loss": "loss"},
+        "Falls. ½ is no better than predicting the mean; a histogram's is at least 1.2.",
+    ),
     Panel(
         "Critic",
         "Values and returns",
