@@ -55,6 +55,7 @@ def test_a_value_beyond_the_range_gets_no_further_push_but_is_pulled_back():
     def gradient(value, target):
         values = torch.tensor([[value]], requires_grad=True)
         clipped_value_loss(values, 0 * ONE, target * ONE, MASK).loss.backward()
+        assert values.grad is not None
         return values.grad.item()
 
     assert gradient(0.5, 5.0) == 0.0
@@ -67,6 +68,7 @@ def test_hubers_gradient_is_the_error_and_at_most_delta():
     mask = torch.ones(1, 3, dtype=torch.bool)
     loss = clipped_value_loss(values, values, 0 * values, mask, clip_range=None, huber_delta=2.0).loss
     (3 * loss).backward()
+    assert values.grad is not None
     assert values.grad.tolist() == [[0.5, 2.0, -2.0]]
     assert 3 * loss.item() == pytest.approx(0.125 + 2 * 2.0 * 4.0)  # δ·(|e| − δ/2) = 2·4 for each large one
 

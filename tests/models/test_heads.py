@@ -48,10 +48,12 @@ def slow_value(head: HistogramHead, hidden: torch.Tensor) -> float:
     ],
 )
 def test_a_new_histogram_starts_at_zero_or_as_near_as_its_support_allows(bins, start):
-    head = initialize_head(HistogramHead(16, bins), "zero")
+    head = HistogramHead(16, bins)
+    initialize_head(head, "zero")
     assert not head.weight.any()
     assert slow_value(head, HIDDEN[0]) == pytest.approx(start, abs=1e-5 * (bins.high - bins.low))
     values, logits = read_values(head, HIDDEN)
+    assert logits is not None
     assert torch.equal(logits[0], head.bias)
     torch.testing.assert_close(values, torch.full((50,), start), atol=1e-5 * (bins.high - bins.low), rtol=0)
 
@@ -78,13 +80,11 @@ def test_both_kinds_of_critic_predict_a_histogram_of_which_the_values_are_the_me
     policy = LanguageModel(tiny_causal_lm(), tokenizer, value_head=critic == "shared", bins=BINS)
     reward = ScalarModel(tiny_reward_model("llama"), tokenizer)
     reward.normalize(mean=0.3)
-    rollout, separate = make_rollout(), None
-    if critic == "separate":
-        scores = ActorCritic(LanguageModel(tiny_causal_lm(), tokenizer), reward).values(rollout)
-        separate = reward.predict_histogram(BINS)
-    else:
+    rollout = make_rollout()
+    scores = ActorCritic(LanguageModel(tiny_causal_lm(), tokenizer), reward).values(rollout)
+    if policy.value_head is not None:
         nn.init.normal_(policy.value_head.weight, generator=torch.Generator().manual_seed(0))
-    models = ActorCritic(policy, separate)
+    models = ActorCritic(policy, reward.predict_histogram(BINS) if critic == "separate" else None)
     with torch.no_grad():
         outputs = models(rollout, temperature=1.0)
     mask = rollout.action_mask
@@ -102,6 +102,7 @@ def test_both_kinds_of_critic_predict_a_histogram_of_which_the_values_are_the_me
 
 def test_the_sampler_notes_the_histograms_values():
     model = LanguageModel(tiny_causal_lm(), tiny_tokenizer(), value_head=True, bins=BINS)
+    assert model.value_head is not None
     nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     rollout = Sampler(model, pad_id=0, stop_tokens=[9], max_new_tokens=6).generate([[5, 6], [20]], seeds=[0, 1])
     values = ActorCritic(model).values(rollout)
@@ -112,6 +113,7 @@ def test_the_sampler_notes_the_histograms_values():
 def test_a_histogram_is_saved_with_its_support(tmp_path):
     tokenizer = tiny_tokenizer()
     model = LanguageModel(tiny_causal_lm(), tokenizer, value_head=True, bins=BINS)
+    assert model.value_head is not None
     nn.init.normal_(model.value_head.weight)
     folder = save_policy(model, tokenizer, tmp_path / "policy", card=ModelCard("ppo", "tiny"))
     assert saved_bins(folder) == BINS
@@ -130,6 +132,7 @@ def test_a_histogram_is_saved_with_its_support(tmp_path):
 def test_a_saved_scalar_head_becomes_a_histogram_with_its_values(tmp_path):
     tokenizer = tiny_tokenizer()
     model = LanguageModel(tiny_causal_lm(), tokenizer, value_head=True)
+    assert model.value_head is not None
     nn.init.normal_(model.value_head.weight, std=0.3, generator=torch.Generator().manual_seed(0))
     folder = save_policy(model, tokenizer, tmp_path / "policy", card=ModelCard("ppo", "tiny"))
     assert saved_bins(folder) is None
