@@ -15,6 +15,14 @@ SCORES = {"reward/score_std": [1.0] * 16}
 BONUS = {"ppo.entropy_coef": 0.01}
 CONTROLLED = {"ppo.kl_controller": "ziegler", "ppo.kl_target": 5.0}
 IN_SCORES = {"ppo.value_unit": "score"}
+HISTOGRAM = {
+    "ppo.value_loss": "hl_gauss",
+    "ppo.value_clip_range": None,
+    "ppo.value_min": -10.0,
+    "ppo.value_max": 10.0,
+    "ppo.value_num_bins": 100,
+    **IN_SCORES,
+}
 WHITENED = {"ppo.whiten_rewards": True}
 IN_HUNDREDS = {
     "reward/score_mean": [0.0, 300.0] * 8,
@@ -369,6 +377,17 @@ EDGES: list[Edge] = [
         (WARNING, {"value/returns_std": [0.049] * 16, "value/std": 0.01}),
         (SILENT, {"value/returns_std": [0.051] * 16, "value/std": 0.01}),
         **IN_SCORES,
+    ),
+    *metrics(
+        "value_scale_mismatch",
+        (WARNING, {"value/outside_support": [0.051] * 16}),
+        (SILENT, {"value/outside_support": [0.049] * 16}),
+        (SERIOUS, {"value/outside_support": [0.51] * 16}),
+        (SERIOUS, {"value/outside_support": 0.0, "value/std": 3.1, "value/returns_std": [1.0] * 16}),
+        (SILENT, {"value/outside_support": 0.0, "value/returns_std": [6.0] * 16}),
+        (NOTE, {"value/outside_support": 0.0, "value/returns_std": [0.098] * 16}),
+        (SILENT, {"value/outside_support": 0.0, "value/returns_std": [0.101] * 16}),
+        **HISTOGRAM,
     ),
     *metrics(
         "value_clip_binding",

@@ -10,6 +10,7 @@ from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import nearly_all_truncated
 from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
+from kedge.inspect.doctor.support import support_symptom
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, whitens_advantages
@@ -175,6 +176,8 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
                 scale(run, "ppo.value_coef", 3.0),
             ),
         )
+    if run.setting("ppo.value_loss") == "hl_gauss":
+        return support_symptom(run, critic.returns_std)
     if run.setting("ppo.value_unit") != "score" or SMALL <= critic.returns_std <= LARGE:
         return None
     loss = read(run, "value/loss")
@@ -233,7 +236,7 @@ VALUE_SCALE_MISMATCH = Rule(
     "value_scale_mismatch",
     "The critic and the returns are on different scales: either the critic's errors swamp the advantages, or its "
     "gradient swamps the policy's.",
-    (*CRITIC_METRICS, "value/loss"),
+    (*CRITIC_METRICS, "value/loss", "value/outside_support"),
     _scale_mismatch,
     Needs(NEEDED, MIN_TREND, fits=has_critic),
 )
