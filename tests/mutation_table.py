@@ -14,6 +14,7 @@ __all__ = ["MUTATIONS"]
 ADVANTAGES = "tests/algorithm/test_advantages.py"
 SETTINGS = "tests/pipelines/ppo/test_settings.py"
 CRITIC = "tests/algorithm/test_critic.py"
+GROUPS = "tests/algorithm/test_group_advantages.py"
 KL = "tests/algorithm/test_kl.py"
 MASKING = "tests/algorithm/test_masking.py"
 POLICY = "tests/algorithm/test_policy_losses.py"
@@ -420,8 +421,8 @@ MUTATIONS = (
     Mutation(
         "ratio-from-probabilities",
         "algorithm/policy_losses.py",
-        "ratio = log_ratio.exp()\n    high",
-        "ratio = logprobs.exp() / (old_logprobs.exp() + 1e-8)\n    high",
+        "rho = _of_level(log_ratio, mask, ratio).exp()\n    high",
+        "rho = logprobs.exp() / (old_logprobs.exp() + 1e-8)\n    high",
         f"{POLICY}::test_absurd_ratios_stay_finite[1.0-100.0-clipped]",
     ),
     Mutation(
@@ -430,6 +431,34 @@ MUTATIONS = (
         "torch.maximum(unclipped, clipped)",
         "torch.minimum(unclipped, clipped)",
         f"{QUADRANTS}[1-1.5-False]",
+    ),
+    Mutation(
+        "sequence-ratio-without-length",
+        "algorithm/policy_losses.py",
+        "frozen.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)",
+        "frozen.sum(-1, keepdim=True)",
+        f"{POLICY}::test_gspo_agrees_with_a_loop_over_the_sequences",
+    ),
+    Mutation(
+        "cispo-gradient-through-the-weight",
+        "algorithm/policy_losses.py",
+        "rho = _of_level(log_ratio, mask, ratio).exp().detach()",
+        "rho = _of_level(log_ratio, mask, ratio).exp()",
+        f"{POLICY}::test_cispo_caps_the_weight_and_keeps_every_gradient",
+    ),
+    Mutation(
+        "group-without-spread-by-epsilon",
+        "algorithm/group_advantages.py",
+        "values[mask].std(correction=1)",
+        "(values[mask].float().std(correction=1) + 1e-9)",
+        f"{GROUPS}::test_scores_that_hardly_differ_are_scaled_without_overflow",
+    ),
+    Mutation(
+        "leave-one-out-with-itself",
+        "algorithm/group_advantages.py",
+        "(sums.sum() - sums) / others.clamp(min=1)",
+        "sums.sum() / (others + counts)",
+        f"{GROUPS}::test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one",
     ),
     Mutation(
         "clipped-without-regard-to-the-advantage",
@@ -441,8 +470,8 @@ MUTATIONS = (
     Mutation(
         "bad-tokens-unclipped",
         "algorithm/policy_losses.py",
-        "ratio.clamp(1.0 - clip_range, 1.0 + high)",
-        "ratio.clamp(max=1.0 + high)",
+        "rho.clamp(1.0 - clip_range, 1.0 + high)",
+        "rho.clamp(max=1.0 + high)",
         f"{QUADRANTS}[-1-0.5-False]",
     ),
     Mutation(

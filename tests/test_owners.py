@@ -64,6 +64,10 @@ def length(completions: list[str], **_: Any) -> list[float]:
     return [-len(text) / 10 for text in completions]
 
 
+def per_token(completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+    return [[token / 100 for token in ids] for ids in completion_ids]
+
+
 def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     """Short runs that together use every option of docs/algorithm.md."""
     tokenizer = tiny_tokenizer()
@@ -99,6 +103,10 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     in_separate = {"critic": "separate", "advantage": "n_step", "advantage_steps": 2, "value_loss": "hl_gauss"}
     yield ppo("separate", str(judge), **in_separate, **in_loss)
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2)
+    group = {"num_responses": 2, "num_prompts": 2, "num_updates": 1}
+    yield ppo("rloo", length, advantage="rloo", policy_loss="cispo", ratio="sequence", **group)
+    yield ppo("opo", length, advantage="opo", policy_loss="double_sided", **group)
+    yield ppo("grpo", per_token, advantage="grpo", **group)
     yield ppo("total", length, advantage="total", policy_loss="kl_penalty_adaptive")
 
 

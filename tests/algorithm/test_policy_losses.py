@@ -3,11 +3,11 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge import algorithm
-from kedge.algorithm import kl_penalty_policy_loss, unclipped_policy_loss
+from kedge.algorithm import cispo_policy_loss, double_sided_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
@@ -17,6 +17,7 @@ LOSSES = {
     "dual": partial(clipped_policy_loss, dual_clip=1.2),
     "unclipped": unclipped_policy_loss,
     "penalty": lambda *tensors, **settings: kl_penalty_policy_loss(*tensors, kl_coef=0.7, **settings),
+    "double-sided": partial(double_sided_policy_loss, clip_range=0.2),
 }
 
 
@@ -218,3 +219,77 @@ class TestErrors:
     def test_settings_must_make_sense(self, setting, message):
         with pytest.raises(ConfigError, match=message):
             clipped_policy_loss(self.ONE, self.ONE, self.ONE, self.MASK, **setting)
+
+
+# As above, for masking: in range or not, the sign of the advantage does not matter.
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "moves"),
+    [(1, 1.5, False), (1, 0.5, False), (-1, 1.5, False), (-1, 0.5, False), (1, 1.1, True), (-1, 0.9, True)],
+)
+def test_the_quadrants_of_the_double_sided_mask(advantage, ratio, moves):
+    logprobs = torch.tensor([[math.log(ratio), 0.0]], requires_grad=True)
+    advantages, mask = torch.tensor([[float(advantage), 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    found = double_sided_policy_loss(logprobs, torch.zeros(1, 2), advantages, mask, clip_range=0.2)
+    found.loss.backward()
+    assert logprobs.grad[0].tolist() == pytest.approx([-ratio * advantage / 2 if moves else 0.0, 0.0], rel=1e-5)
+    assert found.clip_fraction.item() == (0.0 if moves else 0.5)
+
+
+@settings(max_examples=12)
+@given(SEEDS, st.floats(0.01, 0.6))
+def test_cispo_caps_the_weight_and_keeps_every_gradient(ragged, seed, high):
+    batch = ragged(seed)
+    logprobs = batch.logprobs.clone().requires_grad_()
+    found = cispo_policy_loss(
+        logprobs, batch.old_logprobs, batch.advantages, batch.mask, clip_range_high=high, aggregation="token"
+    )
+    (gradient,) = torch.autograd.grad(found.loss, logprobs)
+    count, capped = int(batch.mask.sum()), 0
+    for i, t in batch.mask.nonzero().tolist():
+        ratio = math.exp(batch.logprobs[i, t] - batch.old_logprobs[i, t])
+        capped += ratio > 1 + high
+        expected = -min(ratio, 1 + high) * batch.advantages[i, t].item() / count
+        assert gradient[i, t].item() == pytest.approx(expected, abs=1e-12)
+    assert found.clip_fraction.item() == pytest.approx(capped / count)
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "cispo"])
+@settings(max_examples=12)
+@given(seed=SEEDS)
+def test_a_sequence_of_one_token_has_the_ratio_of_its_token(ragged, name, seed):
+    """GSPO with one-token responses is PPO, in value, gradient and metrics."""
+    batch = ragged(seed, time=1)
+    loss = LOSSES.get(name, partial(cispo_policy_loss, clip_range_high=0.2))
+    results = []
+    for ratio in ("token", "sequence"):
+        logprobs = batch.logprobs.clone().requires_grad_()
+        found = loss(logprobs, batch.old_logprobs, batch.advantages, batch.mask, ratio=ratio)
+        (gradient,) = torch.autograd.grad(found.loss, logprobs)
+        results.append((gradient, found.loss.detach(), found.clip_fraction, found.ratio_max))
+    torch.testing.assert_close(*results)
+
+
+@settings(max_examples=12)
+@given(SEEDS, st.floats(0.01, 0.6), st.floats(0.01, 0.9))
+def test_gspo_agrees_with_a_loop_over_the_sequences(ragged, seed, low, high):
+    """GSPO's objective, differentiated through its own ratio of sequences."""
+    batch = ragged(seed)
+    scores = batch.scores.unsqueeze(-1).expand_as(batch.mask)  # the same advantage at every token
+    logprobs = batch.logprobs.clone().requires_grad_()
+    found = clipped_policy_loss(
+        logprobs, batch.old_logprobs, scores, batch.mask,
+        clip_range=low, clip_range_high=high, ratio="sequence", aggregation="sequence",
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(found.loss, logprobs)
+    loop = batch.logprobs.clone().requires_grad_()
+    objective, held = torch.zeros(()), 0
+    for row, mask in enumerate(batch.mask):
+        ratio = ((loop[row] - batch.old_logprobs[row])[mask].sum() / mask.sum()).exp()
+        score = batch.scores[row]
+        objective = objective + torch.minimum(ratio * score, ratio.clamp(1 - low, 1 + high) * score)
+        outside = ratio > 1 + high if score > 0 else ratio < 1 - low
+        held += int(outside) * int(mask.sum())
+    (expected,) = torch.autograd.grad(-objective / len(batch.mask), loop)
+    torch.testing.assert_close(gradient, expected)
+    assert found.loss.item() == pytest.approx(-objective.item() / len(batch.mask))
+    assert found.clip_fraction.item() == pytest.approx(held / int(batch.mask.sum()))

@@ -1,7 +1,7 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
-In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages · policy_losses · critic
-(or histogram).
+In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages (or group_advantages) ·
+policy_losses · critic (or histogram).
 Data types: experience. Reward model: preference. Used by all of them: masking, checks. Evaluation: statistics.
 Imports only torch, and jaxtyping for shape annotations.
 """
@@ -18,6 +18,13 @@ from kedge.algorithm.advantages import (
 )
 from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
+from kedge.algorithm.group_advantages import (
+    GreedyBaselineAdvantage,
+    GroupMeanAdvantage,
+    LeaveOneOutAdvantage,
+    OptimalBaselineAdvantage,
+    ProcessAdvantage,
+)
 from kedge.algorithm.histogram import Bins, HistogramLoss, histogram_value_loss
 from kedge.algorithm.kl import (
     adapt_entropy_coef,
@@ -35,7 +42,9 @@ from kedge.algorithm.logprobs import (
 from kedge.algorithm.masking import aggregate, aggregation_normalizer, keep_counted, masked_mean, masked_whiten
 from kedge.algorithm.policy_losses import (
     PolicyLoss,
+    cispo_policy_loss,
     clipped_policy_loss,
+    double_sided_policy_loss,
     kl_penalty_policy_loss,
     unclipped_policy_loss,
 )
@@ -48,11 +57,16 @@ __all__ = [
     "Bins",
     "Experience",
     "GeneralizedAdvantage",
+    "GreedyBaselineAdvantage",
+    "GroupMeanAdvantage",
     "HistogramLoss",
+    "LeaveOneOutAdvantage",
     "LengthAdaptiveLambda",
     "NStepAdvantage",
+    "OptimalBaselineAdvantage",
     "PolicyLoss",
     "PolicyOutputs",
+    "ProcessAdvantage",
     "RewardToGo",
     "Rollout",
     "ShapedRewards",
@@ -64,8 +78,10 @@ __all__ = [
     "aggregate",
     "aggregation_normalizer",
     "check_masks",
+    "cispo_policy_loss",
     "clipped_policy_loss",
     "clipped_value_loss",
+    "double_sided_policy_loss",
     "explained_variance",
     "generalized_advantages",
     "histogram_value_loss",

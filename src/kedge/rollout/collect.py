@@ -39,6 +39,7 @@ def collect_experience(
     token_scores: Float[Tensor, "batch time"] | None = None,
     importance_cap: float | None = None,
     baseline: Float[Tensor, " batch"] | None = None,
+    process_advantage: Advantage | None = None,
     first_pass: PolicyOutputs | None = None,
     reuse_sampled: bool = False,
     precision: Precision = "fp32",
@@ -64,6 +65,8 @@ def collect_experience(
         token_scores: One per action, from a process reward.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
         baseline: Score of the greedy response to each row's prompt, if the advantage needs it.
+        process_advantage: Estimates the part of `token_scores`, which is added to that of the other rewards. None: they
+            are added to the rewards first.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
         reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
@@ -106,7 +109,8 @@ def collect_experience(
         importance_weights = truncated_importance_weights(
             old_logprobs, rollout.logprobs, rollout.action_mask, cap=importance_cap
         )
-    rewards, reward_mask = shape_rewards(
+    shaped = partial(
+        shape_rewards,
         scores,
         old_logprobs,
         ref_logprobs,
@@ -115,11 +119,17 @@ def collect_experience(
         kl_estimator=kl_estimator,
         kl_scope=kl_scope,
         score_at=score_at,
-        token_scores=token_scores,
     )
+    rewards, reward_mask = shaped(token_scores=token_scores)
     if whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False)
-    advantages, returns = advantage(rewards, reward_mask, values=values, group=rollout.group, baseline=baseline)
+    estimate = partial(advantage, mask=reward_mask, values=values, group=rollout.group, baseline=baseline)
+    if token_scores is None or process_advantage is None:
+        advantages, returns = estimate(rewards)
+    else:
+        outcome = estimate(shaped().rewards)
+        process = process_advantage(token_scores, rollout.action_mask, group=rollout.group)
+        advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if whiten_advantages:
         advantages = masked_whiten(advantages, rollout.action_mask)
     return Experience(

@@ -15,7 +15,10 @@ from kedge.algorithm.kl import KLEstimator, kl_loss
 from kedge.algorithm.masking import Aggregation, aggregate, aggregation_normalizer
 from kedge.algorithm.policy_losses import (
     PolicyLoss,
+    Ratio,
+    cispo_policy_loss,
     clipped_policy_loss,
+    double_sided_policy_loss,
     kl_penalty_policy_loss,
     unclipped_policy_loss,
 )
@@ -24,7 +27,7 @@ from kedge.training.metrics import Metric
 
 __all__ = ["Divisors", "Objective", "Surrogate", "Terms"]
 
-Surrogate = Literal["clipped", "unclipped", "kl_penalty"]
+Surrogate = Literal["clipped", "unclipped", "kl_penalty", "cispo", "double_sided"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Objective:
     """total = policy + c_v·value − c_e·entropy (+ β·KL to the reference)
 
     Args:
-        policy_loss: The surrogate: `clipped` (PPO), `unclipped` or `kl_penalty`.
+        policy_loss: The surrogate: `clipped` (PPO), `unclipped`, `kl_penalty`, `cispo` or `double_sided`.
+        ratio: Its ratio: each token's own, or the geometric mean over the response (GSPO).
         clip_range: ε: the ratio is clipped to [1 − ε, 1 + ε].
         clip_range_high: The upper ε if it differs (clip-higher).
         dual_clip: Bound c > 1 on the loss of actions with negative advantage, or None.
@@ -87,6 +91,7 @@ class Objective:
     value_clip_range: float | None
     value_coef: float
     policy_loss: Surrogate = "clipped"
+    ratio: Ratio = "token"
     clip_range_high: float | None = None
     dual_clip: float | None = None
     surrogate_kl_coef: float = 0.0
@@ -148,17 +153,24 @@ class Objective:
 
     def _policy_loss(self, outputs: PolicyOutputs, batch: Batch, averaging: dict[str, Any]) -> PolicyLoss:
         tensors = (outputs.logprobs, batch.old_logprobs, batch.advantages, batch.action_mask)
-        averaging = {**averaging, "importance_weights": batch.importance_weights}
+        settings = {**averaging, "importance_weights": batch.importance_weights, "ratio": self.ratio}
+        high = self.clip_range if self.clip_range_high is None else self.clip_range_high
         if self.policy_loss == "unclipped":
-            return unclipped_policy_loss(*tensors, **averaging)
+            return unclipped_policy_loss(*tensors, **settings)
         if self.policy_loss == "kl_penalty":
-            return kl_penalty_policy_loss(*tensors, kl_coef=self.surrogate_kl_coef, **averaging)
+            return kl_penalty_policy_loss(*tensors, kl_coef=self.surrogate_kl_coef, **settings)
+        if self.policy_loss == "cispo":
+            return cispo_policy_loss(*tensors, clip_range_high=high, **settings)
+        if self.policy_loss == "double_sided":
+            return double_sided_policy_loss(
+                *tensors, clip_range=self.clip_range, clip_range_high=self.clip_range_high, **settings
+            )
         return clipped_policy_loss(
             *tensors,
             clip_range=self.clip_range,
             clip_range_high=self.clip_range_high,
             dual_clip=self.dual_clip,
-            **averaging,
+            **settings,
         )
 
     def _value_term(

@@ -113,7 +113,7 @@ def test_delta_and_bins_belong_to_their_losses():
 
 @pytest.mark.parametrize("advantage", get_args(AdvantagesConfig.model_fields["advantage"].annotation))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
-    config = configured(advantage=advantage)
+    config = configured(advantage=advantage, num_responses=2)
     estimator = advantage_of(config)
     assert config.ppo.advantages.needs_values == estimator.needs_values
     assert config.ppo.resolved_critic == ("shared" if estimator.needs_values else "none")

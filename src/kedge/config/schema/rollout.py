@@ -29,7 +29,8 @@ class RolloutConfig(Section):
         meaning="Responses per prompt in each update.",
         source="Ziegler, Stiennon, N+",
         too_high="fewer different prompts for the same cost",
-        too_low="no harm: one is enough for PPO, where the critic is the baseline",
+        too_low="no harm in PPO, where the critic is the baseline; with two or three, the baseline of rloo or grpo is "
+        "noisy",
     )
     max_new_tokens: int = field(
         64,

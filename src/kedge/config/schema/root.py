@@ -134,6 +134,12 @@ class Config(Section):
                 f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "
                 "at least 2, or ppo.constant_groups=keep"
             )
+        advantages, responses = self.ppo.advantages, self.rollout.num_responses
+        if advantages.needs_groups and responses < 2:
+            raise ValueError(
+                f"ppo.advantage={advantages.advantage} compares the responses to a prompt and needs "
+                f"rollout.num_responses of at least 2; it is {responses}"
+            )
         return self
 
     @model_validator(mode="after")

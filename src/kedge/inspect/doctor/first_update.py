@@ -9,7 +9,7 @@ from kedge.inspect.doctor.critic import HARMFUL
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.steps import MANY_EPOCHS, STEPS_TOO_LARGE
+from kedge.inspect.doctor.steps import MANY_EPOCHS, STEPS_TOO_LARGE, clips_sequences
 from kedge.inspect.doctor.trends import MIN_LEVEL, Series, fmt, read, span
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
@@ -53,7 +53,7 @@ def _policy(run: RunRecord) -> Iterator[str]:
     if clipped is None or moved is None:
         return
     far = ratio is not None and ratio.first > RATIO
-    if clipped.first > CLIPPED or moved.first > MOVED or far:
+    if (clipped.first > CLIPPED and not clips_sequences(run)) or moved.first > MOVED or far:
         yield (
             f"{span(clipped.updates[:1])} clips {clipped.first:.0%} of the tokens and moves the policy by "
             f"{fmt(moved.first)} nats per token" + (f", one token by a factor of {fmt(ratio.first)}" if ratio else "")

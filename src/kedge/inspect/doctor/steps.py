@@ -11,7 +11,7 @@ from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
-__all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL"]
+__all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL", "clips_sequences"]
 
 FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
 """Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
@@ -31,9 +31,16 @@ MANY_EPOCHS = 4
 """Epochs in all language-model papers; if a run has more, they are the first thing to reduce."""
 
 
+def clips_sequences(run: RunRecord) -> bool:
+    """Whether whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.1)."""
+    return run.setting("ppo.ratio") == "sequence"
+
+
 def _too_large(run: RunRecord) -> Symptom | None:
     clipped, moved = read(run, "policy/clip_fraction"), read(run, "policy/approx_kl")
     if clipped is None or moved is None or (clipped.peak <= FAR_CLIPPED and moved.peak <= FAR_MOVED):
+        return None
+    if clips_sequences(run) and moved.peak <= FAR_MOVED:
         return None
     worse = clipped if clipped.peak / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
     return Symptom(

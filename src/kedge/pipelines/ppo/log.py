@@ -89,7 +89,7 @@ class PpoLog:
             result: The result of the PPO epochs.
         """
         passes, loss = result.passes, config_at(self.config, update).ppo.objective
-        clipped = loss.policy_loss == "clipped"
+        clipped = loss.policy_loss == "clipped" and loss.ratio == "token"
         clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
         samples = describe_samples(
             experience,

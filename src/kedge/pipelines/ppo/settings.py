@@ -13,12 +13,27 @@ from kedge.algorithm.advantages import (
     TotalReward,
 )
 from kedge.algorithm.experience import Experience
+from kedge.algorithm.group_advantages import (
+    GreedyBaselineAdvantage,
+    GroupMeanAdvantage,
+    LeaveOneOutAdvantage,
+    OptimalBaselineAdvantage,
+    ProcessAdvantage,
+)
 from kedge.algorithm.histogram import Bins
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective, Surrogate
 
-__all__ = ["advantage_of", "coefficients_of", "follow_schedules", "objective_of", "reward_kl_coef", "value_bins_of"]
+__all__ = [
+    "advantage_of",
+    "coefficients_of",
+    "follow_schedules",
+    "objective_of",
+    "process_advantage_of",
+    "reward_kl_coef",
+    "value_bins_of",
+]
 
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
@@ -29,6 +44,8 @@ SURROGATES: dict[str, Surrogate] = {
     "unclipped": "unclipped",
     "kl_penalty_fixed": "kl_penalty",
     "kl_penalty_adaptive": "kl_penalty",
+    "cispo": "cispo",
+    "double_sided": "double_sided",
 }
 
 
@@ -44,8 +61,23 @@ def advantage_of(config: Config) -> Advantage:
         "n_step": NStepAdvantage(use.gamma, use.advantage_steps, use.value_gae_lambda),
         "to_go": RewardToGo(use.gamma),
         "total": TotalReward(use.gamma),
+        "rloo": LeaveOneOutAdvantage(use.gamma),
+        "grpo": GroupMeanAdvantage(use.gamma, scale_by_std=True),
+        "dr_grpo": GroupMeanAdvantage(use.gamma),
+        "reinforce++": RewardToGo(use.gamma),  # whitened over the batch, as is the next
+        "reinforce++_baseline": GroupMeanAdvantage(use.gamma),
+        "remax": GreedyBaselineAdvantage(use.gamma),
+        "opo": OptimalBaselineAdvantage(use.gamma),
     }
     return estimates[use.advantage]
+
+
+def process_advantage_of(config: Config) -> Advantage | None:
+    """The estimator of the part of the rewards that a process reward gives per token; None to add it to the others."""
+    name = config.ppo.advantages.advantage
+    if not advantage_of(config).needs_groups:
+        return None
+    return ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
 
 
 def coefficients_of(config: Config) -> Coefficients:
@@ -90,6 +122,7 @@ def objective_of(
     ppo = config.ppo
     return Objective(
         policy_loss=SURROGATES[ppo.objective.policy_loss],
+        ratio=ppo.objective.ratio,
         clip_range=ppo.objective.clip_range,
         clip_range_high=ppo.objective.clip_range_high,
         dual_clip=ppo.objective.dual_clip,

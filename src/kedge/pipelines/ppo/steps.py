@@ -14,7 +14,13 @@ from kedge.data import Prompt, encode_prompt
 from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.costs import Costs
 from kedge.pipelines.ppo.roles import Roles
-from kedge.pipelines.ppo.settings import advantage_of, follow_schedules, objective_of, reward_kl_coef
+from kedge.pipelines.ppo.settings import (
+    advantage_of,
+    follow_schedules,
+    objective_of,
+    process_advantage_of,
+    reward_kl_coef,
+)
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import collect_experience
 from kedge.runs.run import Run
@@ -136,6 +142,7 @@ class PpoSteps:
             self.roles.actor_critic,
             self.roles.reference,
             advantage=advantage_of(self.config),
+            process_advantage=process_advantage_of(self.config),
             token_scores=scored.token_scores,
             importance_cap=self.config.ppo.objective.importance_cap,
             first_pass=learner and learner.first_pass(scored.rollout),

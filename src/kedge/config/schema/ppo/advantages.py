@@ -13,15 +13,37 @@ __all__ = ["AdvantagesConfig"]
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
 """The estimators that use a critic."""
 
+NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
+"""The estimators that compare the responses to a prompt."""
+
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
+"""The estimators whose papers do not normalize the advantages over the batch."""
+
 
 class AdvantagesConfig(Group):
     """Advantage estimator, discount, whitening, and the position of the score."""
 
-    advantage: Literal["gae", "monte_carlo", "td", "n_step", "to_go", "total"] = field(
+    advantage: Literal[
         "gae",
-        meaning="Weight of a token's gradient: GAE, return − value, TD residual, n-step, or the return without a "
-        "baseline (to go, total).",
-        source="S0, S3, S4, N+; monte_carlo is S1's reward − V",
+        "monte_carlo",
+        "td",
+        "n_step",
+        "to_go",
+        "total",
+        "rloo",
+        "grpo",
+        "dr_grpo",
+        "reinforce++",
+        "reinforce++_baseline",
+        "remax",
+        "opo",
+    ] = field(
+        "gae",
+        meaning="Weight of a token's gradient. With a critic: GAE, return − value, TD residual, n-step. Without: the "
+        "return (to_go, total, reinforce++), or the score less a baseline: the mean of the prompt's other responses "
+        "(rloo), of all of them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by "
+        "length (opo), or the score of the greedy response (remax).",
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; the others: docs/family.md",
     )
     advantage_steps: int = field(
         5,
@@ -69,9 +91,9 @@ class AdvantagesConfig(Group):
     )
     whiten_advantages: Literal["auto"] | bool = field(
         "auto",
-        meaning="Whether the batch's advantages are normalized to mean 0 and variance 1; auto is what the paper of "
-        "ppo.advantage does.",
-        source="S0, S3, Ziegler, N+",
+        meaning="Whether the batch's advantages are normalized to mean 0 and variance 1; auto: not for "
+        "rloo, grpo, dr_grpo, remax and opo, as in their papers.",
+        source="S0, S3, Ziegler, N+; the papers of the estimators (docs/family.md)",
     )
     whiten_rewards: bool = field(
         False,
@@ -90,9 +112,16 @@ class AdvantagesConfig(Group):
         return self.advantage in NEED_VALUES
 
     @property
+    def needs_groups(self) -> bool:
+        """Whether the estimator compares the responses to a prompt."""
+        return self.advantage in NEED_GROUPS
+
+    @property
     def whitens_advantages(self) -> bool:
         """`whiten_advantages`, with `auto` resolved."""
-        return self.whiten_advantages is True or self.whiten_advantages == "auto"
+        if self.whiten_advantages == "auto":
+            return self.advantage not in UNWHITENED
+        return self.whiten_advantages
 
     @model_validator(mode="after")
     def _check_lambdas(self) -> "AdvantagesConfig":
@@ -102,5 +131,14 @@ class AdvantagesConfig(Group):
             raise ValueError(
                 f"ppo.value_gae_lambda has no effect with ppo.advantage={self.advantage}, whose returns contain no "
                 "values; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> "AdvantagesConfig":
+        if self.whiten_rewards and self.needs_groups:
+            raise ValueError(
+                f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.advantage} compares within "
+                "groups; use false"
             )
         return self

@@ -13,11 +13,20 @@ __all__ = ["ObjectiveConfig"]
 class ObjectiveConfig(Group):
     """Surrogate loss, entropy bonus, and pretraining mix."""
 
-    policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive"] = field(
-        "clipped",
-        meaning="Surrogate loss: clipped ratios, plain ratios, or plain ratios with a KL penalty to the sampling "
-        "policy.",
-        source="PPO eq. 7; clipping is the best in its table 1",
+    policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive", "cispo", "double_sided"] = (
+        field(
+            "clipped",
+            meaning="Surrogate loss: clipped ratios, plain ratios, or plain ratios with a KL penalty to the sampling "
+            "policy; cispo: log probabilities weighted by ratios of at most 1 + clip_range_high; double_sided: plain "
+            "ratios without the tokens outside the clip range, on either side.",
+            source="PPO eq. 7; clipping is the best in its table 1. CISPO: MiniMax-M1; double_sided: SAO",
+        )
+    )
+    ratio: Literal["token", "sequence"] = field(
+        "token",
+        meaning="The ratio in the surrogate: each token's own, or the geometric mean over the response (with "
+        "ppo.aggregation=sequence: GSPO), which moves far less and needs a clip range of about 3e-4.",
+        source="PPO; sequence: GSPO",
     )
     clip_range: float = field(
         0.2,
@@ -32,7 +41,7 @@ class ObjectiveConfig(Group):
         None,
         gt=0,
         meaning="ε for ratios above 1; null uses clip_range on both sides.",
-        source="PPO clips both sides alike; DAPO uses 0.28",
+        source="PPO clips both sides alike; DAPO uses 0.28. With policy_loss=cispo, ratios may reach 5 (ScaleRL)",
         too_high="the probability of rare tokens with a lucky reward grows unchecked",
         too_low="unlikely tokens can hardly become likely, and entropy falls",
     )
@@ -112,10 +121,14 @@ class ObjectiveConfig(Group):
 
     @model_validator(mode="after")
     def _check_clips(self) -> "ObjectiveConfig":
-        for name, value in {"ppo.clip_range_high": self.clip_range_high, "ppo.dual_clip": self.dual_clip}.items():
-            if value is not None and self.policy_loss != "clipped":
+        bounds = {
+            "ppo.clip_range_high": (self.clip_range_high, ("clipped", "cispo", "double_sided")),
+            "ppo.dual_clip": (self.dual_clip, ("clipped",)),
+        }
+        for name, (value, losses) in bounds.items():
+            if value is not None and self.policy_loss not in losses:
                 raise ValueError(
-                    f"{name}={value} needs ppo.policy_loss=clipped, but ppo.policy_loss={self.policy_loss}; "
-                    "change or remove one"
+                    f"{name}={value} needs ppo.policy_loss={' or '.join(losses)}, but "
+                    f"ppo.policy_loss={self.policy_loss}; change or remove one"
                 )
         return self

@@ -1,0 +1,251 @@
+"""Advantages without a critic: a response's score against the other responses to its prompt, or against a greedy one.
+
+S is the sum of a response's rewards, and its advantage is the same at every token; γ = 1 gives the published forms. If
+all responses of a group have the same S, their advantages are exactly 0. This is decided by comparing them, not by an
+epsilon in a divisor: with 1e-9, eight float32 scores of 0.7 get advantages of 0.92. Groups may differ in size, and a
+response without others gets 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.advantages import Advantages, RewardToGo, TotalReward
+from kedge.algorithm.checks import check_counted, check_same_shape
+from kedge.algorithm.masking import keep_counted
+from kedge.errors import ShapeError
+
+__all__ = [
+    "GreedyBaselineAdvantage",
+    "GroupMeanAdvantage",
+    "LeaveOneOutAdvantage",
+    "OptimalBaselineAdvantage",
+    "ProcessAdvantage",
+]
+
+Comparison = Callable[[Float[Tensor, "responses steps"], Bool[Tensor, "responses steps"]], Tensor]
+"""Compares the numbers of one group: one row per response; float64."""
+
+
+@dataclass(frozen=True)
+class LeaveOneOutAdvantage:
+    """A_i = S_i − mean of the other responses' S = G/(G−1)·(S_i − mean of all G).
+
+    The baseline does not contain the response itself, so the gradient is unbiased.
+
+    Args:
+        gamma: discount γ in [0, 1] of the rewards in S.
+
+    Source: RLOO (arXiv 2402.14740) §3.3; spec §9.
+    """
+
+    gamma: float = 1.0
+    needs_values: bool = False
+    needs_groups: bool = True
+    needs_baseline: bool = False
+
+    def __call__(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, group, self.gamma, _less_others)
+
+
+@dataclass(frozen=True)
+class GroupMeanAdvantage:
+    """A_i = S_i − mean of the group, divided by the group's standard deviation if `scale_by_std`.
+
+    The standard deviation has Bessel's correction, as in every common implementation.
+
+    Args:
+        gamma: discount γ in [0, 1] of the rewards in S.
+        scale_by_std: True is GRPO. False is Dr. GRPO, and with whitening over the batch REINFORCE++ with a baseline.
+
+    Source: GRPO (arXiv 2402.03300) §4.1.2; Dr. GRPO (arXiv 2503.20783) §3.2; REINFORCE++ (arXiv 2501.03262); spec §9.
+    """
+
+    gamma: float = 1.0
+    scale_by_std: bool = False
+    needs_values: bool = False
+    needs_groups: bool = True
+    needs_baseline: bool = False
+
+    def __call__(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, group, self.gamma, _standardized if self.scale_by_std else _less_mean)
+
+
+@dataclass(frozen=True)
+class OptimalBaselineAdvantage:
+    """A_i = S_i − Σ_j l_j·S_j / Σ_j l_j over the group, with l the response's length in tokens.
+
+    The baseline with the least variance if every token's gradient has the same norm and they are orthogonal.
+
+    Args:
+        gamma: discount γ in [0, 1] of the rewards in S.
+
+    Source: OPO (arXiv 2505.23585); spec §9.
+    """
+
+    gamma: float = 1.0
+    needs_values: bool = False
+    needs_groups: bool = True
+    needs_baseline: bool = False
+
+    def __call__(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> Advantages:
+        """See `Advantage`."""
+        return _compared(rewards, mask, group, self.gamma, _less_mean, repeat_by_length=True)
+
+
+@dataclass(frozen=True)
+class GreedyBaselineAdvantage:
+    """A = S − the score of the greedy response to the same prompt.
+
+    Args:
+        gamma: discount γ in [0, 1] of the rewards in S.
+
+    Source: ReMax (arXiv 2310.10505); spec §9.
+    """
+
+    gamma: float = 1.0
+    needs_values: bool = False
+    needs_groups: bool = False
+    needs_baseline: bool = True
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> Advantages:
+        """See `Advantage`."""
+        if baseline is None:
+            raise ShapeError("GreedyBaselineAdvantage needs a baseline, got None; score a greedy response per prompt")
+        totals, to_go = TotalReward(self.gamma)(rewards, mask)
+        check_same_shape(baseline=baseline, mask_without_time=mask[:, 0])
+        return Advantages(keep_counted(totals - baseline.to(totals.dtype).unsqueeze(-1), mask), to_go)
+
+
+@dataclass(frozen=True)
+class ProcessAdvantage:
+    """For rewards per token: A_t = Σ_{k≥t} r̃_k, with each token's reward r̃ compared with the group's first.
+
+    r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean over the other responses' tokens
+
+    Every token is a step. Added to the advantage of the rest of the reward.
+
+    Args:
+        leave_one_out: compare with the other responses only.
+        scale_by_std: divide by the standard deviation.
+
+    Source: GRPO (arXiv 2402.03300) §4.1.3; leave one out: PRIME (arXiv 2502.01456); spec §9.
+    """
+
+    leave_one_out: bool = False
+    scale_by_std: bool = False
+    needs_values: bool = False
+    needs_groups: bool = True
+    needs_baseline: bool = False
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        rewards: Tensor,
+        mask: Tensor,
+        *,
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> Advantages:
+        """See `Advantage`."""
+        check_counted(mask, rewards=rewards)
+        comparison = _standardized if self.scale_by_std else _less_others if self.leave_one_out else _less_mean
+        compared = _by_group(keep_counted(rewards, mask), mask, group, comparison).to(rewards)
+        to_go = RewardToGo(1.0)(rewards, mask).returns
+        return Advantages(RewardToGo(1.0)(compared, mask).advantages, to_go)
+
+
+@torch.no_grad()
+def _compared(
+    rewards: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    group: Int[Tensor, " batch"] | None,
+    gamma: float,
+    comparison: Comparison,
+    *,
+    repeat_by_length: bool = False,
+) -> Advantages:
+    """Advantages from one total per response; with `repeat_by_length` each counts as often as it has tokens."""
+    totals, to_go = TotalReward(gamma)(rewards, mask)
+    if not repeat_by_length:
+        first = mask.int().argmax(-1, keepdim=True)
+        totals = totals.gather(-1, first)
+    counted = mask if repeat_by_length else mask.any(-1, keepdim=True)
+    compared = _by_group(totals, counted, group, comparison).to(rewards)
+    return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
+
+
+def _by_group(
+    numbers: Float[Tensor, "batch steps"],
+    mask: Bool[Tensor, "batch steps"],
+    group: Int[Tensor, " batch"] | None,
+    comparison: Comparison,
+) -> Float[Tensor, "batch steps"]:
+    """Compare the numbers of each group; 0 where they are all the same. On the CPU, in float64."""
+    if group is None:
+        raise ShapeError("the advantage compares responses to the same prompt and needs groups, got None")
+    check_same_shape(group=group, mask_without_steps=mask[:, 0])
+    values, counted, groups = numbers.cpu().double(), mask.cpu(), group.cpu()
+    compared = torch.zeros_like(values)
+    for number in groups.unique():
+        rows = groups == number
+        known = values[rows][counted[rows]]
+        if len(known) and known.max() > known.min():
+            compared[rows] = keep_counted(comparison(values[rows], counted[rows]), counted[rows])
+    return compared
+
+
+def _less_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return values - values[mask].mean()
+
+
+def _standardized(values: Tensor, mask: Tensor) -> Tensor:
+    return _less_mean(values, mask) / values[mask].std(correction=1)
+
+
+def _less_others(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over the other rows; 0 for a row without others."""
+    sums, counts = keep_counted(values, mask).sum(-1, keepdim=True), mask.sum(-1, keepdim=True)
+    others = counts.sum() - counts
+    return torch.where(others > 0, values - (sums.sum() - sums) / others.clamp(min=1), 0.0)
