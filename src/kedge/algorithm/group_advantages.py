@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -228,7 +229,7 @@ def _by_group(
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
     values, counted, groups = numbers.cpu().double(), mask.cpu(), group.cpu()
     compared = torch.zeros_like(values)
-    for number in groups.unique():
+    for number in set(cast("list[int]", groups.tolist())):  # pyright: ignore[reportUnknownMemberType]
         rows = groups == number
         known = values[rows][counted[rows]]
         if len(known) and known.max() > known.min():
