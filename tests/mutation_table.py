@@ -367,6 +367,13 @@ MUTATIONS = (
         "first_group=0",
         f"{SAMPLING}::test_resampling_fills_the_update_with_groups_that_have_spread",
     ),
+    Mutation(
+        "positive-examples-without-token-scores",
+        "rollout/collect.py",
+        "positive=experience.total_scores >= positive_min_score",
+        "positive=experience.scores >= positive_min_score",
+        f"{COLLECT}::test_positive_examples_score_enough_token_scores_included",
+    ),
     # Advantages: spec §6.25 and §6.26.
     Mutation(
         "padding-bootstrapped",

@@ -280,6 +280,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
 
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
+    small |= {"positive_nll_coef": 0.1}
     small |= {"missing_eos_mode": "subtract"}  # with one score for all, no group would have spread
     small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
     config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)

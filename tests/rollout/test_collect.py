@@ -48,6 +48,7 @@ def test_what_the_sampler_noted_is_what_the_trainer_computes(critic, score_at):
     noted = make_experience(models, reuse_sampled=True, **settings)
     for name in ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(noted, name), getattr(again, name), atol=1e-5, rtol=1e-5)
+    assert again.values is not None
     assert again.values.abs().max() > 0.1
 
 
@@ -66,3 +67,19 @@ def test_the_results_of_micro_batches_are_in_the_rollouts_order():
         with torch.no_grad():
             expected = response_logprobs(models.policy, experience.rollout, temperature=1.0)
         torch.testing.assert_close(experience.old_logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_positive_examples_score_enough_token_scores_included():
+    models = make_models()
+    plain = make_experience(models)
+    assert plain.positive is None
+    limit = float(torch.linspace(-1, 2, plain.num_rows)[5])
+    scored = make_experience(models, positive_min_score=limit).positive
+    assert scored is not None
+    assert scored.tolist() == [False] * 5 + [True] * 3
+    token_scores = torch.zeros_like(plain.rewards)
+    token_scores[0, 0], token_scores[7, 0] = 10.0, -10.0
+    experience = make_experience(models, positive_min_score=limit, token_scores=token_scores)
+    assert experience.positive is not None
+    assert experience.positive.tolist() == [True, *[False] * 4, True, True, False]
+    assert describe_experience(experience)["reward/positive_share"] == 3 / 8

@@ -68,6 +68,7 @@ def test_tokens_that_are_only_read_have_no_kl_reward_value_advantage_or_entropy(
 
 def test_gae_passes_over_them_so_that_their_neighbors_see_each_other() -> None:
     experience = collect(make_models(), conversation())
+    assert experience.values is not None
     for row in range(3):
         mask = experience.action_mask[row]
         rewards, values = (figures[row][mask].tolist() for figures in (experience.rewards, experience.values))
@@ -180,6 +181,7 @@ class Transitions:
     values: Tensor
     ref_logprobs: None = None
     importance_weights: None = None
+    positive: None = None
 
     @property
     def num_rows(self) -> int:

@@ -103,6 +103,29 @@ def test_hubers_delta_is_in_the_unit_of_the_values(experience):
     assert float(found) == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_imitation_is_the_token_mean_over_the_positive_examples_alone(experience, aggregation):
+    outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=None)
+    plain = make_objective(aggregation=aggregation)
+    objective = replace(plain, positive_nll_coef=0.1)
+    for rows in ([0], [1], [0, 1], []):
+        known = replace(experience, positive=torch.tensor([0 in rows, 1 in rows]))
+        divisors = objective.divisors(known)
+        expected, count = 0.0, sum(row in rows for row, _ in MASK.nonzero().tolist())
+        for row, time in MASK.nonzero().tolist():
+            if row in rows:
+                expected -= 0.1 * outputs.logprobs[row, time].item() / count
+        terms = objective(outputs, known, divisors)
+        assert terms.metrics["loss/positive_nll"].value.item() == pytest.approx(expected, abs=1e-6)
+        without = plain(outputs, known, divisors).loss.item()
+        assert terms.loss.item() == pytest.approx(without + expected, abs=1e-6)
+        parts = [objective(outputs_of_row(outputs, row), known.select(slice(row, row + 1)), divisors) for row in (0, 1)]
+        shares = [part.metrics["loss/positive_nll"].value.item() for part in parts]
+        assert sum(shares) == pytest.approx(expected, abs=1e-6)
+    warm_up = replace(objective, train_policy=False)(replace(outputs, values=draw(9)), experience, divisors)
+    assert "loss/positive_nll" not in warm_up.metrics
+
+
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 def test_the_gradient_summed_over_ranks_is_that_of_the_whole_minibatch(aggregation):
     models = make_models("separate")

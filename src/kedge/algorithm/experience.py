@@ -110,6 +110,7 @@ class Experience:
         returns: the critic's targets, always from unwhitened advantages.
         importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
+        positive: True for a response that scores high enough to be imitated; None for no imitation.
 
     Source: spec §1, §5.
     """
@@ -125,6 +126,7 @@ class Experience:
     returns: Float[Tensor, "batch time"]
     token_scores: Float[Tensor, "batch time"] | None = None
     importance_weights: Float[Tensor, "batch time"] | None = None
+    positive: Bool[Tensor, " batch"] | None = None
 
     @property
     def num_rows(self) -> int:

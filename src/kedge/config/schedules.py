@@ -26,6 +26,7 @@ SCHEDULABLE = (
     "ppo.length_adaptive_alpha",
     "ppo.max_grad_norm",
     "ppo.num_epochs",
+    "ppo.positive_nll_coef",
     "ppo.surrogate_kl_coef",
     "ppo.value_clip_range",
     "ppo.value_coef",

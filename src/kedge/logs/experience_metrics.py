@@ -39,6 +39,7 @@ def describe_experience(experience: Experience) -> dict[str, float]:
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
         "reward/total": totals.mean(),
         "reward/kl": (scores - totals).mean(),
+        **({} if experience.positive is None else {"reward/positive_share": experience.positive.float().mean()}),
         **({} if experience.values is None else _describe_critic(experience, experience.values)),
     }
     return describe_responses(rollout, scores) | {name: float(value) for name, value in metrics.items()}

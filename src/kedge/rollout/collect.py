@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -37,6 +38,7 @@ def collect_experience(
     whiten_rewards: bool = False,
     whiten_advantages: bool = True,
     token_scores: Float[Tensor, "batch time"] | None = None,
+    positive_min_score: float | None = None,
     importance_cap: float | None = None,
     baseline: Float[Tensor, " batch"] | None = None,
     process_advantage: Advantage | None = None,
@@ -63,6 +65,7 @@ def collect_experience(
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
         token_scores: One per action, from a process reward.
+        positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
         baseline: Score of the greedy response to each row's prompt, if the advantage needs it.
         process_advantage: Estimates the part of `token_scores`, which is added to that of the other rewards. None: they
@@ -132,7 +135,7 @@ def collect_experience(
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if whiten_advantages:
         advantages = masked_whiten(advantages, rollout.action_mask)
-    return Experience(
+    experience = Experience(
         rollout=rollout,
         scores=scores,
         old_logprobs=old_logprobs,
@@ -145,6 +148,9 @@ def collect_experience(
         token_scores=token_scores,
         importance_weights=importance_weights,
     )
+    if positive_min_score is None:
+        return experience
+    return replace(experience, positive=experience.total_scores >= positive_min_score)
 
 
 def _by_budget(

@@ -66,6 +66,11 @@ class Batch(Protocol):
         """Factor of each action's policy loss; None for no correction."""
         ...
 
+    @property
+    def positive(self) -> Bool[Tensor, " batch"] | None:
+        """Whether a row is an example to imitate; None for no imitation."""
+        ...
+
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Self:
         """A subset of the rows."""
         ...

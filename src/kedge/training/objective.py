@@ -11,6 +11,7 @@ from torch import Tensor
 from kedge.algorithm.critic import clipped_value_loss
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.algorithm.histogram import Bins, histogram_value_loss
+from kedge.algorithm.imitation import positive_nll
 from kedge.algorithm.kl import KLEstimator, kl_loss
 from kedge.algorithm.masking import Aggregation, aggregate, aggregation_normalizer
 from kedge.algorithm.policy_losses import (
@@ -39,12 +40,14 @@ class Divisors:
         value: Divisor of the value term, over the reward mask.
         actions: Number of actions: the divisor of the policy's metrics, for every aggregation.
         value_slots: Number of value slots: the divisor of the critic's metrics.
+        positive: Number of actions in positive examples, at least 1.
     """
 
     policy: int
     value: int
     actions: int
     value_slots: int
+    positive: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """total = policy + c_v·value − c_e·entropy (+ β·KL to the reference)
+    """total = policy + c_v·value − c_e·entropy (+ β·KL to the reference) (+ μ·NLL of positive examples)
 
     Args:
         policy_loss: The surrogate: `clipped` (PPO), `unclipped`, `kl_penalty`, `cispo` or `double_sided`.
@@ -80,6 +83,7 @@ class Objective:
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.
         kl_estimator: Estimator of that KL.
+        positive_nll_coef: μ of the negative log likelihood of `batch.positive`.
         aggregation: Reduction of token losses to a scalar.
         constant_length: Divisor per response, in tokens, for `aggregation="constant"`.
         train_policy: False while the critic warms up: only the value term is in the loss.
@@ -101,6 +105,7 @@ class Objective:
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: KLEstimator = "k2"
+    positive_nll_coef: float = 0.0
     aggregation: Aggregation = "token"
     constant_length: int | None = None
     train_policy: bool = True
@@ -112,6 +117,7 @@ class Objective:
             value=int(aggregation_normalizer(minibatch.reward_mask, aggregation=self.aggregation)),
             actions=int(minibatch.action_mask.sum()),
             value_slots=int(minibatch.reward_mask.sum()),
+            positive=1 if minibatch.positive is None else max(1, int(minibatch.action_mask[minibatch.positive].sum())),
         )
 
     def __call__(self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors) -> Terms:
@@ -147,6 +153,11 @@ class Objective:
                 losses.append(-self.entropy_coef * entropy)
             if self.kl_coef:
                 losses.append(self.kl_coef * self._reference_kl(outputs, batch, divisors, averaging))
+            if self.positive_nll_coef:
+                assert batch.positive is not None, "imitation needs to know the positive examples"
+                nll = positive_nll(outputs.logprobs, mask, batch.positive, normalizer=divisors.positive)
+                losses.append(self.positive_nll_coef * nll)
+                metrics["loss/positive_nll"] = Metric(losses[-1])
         loss = sum(losses[1:], losses[0])
         metrics = {"loss/total": Metric(loss), **metrics}
         return Terms(loss, {name: Metric(each.value.detach(), each.reduce) for name, each in metrics.items()})

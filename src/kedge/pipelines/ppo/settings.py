@@ -135,6 +135,7 @@ def objective_of(
         entropy_coef=coefficients.entropy_coef,
         kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
         kl_estimator=ppo.kl.resolved_kl_estimator,
+        positive_nll_coef=ppo.objective.positive_nll_coef,
         aggregation=ppo.objective.aggregation,
         constant_length=config.rollout.max_new_tokens,
         train_policy=train_policy,

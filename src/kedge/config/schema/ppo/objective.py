@@ -102,6 +102,21 @@ class ObjectiveConfig(Group):
         too_high="the coefficient grows until the text is noise",
         too_low="the coefficient falls to 0 and has no effect",
     )
+    positive_nll_coef: float = field(
+        0.0,
+        ge=0,
+        meaning="Weight of the negative log likelihood of the update's own good responses, mean over their tokens.",
+        source="off in PPO; VAPO uses 0.1, for correct responses",
+        too_high="the policy imitates whatever succeeded first, and entropy falls",
+        too_low="no effect; rare successes are used for the policy gradient only",
+    )
+    positive_nll_min_score: float = field(
+        1.0,
+        meaning="Score from which a response counts as good for ppo.positive_nll_coef, token scores included.",
+        source="kedge: verifiers score 1 for correct; VAPO's score is 1 or −1",
+        too_high="no response is imitated",
+        too_low="poor responses are imitated, too",
+    )
     ptx_coef: float = field(
         0.0,
         ge=0,
