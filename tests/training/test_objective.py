@@ -23,10 +23,11 @@ def draw(seed: int, mean: float = 0.0) -> torch.Tensor:
 
 def outputs_of_row(outputs: PolicyOutputs, row: int) -> PolicyOutputs:
     """The outputs of one row, as a micro-batch of its own."""
-    assert outputs.values is not None
-    assert outputs.value_logits is not None
     parts = (outputs.logprobs, outputs.entropy, outputs.values, outputs.value_logits)
-    return PolicyOutputs(*(part[row : row + 1] for part in parts))
+    logprobs, entropy, values, logits = (None if part is None else part[row : row + 1] for part in parts)
+    assert logprobs is not None
+    assert entropy is not None
+    return PolicyOutputs(logprobs, entropy, values, logits)
 
 
 @pytest.fixture
