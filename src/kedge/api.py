@@ -194,7 +194,7 @@ def ppo(
         reward: Reward model or function; a list of them, or a mapping to weights.
         policy: Another name of `model`.
         critic: A trained critic to start from, such as a run; or its kind, as `ppo.critic`.
-        eval_prompts: Prompts for the evaluations of `eval_every`; without them, some of the prompts are held out.
+        eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kedge.config import Config, best_metric
 from kedge.logs.details import DETAILS_FILE
-from kedge.logs.evaluations import EVALUATIONS_FILE
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
 from kedge.logs.json_lines import truncate_rows
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.progress import Progress, say
@@ -38,7 +38,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
     """
     # Samples of "update 0" precede the first update: a run that starts over writes them again.
     last = (run.checkpoint.update if run.checkpoint else 0) or -1
-    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE):
+    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE):
         truncate_rows(run.folder / name, last)
     with stopping() as stop:
         loop = CheckpointedLoop(

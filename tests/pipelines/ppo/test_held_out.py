@@ -26,7 +26,8 @@ from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_tim
 from tests.tiny import save_tiny_policy
 
 HELD_OUT = ["The crew", "A rope", "Then the sun"]
-EVAL = {"eval_every": 2, "num_updates": 5, "kl_controller": "ziegler", "kl_target": 0.5, "entropy_coef": 0.01}
+CHECK = {"critic_check": 2, "critic_check_prefixes": 2, "critic_check_continuations": 2}
+EVAL = {**CHECK, "eval_every": 2, "num_updates": 5, "kl_controller": "ziegler", "kl_target": 0.5, "entropy_coef": 0.01}
 JUDGE = """
 def longer(prompts, completions_a, completions_b, **_):
     return [float(len(a) > len(b)) if a != b else 0.5 for a, b in zip(completions_a, completions_b)]
@@ -65,9 +66,10 @@ def whole(policy, tmp_path_factory) -> Path:
 
 
 def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_path):
-    run_ppo(configure(policy, tmp_path / "plain", **{**EVAL, "eval_every": None}), prompts=PROMPTS, reward=REWARDS)
+    off = {"eval_every": None, "critic_check": None}
+    run_ppo(configure(policy, tmp_path / "plain", **{**EVAL, **off}), prompts=PROMPTS, reward=REWARDS)
     evaluated = [
-        {name: value for name, value in row.items() if not name.startswith("eval/")}
+        {name: value for name, value in row.items() if not name.startswith(("eval/", "critic/"))}
         for row in metrics_without_times(whole)
     ]
     assert evaluated == metrics_without_times(tmp_path / "plain")
@@ -115,7 +117,13 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
         run_ppo(config, **data)
     run_ppo(config, **data, resume=Resume())
     assert metrics_without_times(tmp_path / "split") == metrics_without_times(whole)
-    for name in ("evaluations.jsonl", "finished.json", "checkpoints/best.json", "model/model.safetensors"):
+    for name in (
+        "evaluations.jsonl",
+        "critic_checks.jsonl",
+        "finished.json",
+        "checkpoints/best.json",
+        "model/model.safetensors",
+    ):
         assert (tmp_path / "split" / name).read_bytes() == (whole / name).read_bytes()
 
 

@@ -59,7 +59,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
-    lines += _evaluation(config, num_held_out)
+    lines += [*_evaluation(config, num_held_out), *_critic_checks(config, num_held_out)]
     if num_prompts_available:
         least = "at least " if config.ppo.grouping.constant_groups == "resample" else ""
         lines.append(
@@ -75,7 +75,7 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     if evaluation.eval_every is None:
         return []
     number = 1 + -(-updates // evaluation.eval_every)
-    prompts = evaluation.eval_num_prompts if num_held_out is None else num_held_out
+    prompts = min(evaluation.eval_num_prompts, num_held_out or evaluation.eval_num_prompts)
     responses, most = number * prompts, "at most " if num_held_out is None else ""
     share = responses / max(1, updates * config.responses_per_update)
     judged = "scored and compared with the start's by the judge" if config.evaluate.judge else "scored"
@@ -86,7 +86,25 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     ]
 
 
+def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
+    """The checks of the critic, and what they cost."""
+    check, updates = config.ppo.evaluation, config.ppo.loop.num_updates
+    if check.critic_check is None:
+        return []
+    number = 1 + -(-updates // check.critic_check)
+    prompts = min(check.critic_check_prompts, num_held_out or check.critic_check_prompts)
+    prefixes, continuations = prompts * check.critic_check_prefixes, check.critic_check_continuations
+    responses = number * (prefixes + (prefixes + prompts) * continuations)
+    share = responses / max(1, updates * config.responses_per_update)
+    return [
+        f"The critic is checked before the first update, every {_count(check.critic_check, 'update')} and at the end: "
+        f"up to {_count(prefixes, 'prefix')} of responses to {_count(prompts, 'held-out prompt')}, "
+        f"{_count(continuations, 'continuation')} of each: {_count(number, 'check')}, at most "
+        f"{_count(responses, 'response')} ({share:.1%} of those trained on)."
+    ]
+
+
 def _count(number: int, noun: str) -> str:
     """A number and its noun: `1 response`, `2 minibatches`."""
-    plural = f"{noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
+    plural = f"{noun}{'es' if noun.endswith(('ch', 'ss', 'x')) else 's'}"
     return f"{number:,} {noun if number == 1 else plural}"

@@ -117,7 +117,8 @@ class DataConfig(Section):
     )
     eval_prompts: StringList = field(
         [],
-        meaning="Sources of the held-out prompts of ppo.eval_every; empty: a part of data.prompts, see eval_fraction.",
+        meaning="Sources of the held-out prompts of ppo.eval_every and ppo.critic_check; empty: a part of "
+        "data.prompts, see eval_fraction.",
         source="kedge: no data is assumed",
     )
     pretraining: StringList = field(
@@ -186,7 +187,7 @@ class DataConfig(Section):
         ge=0,
         lt=1,
         meaning="Fraction of rows held out to measure SFT loss and reward-model accuracy, and of prompts for "
-        "ppo.eval_every.",
+        "ppo.eval_every and ppo.critic_check.",
         source="kedge: enough rows to measure with, at little cost to training",
         too_high="less data to train on",
         too_low="the held-out figures are mostly noise",

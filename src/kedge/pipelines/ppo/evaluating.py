@@ -48,7 +48,8 @@ class HeldOutEvaluation:
 
     def __init__(self, steps: PpoSteps, log: PpoLog) -> None:
         self._steps, self._log, self._roles = steps, log, steps.roles
-        self._every = steps.config.ppo.evaluation.eval_every or 0
+        evaluation = steps.config.ppo.evaluation
+        self._every, self._prompts = evaluation.eval_every or 0, self._roles.held_out[: evaluation.eval_num_prompts]
         self._start: dict[str, Any] | None = None
 
     @property
@@ -78,7 +79,7 @@ class HeldOutEvaluation:
         return {**metrics, "time/evaluation": time.perf_counter() - started}
 
     def _measure(self, update: int, coefficients: Coefficients) -> dict[str, float]:
-        roles, config, prompts = self._roles, self._steps.config, self._roles.held_out
+        roles, config, prompts = self._roles, self._steps.config, self._prompts
         rollout = self._steps.roll_out(prompts, range(len(prompts)), "evaluation", policy_version=update)
         limit, seed = config.rollout.max_new_tokens, stream_seed(config.runtime.seed, "evaluation reward")
         metrics = {} if roles.judge is None else self._win_rate(roles.judge, self._describe(rollout, limit, seed))
@@ -111,7 +112,7 @@ class HeldOutEvaluation:
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
 
     def _describe(self, rollout: Rollout, limit: int, seed: int) -> Responses:
-        return describe_responses(rollout, self._roles.held_out, self._roles.tokenizer, max_new_tokens=limit, seed=seed)
+        return describe_responses(rollout, self._prompts, self._roles.tokenizer, max_new_tokens=limit, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
         """The start's responses, which later ones are compared with."""

@@ -10,7 +10,7 @@ from kedge.algorithm.experience import Experience
 from kedge.config import Config, config_at, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
-from kedge.logs.evaluations import EvaluationsLog
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.experience_metrics import describe_experience, describe_samples
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
@@ -47,6 +47,7 @@ class PpoLog:
         details: Distributions per update.
         samples: Full responses.
         evaluations: The evaluations on held-out prompts.
+        critic_checks: The checks of the critic.
         progress: The progress display.
         doctor: Prints serious findings as they appear.
     """
@@ -57,6 +58,7 @@ class PpoLog:
     details: DetailsLog
     samples: SamplesLog
     evaluations: EvaluationsLog
+    critic_checks: EvaluationsLog
     progress: Progress
     doctor: LiveDoctor
 
@@ -116,11 +118,12 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         DetailsLog(run.folder) as details,
         SamplesLog(run.folder, also=loggers.write_samples) as samples,
         EvaluationsLog(run.folder) as evaluations,
+        EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as critic_checks,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
         progress.say(roles.stop_tokens.line)
-        loop.sync_before_saving(metrics, details, samples, evaluations)
+        loop.sync_before_saving(metrics, details, samples, evaluations, critic_checks)
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )
-        yield PpoLog(config, roles, metrics, details, samples, evaluations, progress, doctor)
+        yield PpoLog(config, roles, metrics, details, samples, evaluations, critic_checks, progress, doctor)

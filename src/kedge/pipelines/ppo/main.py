@@ -16,6 +16,7 @@ from kedge.errors import KedgeError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.costs import write_roles
+from kedge.pipelines.ppo.critic_check import CriticChecks
 from kedge.pipelines.ppo.early_end import EarlyEnd
 from kedge.pipelines.ppo.evaluating import HeldOutEvaluation
 from kedge.pipelines.ppo.fixed_prompts import FixedPrompts
@@ -115,6 +116,7 @@ def train(
         fixed = FixedPrompts.of(steps, log)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         held_out, ending = HeldOutEvaluation(steps, log), EarlyEnd(config, loop.best)
+        critic_checks = CriticChecks(steps, log)
         resumed |= {**held_out.state, **ending.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
@@ -133,6 +135,7 @@ def train(
                     with clock.paused():
                         fixed.sample(0, coefficients)
                         loop.see(0, held_out.measure(0, coefficients))
+                        critic_checks.measure(0, coefficients)
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
@@ -157,6 +160,7 @@ def train(
                     **clock.metrics(num_tokens=batch.num_tokens),
                     **memory_in_use(run.device),
                     **held_out.measure(update, coefficients),
+                    **critic_checks.measure(update, coefficients),
                 }
                 log.write(update, metrics, experience, batch.trained.prompts, result)
                 if now.trains_policy(update) and not result.refused:

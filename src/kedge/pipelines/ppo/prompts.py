@@ -63,19 +63,20 @@ def load_run_prompts(
     """
     evaluation, data = config.ppo.evaluation, config.data
     has_own = bool(data.eval_prompts) or eval_prompts is not None
-    if evaluation.eval_every is None and has_own:
-        raise ConfigError("data.eval_prompts are only read with ppo.eval_every, which is not set")
+    if not evaluation.holds_out and has_own:
+        raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
     records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     held_out: list[Prompt] = []
     rows: list[int] | None = None
-    if evaluation.eval_every is not None and has_own:
+    if evaluation.holds_out and has_own:
         every = load_prompts(config, run, tokenizer, room=room, prompts=eval_prompts, role="eval_prompts")
-        held_out = every[: evaluation.eval_num_prompts]
+        held_out = every[: evaluation.num_held_out]
         run.data.add("eval_prompts", used=len(held_out))
-    elif evaluation.eval_every is not None:
+    elif evaluation.holds_out:
         if not data.eval_fraction:
-            raise ConfigError("ppo.eval_every needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
-        share = min(data.eval_fraction, evaluation.eval_num_prompts / len(records))
+            field = "eval_every" if evaluation.eval_every is not None else "critic_check"
+            raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
+        share = min(data.eval_fraction, evaluation.num_held_out / len(records))
         split = run.data.split("prompts", records, config, fraction=share)
         records, held_out, rows = split.train, split.eval, split.train_rows
     if data.curriculum is not None:

@@ -59,7 +59,7 @@ class Roles:
         stop_tokens: The tokens that end a response.
         prompts: The prompts that the run trains on.
         mixture: In which shares they are drawn from their sources; None for every prompt once per pass.
-        held_out: The prompts that it is evaluated on; empty without `ppo.eval_every`.
+        held_out: The prompts that policy and critic are tested on; empty for a run that tests neither.
         judge: Compares the responses to them with those of the start; None for no comparison.
         engine: Samples from the policy.
         actor_critic: Policy and critic, if any, trained.

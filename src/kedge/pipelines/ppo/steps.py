@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
+from kedge.algorithm.advantages import Advantage
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, config_at, scheduled_values
 from kedge.data import Prompt, encode_prompt
@@ -126,7 +127,12 @@ class PpoSteps:
         )
 
     def collect(
-        self, scored: ScoredRollout, coefficients: Coefficients, *, learner: LanguageLearner | None = None
+        self,
+        scored: ScoredRollout,
+        coefficients: Coefficients,
+        *,
+        learner: LanguageLearner | None = None,
+        advantage: Advantage | None = None,
     ) -> Experience:
         """Compute rewards, values, advantages and returns of every action; they are then frozen.
 
@@ -134,6 +140,7 @@ class PpoSteps:
             scored: The responses with their scores.
             coefficients: The update's coefficients.
             learner: The learner that will train on it; its first forward pass is used here, too, if possible.
+            advantage: Estimator in place of `ppo.advantage`, for what is not trained on.
         """
         ppo = self.config.ppo
         return collect_experience(
@@ -141,8 +148,8 @@ class PpoSteps:
             scored.scores,
             self.roles.actor_critic,
             self.roles.reference,
-            advantage=advantage_of(self.config),
-            process_advantage=process_advantage_of(self.config),
+            advantage=advantage or advantage_of(self.config),
+            process_advantage=None if advantage else process_advantage_of(self.config),
             token_scores=scored.token_scores,
             positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
             importance_cap=ppo.objective.importance_cap,

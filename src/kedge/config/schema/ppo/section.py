@@ -58,6 +58,15 @@ class PpoConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_critic_check(self) -> "PpoConfig":
+        if self.evaluation.critic_check is not None and self.resolved_critic == "none":
+            raise ValueError(
+                f"ppo.critic_check={self.evaluation.critic_check} checks a critic, and this run has none "
+                f"(ppo.advantage={self.advantages.advantage}); remove it, or train a critic with ppo.critic=shared"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_warmup(self) -> "PpoConfig":
         if 0 < self.loop.num_updates <= self.value.value_warmup_updates:
             raise ValueError(

@@ -1,0 +1,64 @@
+"""A check of the critic as metrics, and as the row of `critic_checks.jsonl` that report and doctor read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kedge.algorithm.prefix_test import PrefixTest
+
+__all__ = ["CheckedPrefix", "check_row", "describe_check"]
+
+FIGURES = {
+    "critic/pairs_within": "pairs_within",
+    "critic/pairs_within_ceiling": "ceiling_within",
+    "critic/pairs_across": "pairs_across",
+    "critic/pairs_across_ceiling": "ceiling_across",
+    "critic/pairs_across_prompt_mean": "prompt_pairs_across",
+    "critic/rank_correlation": "rank_correlation",
+    "critic/rank_correlation_within": "rank_correlation_within",
+    "critic/explained_variance": "explained_variance",
+    "critic/explained_variance_ceiling": "ceiling_explained",
+    "critic/explained_variance_prompt_mean": "prompt_explained_variance",
+    "critic/error": "error",
+    "critic/error_prompt_mean": "prompt_error",
+    "critic/bias": "bias",
+}
+"""Each metric, and the test's figure."""
+
+MOST_POINTS = 500
+
+
+@dataclass(frozen=True)
+class CheckedPrefix:
+    """One prefix.
+
+    Attributes:
+        prompt: Number of its prompt.
+        tokens: Length of the prefix, tokens.
+        of: Length of the response that it was cut from, tokens.
+        value: The critic's.
+        returns: Mean return of its continuations.
+        prompt_return: Mean return of other responses to the prompt.
+    """
+
+    prompt: int
+    tokens: int
+    of: int
+    value: float
+    returns: float
+    prompt_return: float
+
+
+def describe_check(test: PrefixTest) -> dict[str, float]:
+    """The metrics of a check. Those that could not be determined are left out."""
+    figures = asdict(test)
+    values = {name: figures[figure] for name, figure in FIGURES.items() if figures[figure] is not None}
+    return {name: each["value"] if isinstance(each, dict) else each for name, each in values.items()}
+
+
+def check_row(test: PrefixTest, prefixes: Sequence[CheckedPrefix]) -> dict[str, Any]:
+    """All figures with their intervals, the calibration, and the prefixes themselves, evenly chosen of very many."""
+    step = -(-len(prefixes) // MOST_POINTS) or 1
+    return {**asdict(test), "prefixes": [asdict(prefix) for prefix in prefixes[::step]]}
