@@ -283,8 +283,9 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     small |= {"positive_nll_coef": 0.1}
     small |= {"missing_eos_mode": "subtract"}  # with one score for all, no group would have spread
     small |= {"eval_every": 1, "evaluate.judge": str(tmp_path / "model")}
+    small |= {"critic_check": 1, "critic_check_continuations": 4}
     config = settings("ppo", policy, tmp_path / "run", missing_eos_score=-1.0, **small)
-    run_ppo(config, prompts=["The boat"], eval_prompts=["A sailor"], reward=[vowels, judge])
+    run_ppo(config, prompts=["The boat"], eval_prompts=["A sailor", "The crew"], reward=[vowels, judge])
     found = measured(tmp_path / "run")
     assert found >= {"score/vowels", "score/judging"}
     found = {re.sub("vowels|judging|ppo.clip_range", "NAME", name) for name in found}
