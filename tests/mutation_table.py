@@ -14,7 +14,8 @@ __all__ = ["MUTATIONS"]
 ADVANTAGES = "tests/algorithm/test_advantages.py"
 SETTINGS = "tests/pipelines/ppo/test_settings.py"
 CRITIC = "tests/algorithm/test_critic.py"
-GROUPS = "tests/algorithm/test_group_advantages.py"
+HISTOGRAM = "tests/algorithm/test_histogram.py"
+GROUP_ADVANTAGES = "tests/algorithm/test_group_advantages.py"
 KL = "tests/algorithm/test_kl.py"
 MASKING = "tests/algorithm/test_masking.py"
 POLICY = "tests/algorithm/test_policy_losses.py"
@@ -458,14 +459,14 @@ MUTATIONS = (
         "algorithm/group_advantages.py",
         "values[mask].std(correction=1)",
         "(values[mask].float().std(correction=1) + 1e-9)",
-        f"{GROUPS}::test_scores_that_hardly_differ_are_scaled_without_overflow",
+        f"{GROUP_ADVANTAGES}::test_scores_that_hardly_differ_are_scaled_without_overflow",
     ),
     Mutation(
         "leave-one-out-with-itself",
         "algorithm/group_advantages.py",
         "(sums.sum() - sums) / others.clamp(min=1)",
         "sums.sum() / (others + counts)",
-        f"{GROUPS}::test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one",
+        f"{GROUP_ADVANTAGES}::test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one",
     ),
     Mutation(
         "clipped-without-regard-to-the-advantage",
@@ -480,6 +481,28 @@ MUTATIONS = (
         "rho.clamp(1.0 - clip_range, 1.0 + high)",
         "rho.clamp(max=1.0 + high)",
         f"{QUADRANTS}[-1-0.5-False]",
+    ),
+    Mutation(
+        "histogram-returns-not-moved-into-the-support",
+        "algorithm/histogram.py",
+        "returns.clamp(self.low, self.high)",
+        "returns",
+        f"{HISTOGRAM}::test_the_loss_and_its_gradient_agree_with_a_loop",
+    ),
+    Mutation(
+        "histogram-centers-at-the-lower-edges",
+        "algorithm/histogram.py",
+        "return (edges[:-1] + edges[1:]) / 2",
+        "return edges[:-1]",
+        f"{HISTOGRAM}::test_a_uniform_histogram_has_the_center_of_the_support_as_its_value",
+    ),
+    Mutation(
+        "histogram-forgets-the-reward-models-shift",
+        "models/scalar.py",
+        "start_from(head, shift=shift)",
+        "start_from(head)",
+        "tests/models/test_heads.py"
+        "::test_both_kinds_of_critic_predict_a_histogram_of_which_the_values_are_the_means[separate]",
     ),
     Mutation(
         "optimistic-value-clip",
