@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 from kedge.version import __version__
 
 if TYPE_CHECKING:
-    from kedge.api import doctor, evaluate, generate, ppo, preview_data, push, reward, rlhf, sft, sweep, write_report
+    from kedge.api import (
+        critic,
+        doctor,
+        evaluate,
+        generate,
+        ppo,
+        preview_data,
+        push,
+        reward,
+        rlhf,
+        sft,
+        sweep,
+        write_report,
+    )
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
     from kedge.runs.callbacks import Update
@@ -25,6 +38,7 @@ __all__ = [
     "LoadedModel",
     "Update",
     "__version__",
+    "critic",
     "doctor",
     "evaluate",
     "generate",
@@ -39,6 +53,7 @@ __all__ = [
 ]
 
 _FUNCTIONS = (
+    "critic",
     "doctor",
     "evaluate",
     "generate",

@@ -27,6 +27,7 @@ from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models.pushing import push_model
+from kedge.pipelines.critic import CriticResult, run_critic
 from kedge.pipelines.dry_run import DryRun
 from kedge.pipelines.dry_run import dry_run as time_stage
 from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
@@ -44,6 +45,7 @@ from kedge.runs.run import Resume
 __all__ = [
     "LoadedModel",
     "Update",
+    "critic",
     "doctor",
     "evaluate",
     "generate",
@@ -155,6 +157,65 @@ def reward(
 
 
 @overload
+def critic(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
+@overload
+def critic(
+    *,
+    model: Model | None = None,
+    prompts: Data,
+    reward: Weighted,
+    policy: Model | None = None,
+    eval_prompts: Data | None = None,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> CriticResult: ...
+@with_loaded_models("critic")
+def critic(
+    *,
+    model: Model | None = None,
+    prompts: Data,
+    reward: Weighted,
+    policy: Model | None = None,
+    eval_prompts: Data | None = None,
+    out: StrPath | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    dry_run: bool = False,
+    **settings: Any,
+) -> CriticResult | DryRun:
+    """Train a critic on the returns of the policy's responses; see `kedge.pipelines.critic.run_critic`.
+
+    Args:
+        model: Folder or hub id of the policy that PPO will start from.
+        prompts: As in `ppo`.
+        reward: As in `ppo`.
+        policy: Another name of `model`.
+        eval_prompts: Prompts to measure the critic with; without them, some of the prompts are held out.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each optimizer step.
+        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
+        settings: Fields of the configuration, such as `num_responses`.
+
+    Raises:
+        KedgeError: An invalid input; one line.
+    """
+    arguments = Arguments(settings, model=model, policy=policy, out=out)
+    rows = arguments.rows("data.prompts", prompts)
+    held_out = arguments.rows("data.eval_prompts", eval_prompts)
+    rewards = arguments.rewards(reward)
+    config = arguments.config("critic")
+    if dry_run:
+        return _dry_run(config, "critic", resume, prompts=rows, eval_prompts=held_out, reward=rewards)
+    return run_critic(
+        config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume), callback=on_update
+    )
+
+
+@overload
 def ppo(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
 @overload
 def ppo(
@@ -193,7 +254,7 @@ def ppo(
         prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
         policy: Another name of `model`.
-        critic: A trained critic to start from, such as a run; or its kind, as `ppo.critic`.
+        critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.

@@ -30,6 +30,7 @@ __all__ = [
     "RESPONSES_FILE",
     "REWARD_LOG",
     "ROLES_FILE",
+    "SAMPLED_FOLDER",
     "SWEEP_FILE",
     "best_checkpoint",
     "check_output",
@@ -52,6 +53,9 @@ DATA_FILE = "data.json"
 
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
+
+SAMPLED_FOLDER = "sampled"
+"""In the run of a critic: the responses that it is fitted to, in parts."""
 
 SWEEP_FILE = "sweep.json"
 """The settings and results of a sweep. A folder that contains it is a sweep's."""

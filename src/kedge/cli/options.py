@@ -90,7 +90,9 @@ Reward = Annotated[
 ]
 Critic = Annotated[
     str | None,
-    typer.Option(metavar="CRITIC", help="Trained critic to start from: a run, or a model (folder or id)."),
+    typer.Option(
+        metavar="CRITIC", help="Trained critic to start from: a run of kedge critic, or a model (folder or id)."
+    ),
 ]
 Out = Annotated[
     str | None,

@@ -47,8 +47,8 @@ def resume_from(config: Config, resume: str | None, allow_changes: list[str] | N
 
     if folder := finished_run(config):
         typer.echo(
-            f"{folder} has finished: there is nothing to resume. To extend it, raise ppo.num_updates, sft.num_epochs "
-            "or reward_model.num_epochs."
+            f"{folder} has finished: there is nothing to resume. To extend it, raise ppo.num_updates, sft.num_epochs, "
+            "reward_model.num_epochs or critic.num_epochs."
         )
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))

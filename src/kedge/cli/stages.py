@@ -103,6 +103,40 @@ def reward(
 
 
 @app.command(cls=Command)
+def critic(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    model: Model = None,
+    prompts: Prompts = None,
+    reward: Reward = None,
+    out: Out = None,
+    seed: Seed = None,
+    push: Push = None,
+    strict: Strict = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one."""
+    flags = {
+        "model": model,
+        "data.prompts": prompts,
+        "reward": weighted_rewards(reward),
+        "out": out,
+        "runtime.seed": seed,
+        "runtime.strict": strict,
+        "push.repo": push,
+    }
+    resolved = resolve("critic", config, overrides, flags, preset, resume)
+    if dry_run:
+        return time_dry_run(resolved, "critic", resume)
+    from kedge.pipelines.critic import run_critic
+
+    run_critic(resolved, resume=resume_from(resolved, resume, allow_changes))
+
+
+@app.command(cls=Command)
 def ppo(
     overrides: Overrides = None,
     config: ConfigFile = None,

@@ -26,7 +26,7 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-STAGES = ("sft", "reward", "ppo")
+STAGES = ("sft", "reward", "critic", "ppo")
 
 
 @app.command(cls=Command)

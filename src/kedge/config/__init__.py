@@ -14,6 +14,7 @@ from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import PRESETS, Preset
 from kedge.config.schedules import config_at, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.generate import GenerateConfig
@@ -35,6 +36,7 @@ __all__ = [
     "BestMetric",
     "CheckpointConfig",
     "Config",
+    "CriticConfig",
     "DataConfig",
     "EvaluateConfig",
     "GenerateConfig",

@@ -21,6 +21,7 @@ BETTER: dict[str, dict[str, bool]] = {
         "objective/kl": LOWER,
     },
     "sft": {**SUPERVISED, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
+    "critic": {**SUPERVISED, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
     "reward": {**SUPERVISED, "eval/accuracy": HIGHER, "accuracy": HIGHER},
 }
 """By stage: the metrics that can tell a better model from a worse one, and whether higher is better."""

@@ -37,6 +37,11 @@ STAGES = {
         Stage("sft", (("sft",), _SHARED), {**_MODEL, "data.demonstrations": "--data"}),
         Stage("reward", (("reward_model",), _SHARED), {**_MODEL, "data.comparisons": "--data"}),
         Stage(
+            "critic",
+            (("critic",), ("rollout", "runtime"), ("data", "reward_functions", "checkpoint"), ("ppo",)),
+            {**_MODEL, **_PROMPTS, "reward": "--reward"},
+        ),
+        Stage(
             "ppo",
             (("ppo", "rollout", "runtime"), ("data", "reward_functions", "checkpoint")),
             {**_MODEL, **_PROMPTS, "reward": "--reward"},

@@ -15,7 +15,7 @@ from kedge.output import is_run
 
 __all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
 
-STAGES = ("sft", "reward", "ppo")
+STAGES = ("sft", "reward", "critic", "ppo")
 """Stages in the order in which they run."""
 
 EVERY = 4

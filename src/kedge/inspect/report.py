@@ -20,7 +20,7 @@ from kedge.output import is_run, is_sweep, replace_file, writing
 __all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
 
 REPORT_FILE = "report.html"
-ORDER = ("sft", "reward", "ppo")
+ORDER = ("sft", "reward", "critic", "ppo")
 """Order of the stages of a chain."""
 
 MARKED_WITHIN = 4096

@@ -156,6 +156,16 @@ class ActorCritic(nn.Module):
             value_logits=None if values is None or values.logits is None else reading.pad(values.logits, reading.slots),
         )
 
+    def value_states(
+        self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
+    ) -> Float[Tensor, "slots dim"]:
+        """The hidden states that the critic's head reads, row by row, in the order of the slots."""
+        reading = _Reading.of(rollout, after_last=value_after_last)
+        trunk = self.policy.trunk if self.critic is None else self.critic.trunk
+        assert trunk is not None, "a critic has a value at every token"
+        with autocast(precision, self.device):
+            return trunk.hidden(reading.rows)[reading.states]
+
     def values(
         self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
     ) -> Float[Tensor, "batch time"]:

@@ -23,13 +23,20 @@ MAX_SHOWN = 400
 PLACE = "path/to/this/folder"
 """Stands for the model in the code; replaced by its id on the hub when it is pushed."""
 
-_STAGES = {"sft": "fine-tuned on demonstrations", "reward": "as a reward model", "ppo": "trained with PPO"}
-_TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "ppo": ["ppo", "rlhf"]}
+_STAGES = {
+    "sft": "fine-tuned on demonstrations",
+    "reward": "as a reward model",
+    "critic": "as a critic for PPO",
+    "ppo": "trained with PPO",
+}
+_TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["ppo", "rlhf"]}
 
 _LIMITS = {
     "sft": "It imitates its demonstrations, with their mistakes. Held-out figures are on rows of the same sources.",
     "reward": "Its score is only meaningful in comparison with other responses to the same prompt, and for texts like "
     "those that it was trained on. A policy that is optimized against it finds texts that it overrates.",
+    "critic": "It predicts the returns of one policy under one reward, at one temperature; for other responses its "
+    "values mean little.",
     "ppo": "It was optimized for its reward, which is not the same as what people want: beyond some distance from the "
     "starting model, a higher score can mean a worse response.",
 }
@@ -57,7 +64,7 @@ class ModelCard:
     """Contents of the model card. All texts may come from data: they are escaped.
 
     Attributes:
-        stage: Training stage: `sft`, `reward` or `ppo`.
+        stage: Training stage: `sft`, `reward`, `critic` or `ppo`.
         base_model: The folder or hub id of the base model; no absolute path is written.
         facts: Rows of the table of results, in order; numbers are rounded.
         data: The rows used and dropped, by role.
@@ -96,7 +103,9 @@ class ModelCard:
             score_shift: For a reward model, the entry of its configuration that is subtracted from the score.
         """
         origin = self.origin
-        usage = _reward_usage(score_shift) if self.stage == "reward" else self._policy_usage()
+        usage = {"reward": lambda: _reward_usage(score_shift), "critic": _critic_usage}.get(
+            self.stage, self._policy_usage
+        )()
         parts = [
             f"# {_title(origin)}, {_STAGES[self.stage]}",
             self._made_from(origin),
@@ -112,12 +121,13 @@ class ModelCard:
         return f"---\n{yaml.safe_dump(self._header(origin), sort_keys=False)}---\n\n{body}\n"
 
     def _header(self, origin: Origin) -> dict[str, object]:
-        pipeline = "text-classification" if self.stage == "reward" else "text-generation"
+        pipelines = {"reward": "text-classification", "sft": "text-generation", "ppo": "text-generation"}
+        pipeline = {"pipeline_tag": pipelines[self.stage]} if self.stage in pipelines else {}
         base = {"base_model": origin.hub_base} if origin.hub_base else {}
         datasets = {"datasets": list(dict.fromkeys(self.datasets))} if self.datasets else {}
         return {
             "library_name": "transformers",
-            "pipeline_tag": pipeline,
+            **pipeline,
             "tags": ["kedge", *_TAGS[self.stage]],
             **base,
             **datasets,
@@ -247,4 +257,12 @@ def _reward_usage(key: str) -> list[str]:
     return [
         "The score of a prompt and its response; the text ends with the EOS token.",
         _fenced(_REWARD_USAGE.format(place=PLACE, key=key), "python"),
+    ]
+
+
+def _critic_usage() -> list[str]:
+    return [
+        "PPO starts from it, with the policy and the reward that it was trained for. It has a value at every token of "
+        "a response: the return to expect from there.",
+        _fenced(f"kedge ppo --model POLICY --prompts PROMPTS --reward REWARD --critic {PLACE}"),
     ]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +20,8 @@ from kedge.data import PromptStream
 from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
+from kedge.pipelines.critic.inputs import load_critic_inputs
+from kedge.pipelines.critic.parts import Part
 from kedge.pipelines.ppo.roles import load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of
@@ -28,6 +31,9 @@ from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, w
 from kedge.pipelines.sft import load_sft_inputs, train_sft
 from kedge.runs.run import Run, open_run
 from kedge.training.runtime import stream_seed
+from kedge.training.supervised.loop import count_steps
+from kedge.training.supervised.returns import SampledReturns
+from kedge.training.supervised.returns_fit import train_critic
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -39,6 +45,7 @@ INPUTS: Mapping[str, Mapping[str, str]] = {
     "sft": {"demonstrations": "data.demonstrations"},
     "reward": {"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
     "ppo": {"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
+    "critic": {"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
     "rlhf": {
         "demonstrations": "data.demonstrations",
         "comparisons": "data.comparisons",
@@ -77,7 +84,7 @@ class DryRun:
     """The result of a dry run, whose table was printed.
 
     Attributes:
-        stage: sft, reward, ppo or rlhf.
+        stage: sft, reward, critic, ppo or rlhf.
         phases: The timed phases.
     """
 
@@ -99,7 +106,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
 
     Args:
         config: The resolved configuration.
-        stage: sft, reward, ppo or rlhf.
+        stage: sft, reward, critic, ppo or rlhf.
         given: Python objects in place of configured fields, by the name of the stage's argument; see `INPUTS`.
 
     Raises:
@@ -145,6 +152,40 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     run.folder.mkdir(exist_ok=True)  # the trial of rlhf scores with this model
     save_scalar_model(inputs.model, inputs.tokenizer, run.folder / "model", card=ModelCard("reward", "trial"))
     return phases
+
+
+def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+    settings, inputs = config.critic, load_critic_inputs(config, run, **given)
+    num_prompts = max(1, min(config.rollout.micro_batch_size or ROWS, ROWS) // settings.num_responses)
+    trained = settings.num_prompts or len(inputs.roles.prompts)
+    total, held_out = ((each * settings.num_responses) for each in (trained, len(inputs.roles.held_out)))
+    run.data.say()
+    say(f"critic samples {total + held_out:,} responses, {held_out:,} of them held out.")
+    say(inputs.roles.stop_tokens.line)
+    prompts = PromptStream(inputs.roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
+    seconds: dict[str, float] = {}
+    parts: list[SampledReturns] = []
+    for _ in range(2):  # as in PPO's trial
+        drawn = prompts.next(num_prompts)
+        with _timed(seconds, "sampling"):
+            rollout = inputs.steps.sample(drawn, 1)
+        with _timed(seconds, "scoring"):
+            scored = inputs.steps.score(rollout, drawn, 1)
+        experience = inputs.steps.collect(scored, coefficients_of(inputs.config))
+        parts.append(Part.of(experience, experience.rollout.group).returns)
+    done = num_prompts * settings.num_responses
+    phases = [Phase(f"critic: {name}", each, done, total + held_out) for name, each in seconds.items()]
+    if settings.kind == "shared":
+        return phases
+    num_steps = count_steps(total, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+    sampled = SampledReturns.joined(parts)
+
+    def trial(**changes: Any) -> None:
+        values = {**settings.training(), **changes}
+        rows = list(islice(cycle(range(sampled.rollout.num_responses)), 2 * values["batch_size"]))
+        train_critic(inputs.loss(sampled, rows), rows, **values)
+
+    return [*phases, _supervised("critic: optimizer steps", config, run, trial, settings.batch_size, num_steps)]
 
 
 def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
@@ -193,6 +234,7 @@ def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 _TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] = {
     "sft": _sft,
     "reward": _reward,
+    "critic": _critic,
     "ppo": _ppo,
     "rlhf": _rlhf,
 }

@@ -13,7 +13,7 @@ from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
 from kedge.invocation import is_command_line
 from kedge.logs.progress import say
-from kedge.output import FINISHED_FILE, kept_checkpoints
+from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, kept_checkpoints
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
 from kedge.texts import printable
@@ -104,6 +104,7 @@ def _written(call: Call) -> str:
 
 
 def _can_resume(folder: Path) -> bool:
-    """Whether a run has a checkpoint, or a chain a stage that has one or has finished."""
+    """Whether a run has a checkpoint or sampled responses, or a chain a stage that has some or has finished."""
     places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
-    return any(kept_checkpoints(place) or (place / FINISHED_FILE).is_file() for place in places)
+    kept = (FINISHED_FILE, SAMPLED_FOLDER)
+    return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in places)

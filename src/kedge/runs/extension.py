@@ -15,7 +15,12 @@ from kedge.training.optimizer import learning_rate_at
 
 __all__ = ["check_extension", "describe_extension", "lengthening"]
 
-LENGTHS = {"ppo": "ppo.num_updates", "sft": "sft.num_epochs", "reward": "reward_model.num_epochs"}
+LENGTHS = {
+    "ppo": "ppo.num_updates",
+    "sft": "sft.num_epochs",
+    "reward": "reward_model.num_epochs",
+    "critic": "critic.num_epochs",
+}
 """The length of each stage."""
 
 BOUNDS = ("ppo.eval_patience", "ppo.max_kl")
@@ -63,10 +68,11 @@ def describe_extension(config: Config, stage: str, done: int) -> str:
         stage: The stage.
         done: Updates, or optimizer steps, so far.
     """
-    section = {"ppo": config.ppo.loop, "sft": config.sft, "reward": config.reward_model}[stage]
-    optimizer = {"ppo": config.ppo.optimizer, "sft": config.sft.optimizer, "reward": config.reward_model.optimizer}
+    supervised = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic}
+    section = config.ppo.loop if stage == "ppo" else supervised[stage]
+    optimizer = config.ppo.optimizer if stage == "ppo" else supervised[stage].optimizer
     stretched = [] if section.schedule == "constant" else [f"the {section.schedule} decay of the learning rate"]
-    stretched += ["its warm-up"] if optimizer[stage].warmup_fraction else []
+    stretched += ["its warm-up"] if optimizer.warmup_fraction else []
     stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
     if not stretched:
         every = config.ppo.evaluation.eval_every if stage == "ppo" else None

@@ -34,6 +34,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     named: dict[str, list[str]] = {
         "model": [find_model(config.model)] if config.model else [],
         "reward_model.base": [find_model(config.reward_model.base)] if config.reward_model.base else [],
+        "critic.base": [] if config.critic.base in ("auto", "reward", "policy") else [find_model(config.critic.base)],
         "ppo.critic_init": [find_model(critic.critic_init)] if critic.names_critic else [],
         **{
             f"data.{name}": list(getattr(config.data, name))

@@ -46,6 +46,9 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     if stage == "reward":
         asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
         return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, settings)]
+    if stage == "critic":
+        arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
+        return [Call("ppo", arguments, {**settings, **_shaping(config)})]
     first = [judge] if judge else [term.source for term in config.reward][:1]
     against = (start,) if start else base
     unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
@@ -70,9 +73,20 @@ def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool)
         if settings.pop(f"data.{name}", None) or f"data.{name}" in STAGES[stage].needs:
             arguments[name] = _given(getattr(config.data, name))
     if "reward" in STAGES[stage].needs or config.reward:
-        plain = all(term.weight == 1 and not term.settings and term.name is None for term in config.reward)
-        arguments["reward"] = _given([term.source for term in config.reward]) if plain else TO_FILL_IN
+        arguments["reward"] = _rewards(config)
     return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
+
+
+def _rewards(config: Config) -> tuple[str, ...]:
+    """The rewards; those with weights, settings or names of their own are left to the user."""
+    plain = all(term.weight == 1 and not term.settings and term.name is None for term in config.reward)
+    return _given([term.source for term in config.reward]) if plain else TO_FILL_IN
+
+
+def _shaping(config: Config) -> dict[str, Any]:
+    """The settings that shape the returns: PPO needs those that the critic was fitted with."""
+    names = ("ppo.gamma", "ppo.score_at", "ppo.whiten_rewards", "rollout.", "reward_functions.")
+    return {name: value for name, value in changed_values(config).items() if name.startswith(names)}
 
 
 def _carried(config: Config) -> dict[str, Any]:

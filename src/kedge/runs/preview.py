@@ -21,6 +21,7 @@ __all__ = ["preview_data"]
 ROLES: dict[str, Role] = {
     "sft": "demonstrations",
     "reward": "comparisons",
+    "critic": "prompts",
     "ppo": "prompts",
     "generate": "prompts",
     "evaluate": "prompts",
@@ -43,7 +44,7 @@ def preview_data(
     Args:
         config: `data` says how rows are read; `model` names the tokenizer, None counts characters.
         source: A source as in `rows_of`.
-        stage: sft, reward, ppo, generate or evaluate; None guesses it from the columns of the first row.
+        stage: sft, reward, critic, ppo, generate or evaluate; None guesses it from the columns of the first row.
         num_examples: Rows to show.
         num_rows: Rows to read; None for all.
 

@@ -55,7 +55,7 @@ from kedge.training.runtime import (
 __all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
 
 
-TRAINED = ("sft", "reward", "ppo", "rlhf")
+TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
 """Stages whose result is a model."""
 
 

@@ -59,7 +59,7 @@ def stage_card(
         facts,
         data=run.data.facts(),
         datasets=[name for source in sources if (name := hub_id(source))],
-        reward=_rewards(config) if stage == "ppo" else (),
+        reward=_rewards(config) if stage in ("critic", "ppo") else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
         settings=recipe_of(config),

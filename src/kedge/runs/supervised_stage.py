@@ -15,30 +15,39 @@ from kedge.runs.stage_loop import logged_steps, stage_loop
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome
 
-__all__ = ["end_training", "supervised_training"]
+__all__ = ["end_training", "started_stage", "supervised_training", "training_loop"]
 
 
 @contextmanager
-def supervised_training(
-    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
-    """Start the run and yield its arguments for `train_supervised`.
+def started_stage(config: Config, run: Run) -> Iterator[None]:
+    """Start the run; while the block runs, no other process can train in its folder.
 
     Args:
         config: The stage's configuration.
         run: The stage's run, opened, not started.
-        num_steps: Optimizer steps of the stage.
-        model: The trained model, for the checkpoints.
-        watcher: The user's callback.
-        shown: Names of the metrics in the progress display.
 
     Raises:
         OutputError: The run's folder cannot be created.
     """
+    with resumable(config, run.folder, run.stage), run.started(), claimed(run.folder):
+        yield
+
+
+@contextmanager
+def training_loop(
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """The arguments of a started run for `train_supervised`.
+
+    Args:
+        config: The stage's configuration.
+        run: The stage's run, started.
+        num_steps: Optimizer steps of the stage.
+        model: The trained model, for the checkpoints.
+        watcher: The user's callback.
+        shown: Names of the metrics in the progress display.
+    """
     with (
-        resumable(config, run.folder, run.stage),
-        run.started(),
-        claimed(run.folder),
         stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
     ):
@@ -54,6 +63,18 @@ def supervised_training(
             "on_step": on_step,
             "loop": loop,
         }
+
+
+@contextmanager
+def supervised_training(
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """Start the run and yield its arguments for `train_supervised`; see `started_stage` and `training_loop`."""
+    with (
+        started_stage(config, run),
+        training_loop(config, run, num_steps, model=model, watcher=watcher, shown=shown) as training,
+    ):
+        yield training
 
 
 def end_training(config: Config, run: Run, outcome: Outcome) -> None:

@@ -86,7 +86,8 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
     name, sign, text = override.partition("=")
     if not sign or not name.strip():
         raise ConfigError(f"{written(override)} is not an override; write field=value, e.g. ppo.clip_range=0.1")
-    return {full_name(name.strip(), stage): parse_value(text, written(override))}
+    value = parse_value(text, written(override))
+    return {full_name(name.strip(), stage, value=value): value}
 
 
 def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:

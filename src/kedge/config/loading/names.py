@@ -1,7 +1,8 @@
 """Names of fields as users write them: dotted, or bare where only one section has the field."""
 
-from collections.abc import Sequence
-from typing import get_args
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args, get_origin
 
 from kedge.config.explain.describe import all_fields, find_field, section_type, unknown
 from kedge.config.schema.root import Config
@@ -11,28 +12,42 @@ from kedge.errors import ConfigError
 __all__ = ["full_name", "initial_critic"]
 
 
-CRITICS = find_field("ppo.critic")
-"""The field with the kinds of critics."""
-
-
 def initial_critic(critic: str | None) -> dict[str, str | None]:
-    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else a trained one's name."""
-    kinds = () if CRITICS is None else get_args(CRITICS.annotation)
-    return {"ppo.critic" if critic in kinds else "ppo.critic_init": critic}
+    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else what it starts from.
+
+    Raises:
+        ConfigError: It is a word with a meaning, and a folder has this name as well.
+    """
+    kinds, starts = _words("ppo.critic"), _words("ppo.critic_init")
+    if critic in (*kinds, *starts) and os.path.isdir(critic):
+        raise ConfigError(f"{critic} is the name of a folder and of a kind of critic; write ./{critic} for the folder")
+    return {"ppo.critic" if critic in kinds and critic not in starts else "ppo.critic_init": critic}
 
 
-def full_name(name: str, stage: str | None = None) -> str:
+def _words(dotted: str) -> list[str]:
+    """The texts that a field accepts by name."""
+    field = find_field(dotted)
+    choices = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    return [str(word) for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
+
+
+def full_name(name: str, stage: str | None = None, *, value: object = None) -> str:
     """The dotted name of a field; dotted names and names at the top level are returned unchanged.
+
+    A name of both a section and a field, such as `critic`, is the section if its value is a mapping, else the field.
 
     Args:
         name: As the user wrote it.
+        value: The value that it is given.
         stage: Looks the bare name up in the sections that this stage reads, one group after the other; None looks it up
             in all sections.
 
     Raises:
         ConfigError: The bare name is unknown or ambiguous, or the stage does not exist.
     """
-    if "." in name or find_field(name) is not None or section_type(name) is not None:
+    if "." in name or find_field(name) is not None:
+        return name
+    if section_type(name) is not None and (isinstance(value, Mapping) or name not in _SHADOWED):
         return name
     groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
     for group in groups:
@@ -46,6 +61,9 @@ def full_name(name: str, stage: str | None = None) -> str:
         raise ConfigError(f"{name} is not a setting of {stage}; the field is {' or '.join(elsewhere)}")
     raise ConfigError(unknown(name, _known(groups), kind=f"a setting of {stage}" if stage else "a field"))
 
+
+_SHADOWED = {dotted.partition(".")[2] for dotted, _ in all_fields()}
+"""Names of the sections' fields."""
 
 _ALL_SECTIONS = (tuple(name for name in Config.model_fields if section_type(name)),)
 

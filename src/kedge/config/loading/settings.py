@@ -15,7 +15,7 @@ def config_from_settings(stage: str, settings: Mapping[str, Any]) -> Config:
     """Resolve the configuration of a stage from keyword settings.
 
     Args:
-        stage: sft, reward, ppo, rlhf, generate or evaluate.
+        stage: sft, reward, critic, ppo, rlhf, generate or evaluate.
         settings: Dotted names, sections as dicts, top-level fields (`preset` included), and bare names of fields, if
             only one of the sections that the stage reads has a field of that name.
 
@@ -23,4 +23,4 @@ def config_from_settings(stage: str, settings: Mapping[str, Any]) -> Config:
         ConfigError: A name is unknown or ambiguous.
     """
     find_stage(stage)
-    return resolve([{full_name(name, stage): value for name, value in settings.items()}])
+    return resolve([{full_name(name, stage, value=value): value for name, value in settings.items()}])

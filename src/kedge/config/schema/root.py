@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.field import field
@@ -92,6 +93,7 @@ class Config(Section):
     data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
     sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
+    critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
     rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
     ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
     schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field(

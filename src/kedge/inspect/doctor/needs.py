@@ -10,7 +10,7 @@ from kedge.inspect.record import RunRecord
 
 __all__ = ["TRAINED", "Gap", "Needs", "gaps_in_words"]
 
-TRAINED = ("sft", "reward", "ppo")
+TRAINED = ("sft", "reward", "critic", "ppo")
 """The stages that the doctor has rules for."""
 
 PPO = ("ppo",)

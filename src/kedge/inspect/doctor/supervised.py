@@ -32,11 +32,12 @@ CHANCE, PUBLISHED = 0.55, 0.63
 INDIFFERENT = math.log(2.0)
 """Loss of equal scores for all answers, nats per pair: −log σ(0)."""
 
-SUPERVISED = ("sft", "reward")
+SUPERVISED = ("sft", "reward", "critic")
 
 
 def _section(run: RunRecord) -> str:
-    return "reward_model" if "accuracy" in run.metrics[-1] else "sft"
+    marks = {"accuracy": "reward_model", "explained_variance": "critic"}
+    return next((section for mark, section in marks.items() if mark in run.metrics[-1]), "sft")
 
 
 def _overfitting(run: RunRecord) -> Symptom | None:

@@ -19,6 +19,7 @@ MOST_SAMPLES = 3
 CURVES = {
     "sft": {"loss": "loss", "held-out loss": "eval/loss"},
     "reward": {"loss": "loss", "accuracy": "accuracy"},
+    "critic": {"loss": "loss", "explained variance": "explained_variance"},
     "ppo": {"score": "reward/score_mean", "KL to the reference": "objective/kl", "tokens": "response/length"},
 }
 
@@ -87,6 +88,14 @@ def _reward(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "by length alone", _shown(by_length)
 
 
+def _critic(record: RunRecord) -> Iterator[tuple[str, str]]:
+    summary = record.summary
+    yield "steps", f"{len(record.metrics):,}"
+    if explained := summary.get("explained_variance"):
+        yield f"explained variance, {summary['measured_on']}", _shown(explained)
+        yield "responses", f"{summary['num_responses']:,}"
+
+
 def _ppo(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "updates", f"{len(record.metrics):,}"
     yield from _changes(record, {"score": "reward/score_mean"})
@@ -115,7 +124,7 @@ def _evaluate(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 FIGURES: Mapping[str, Callable[[RunRecord], Iterator[tuple[str, str]]]] = {
-    "sft": _sft, "reward": _reward, "ppo": _ppo, "generate": _generate, "evaluate": _evaluate,
+    "sft": _sft, "reward": _reward, "critic": _critic, "ppo": _ppo, "generate": _generate, "evaluate": _evaluate,
 }  # fmt: skip
 
 
@@ -132,6 +141,7 @@ def _following(record: RunRecord) -> str:
     return {
         "sft": f"kedge.reward(model={model}, comparisons=…)",
         "reward": f"kedge.ppo(policy=…, prompts=…, reward={model})",
+        "critic": f"kedge.ppo(policy={str(record.setting('model'))!r}, prompts=…, reward=…, critic={model})",
         "ppo": f"kedge.evaluate(model={model}, against={str(record.setting('model'))!r}, prompts=…, judge=…)",
     }.get(record.stage, "")
 

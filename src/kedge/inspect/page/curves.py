@@ -40,12 +40,16 @@ def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
     }
 
 
+SIZES = {"sft": "sft.batch_size", "reward": "reward_model.batch_size", "critic": "critic.batch_size"}
+"""The field with the rows of a step."""
+
+
 def items_per_update(record: RunRecord) -> int | None:
     """Responses of a PPO update or rows of a supervised step; None if the configuration lacks them."""
     if record.stage == "ppo":
         prompts, responses = record.setting("rollout.num_prompts"), record.setting("rollout.num_responses")
         return prompts * responses if isinstance(prompts, int) and isinstance(responses, int) else None
-    size = record.setting({"sft": "sft.batch_size", "reward": "reward_model.batch_size"}.get(record.stage, ""))
+    size = record.setting(SIZES.get(record.stage, ""))
     return size if isinstance(size, int) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["PANELS", "Panel", "find_panels", "matches"]
@@ -255,4 +255,17 @@ SUPERVISED = (
     Panel("Speed and memory", "Time of a step", "seconds", {"time/update": "step"}, ""),
     Panel("Speed and memory", "Tokens per second", "1/s", {"tokens_per_second": "tokens"}, "Prompts included."),
 )
-PANELS = {"ppo": PPO, "sft": SUPERVISED, "reward": SUPERVISED}
+CRITIC = (
+    Panel(
+        "Learning",
+        "Explained variance",
+        "share",
+        {"explained_variance": "training", "eval/explained_variance": "held out"},
+        "Above 0, and the held-out one close to training: PPO begins at it.",
+        level=0.0,
+        key=True,
+    ),
+    replace(SUPERVISED[0], unit="half the squared error, in variances of the returns"),
+    *SUPERVISED[2:],
+)
+PANELS = {"ppo": PPO, "sft": SUPERVISED, "reward": SUPERVISED, "critic": CRITIC}

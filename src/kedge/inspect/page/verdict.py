@@ -139,8 +139,16 @@ def _judged(row: Row, ends: Ends, length: int) -> str:
     return "better" if (ends.last > ends.first) == (row.good == "up") else "worse"
 
 
+NAMES = {
+    "ppo": "PPO",
+    "sft": "Fine-tuning",
+    "reward": "Reward model training",
+    "critic": "The training of the critic",
+}
+
+
 def _progress(record: RunRecord) -> str:
-    name = {"ppo": "PPO", "sft": "Fine-tuning", "reward": "Reward model training"}.get(record.stage, "The run")
+    name = NAMES.get(record.stage, "The run")
     step = "update" if record.stage == "ppo" else "step"
     count, total = len(record.metrics), record.setting("ppo.num_updates") if record.stage == "ppo" else None
     of = f" of {total:,}" if isinstance(total, int) else ""

@@ -17,6 +17,7 @@ __all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal"]
 DEFAULT_METRICS = {
     "sft": ("eval/loss", "loss"),
     "reward": ("eval/accuracy", "accuracy"),
+    "critic": ("eval/explained_variance", "explained_variance"),
     "ppo": ("eval/score", "reward/score_mean"),
 }
 LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")

@@ -25,7 +25,8 @@ class ValueConfig(Group):
         "auto",
         meaning="Initial weights of the critic. Separate: a copy of the reward model or of the policy; auto is the "
         "reward model if there is exactly one (those of weight 0 aside), a decoder with the policy's tokens, else the "
-        "policy. Or a trained critic: a folder, a hub id or a run; ppo.critic=auto is then of its kind.",
+        "policy. Or a trained critic: a folder, a hub id or a run, such as that of `kedge critic`; "
+        "ppo.critic=auto is then of its kind.",
         source="Stiennon, N+: the reward model; VC-PPO and VAPO: a critic trained before PPO",
     )
     value_head_init: Literal["zero", "normal"] = field(

@@ -1,0 +1,156 @@
+"""The linear read-out of a trunk's states that explains returns best, and how much a critic explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.checks import check_counted
+from kedge.algorithm.statistics import Interval
+from kedge.errors import ShapeError
+
+__all__ = ["Readout", "ReadoutSums", "explained_variance_interval", "fit_readout"]
+
+PENALTIES = tuple(10.0**power for power in range(-7, 2))
+"""Ridge penalties that are tried, in units of the features' mean square."""
+
+
+class Readout(NamedTuple):
+    """A linear map of features to returns, without the mean of the returns.
+
+    Attributes:
+        weight: One entry per feature.
+        penalty: The ridge penalty that was chosen, in units of the features' mean square.
+    """
+
+    weight: Float[Tensor, " dim"]
+    penalty: float
+
+
+@dataclass
+class ReadoutSums:
+    """What least squares needs to know of a set of examples: Σxxᵀ, Σxy and Σy². Examples are added in parts.
+
+    Attributes:
+        gram: Σxxᵀ, float64.
+        cross: Σxy, float64.
+        square: Σy².
+    """
+
+    gram: Float[Tensor, "dim dim"]
+    cross: Float[Tensor, " dim"]
+    square: float = 0.0
+
+    @classmethod
+    def empty(cls, dim: int) -> ReadoutSums:
+        """The sums of no examples."""
+        return cls(torch.zeros(dim, dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+
+    def add(self, features: Float[Tensor, "examples dim"], targets: Float[Tensor, " examples"]) -> None:
+        """Add examples."""
+        rows, values = features.double().cpu(), targets.double().cpu()
+        self.gram += rows.T @ rows
+        self.cross += rows.T @ values
+        self.square += float(values @ values)
+
+    def error(self, weights: Float[Tensor, "dim several"]) -> Float[Tensor, " several"]:
+        """The sum of squared errors of each column of weights: Σy² − 2w·Σxy + wᵀ(Σxxᵀ)w."""
+        return self.square - 2 * self.cross @ weights + (weights * (self.gram @ weights)).sum(0)
+
+
+@torch.no_grad()
+def fit_readout(halves: Sequence[ReadoutSums]) -> Readout:
+    """Ridge regression; the penalty is the one with which each half of the examples predicts the other best.
+
+    w = (Σxxᵀ + λI)⁻¹ Σxy
+
+    The halves must share no prompt, because the tokens of a response are no independent examples: with ordinary
+    least squares, a few long responses would be learned by heart.
+
+    Args:
+        halves: The sums of both halves; a single one gets the smallest penalty that is tried.
+
+    Raises:
+        ShapeError: There are no examples.
+
+    Source: Hoerl and Kennard 1970, ridge regression; the linear probe of Kumar et al. 2022 (arXiv 2202.10054).
+    """
+    gram, cross = (torch.stack([getattr(each, name) for each in halves]).sum(0) for name in ("gram", "cross"))
+    unit = float(gram.diagonal().mean())
+    if not unit > 0:
+        raise ShapeError("no features to fit a read-out to")
+    penalties = torch.tensor(PENALTIES, dtype=torch.float64) * unit
+    chosen = 0
+    if len(halves) == 2:
+        one, other = halves
+        errors = other.error(_ridge(one.gram, one.cross, penalties / 2))
+        errors = errors + one.error(_ridge(other.gram, other.cross, penalties / 2))
+        chosen = int(errors.argmin())
+    return Readout(_ridge(gram, cross, penalties[chosen : chosen + 1])[:, 0], PENALTIES[chosen])
+
+
+def _ridge(gram: Tensor, cross: Tensor, penalties: Tensor) -> Float[Tensor, "dim several"]:
+    """The solutions for several penalties, from one decomposition."""
+    scales, directions = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(gram))  # pyright: ignore[reportUnknownMemberType]
+    projected = directions.T @ cross
+    return directions @ (projected[:, None] / (scales.clamp(min=0)[:, None] + penalties))
+
+
+@torch.no_grad()
+def explained_variance_interval(
+    values: Float[Tensor, "batch time"],
+    returns: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    group: Int[Tensor, " batch"],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 2_000,
+    seed: int = 0,
+) -> Interval:
+    """The explained variance 1 − Var(G − V)/Var(G) over the counted slots, with a bootstrap interval over prompts.
+
+    Slots of one response, and responses to one prompt, are not independent; so whole prompts are resampled.
+
+    Args:
+        values: The critic's.
+        returns: G.
+        mask: True = counts.
+        group: Number of each row's prompt.
+        confidence: Coverage of the interval.
+        num_resamples: Resamples.
+        seed: Of the resampling.
+
+    Raises:
+        ShapeError: The shapes differ or nothing counts.
+
+    Source: Efron 1979, percentile bootstrap; explained variance as in PPO's metrics (spec §6.28).
+    """
+    check_counted(mask, values=values, returns=returns)
+    center = returns[mask].double().mean()
+    target, error = (
+        torch.where(mask, each.double(), 0.0).cpu() for each in (returns.double() - center, returns - values)
+    )
+    rows = torch.stack([mask.cpu().double(), target, target**2, error, error**2], dim=-1).sum(1)
+    prompts, place = cast(
+        "tuple[Tensor, Tensor]",
+        torch.unique(group.cpu(), return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
+    draws = torch.randint(len(prompts), (num_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
+    resampled = torch.stack([sums[draw].sum(0) for draw in draws])
+    shares = _explained(resampled).sort().values
+    tail = (1 - confidence) / 2
+    low, high = (float(shares[round(share * (num_resamples - 1))]) for share in (tail, 1 - tail))
+    return Interval(float(_explained(sums.sum(0))), low, high)
+
+
+def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:
+    """The explained variance from Σ1, Σy, Σy², Σe, Σe²; 0 where the returns do not vary."""
+    count, target, targets, error, errors = sums.unbind(-1)
+    spread, unexplained = targets / count - (target / count) ** 2, errors / count - (error / count) ** 2
+    return torch.where(spread > 1e-12, 1 - unexplained / spread, 0.0)

@@ -1,0 +1,86 @@
+"""`critic`: training of the critic before PPO."""
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from kedge.config.schema.field import field
+from kedge.config.schema.optimizer import OptimizerConfig
+from kedge.config.schema.section import Section
+
+__all__ = ["CriticConfig"]
+
+
+class CriticConfig(Section):
+    """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    kind: Literal["separate", "shared"] = field(
+        "separate",
+        meaning="A model of its own, all of it trained; or a value head on the policy's trunk, which stays as it is.",
+        source="VC-PPO and VAPO pretrain a separate one; kedge for the head",
+    )
+    base: Literal["auto", "reward", "policy"] | str = field(
+        "auto",
+        meaning="What a separate critic starts from; its head is fitted anew. As ppo.critic_init: auto is the reward "
+        "model if there is exactly one, a decoder with the policy's tokens, else the policy; or a trained critic or "
+        "reward model: a folder, a hub id or a run.",
+        source="Stiennon, N+: the reward model",
+    )
+    num_prompts: int | None = field(
+        None,
+        ge=1,
+        meaning="Prompts to sample responses to, besides the held-out ones; null takes each prompt of the data once.",
+        source="kedge",
+        too_high="sampling takes longer than it helps",
+        too_low="the critic learns the prompts by heart",
+    )
+    num_responses: int = field(
+        4,
+        ge=1,
+        meaning="Responses per prompt, held-out prompts included.",
+        source="kedge: further prompts teach more than further responses to the same ones, where there are any",
+        too_high="sampling takes longer than it helps",
+        too_low="with few prompts, the returns are too few to fit a critic",
+    )
+    learning_rate: float = field(
+        9e-6,
+        ge=0,
+        meaning="Peak learning rate of Adam, for a separate critic.",
+        source="OpenRLHF's critic (7B); small models use 10 to 1000 times as much",
+        too_high="the held-out loss rises from the first evaluation on",
+        too_low="the critic stays the least-squares fit that it starts as",
+    )
+    schedule: Literal["cosine", "linear", "constant"] = field(
+        "cosine",
+        meaning="How the learning rate decays to 0 over the run; constant: not at all.",
+        source="N+, reward model",
+    )
+    num_epochs: int = field(
+        1,
+        ge=1,
+        meaning="Passes over the sampled responses, for a separate critic.",
+        source="kedge: as the reward model, which overfits in a second pass",
+        too_high="overfitting: the held-out explained variance falls",
+        too_low="the loss is still falling at the end",
+    )
+    batch_size: int = field(
+        64,
+        ge=1,
+        meaning="Responses per optimizer step.",
+        source="N+, reward model",
+        too_high="few steps per epoch",
+        too_low="noisy steps, which need a lower learning rate",
+    )
+
+    def training(self) -> dict[str, Any]:
+        """The fields of the fit, without those of the sampling and of the start."""
+        return self.model_dump(exclude={"kind", "base", "num_prompts", "num_responses"})
+
+    @model_validator(mode="after")
+    def _check_base(self) -> "CriticConfig":
+        if self.kind == "shared" and self.base not in ("auto", "policy"):
+            raise ValueError(
+                "critic.base is what a separate critic starts from; critic.kind=shared has the policy's trunk"
+            )
+        return self

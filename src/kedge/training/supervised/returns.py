@@ -1,0 +1,272 @@
+"""Fits a critic to returns: the examples, the loss, the least-squares start, and how much it explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kedge.algorithm.critic import explained_variance
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
+from kedge.algorithm.statistics import Interval
+from kedge.errors import ModelError
+from kedge.models import ActorCritic, Precision, budget_batches
+
+__all__ = [
+    "Explained",
+    "ReturnsLoss",
+    "SampledReturns",
+    "center_head",
+    "fit_head",
+    "measure_explained",
+    "with_explained",
+]
+
+MIN_SPREAD = 1e-3
+"""Returns with a smaller standard deviation are treated as constant, as in PPO's value loss."""
+
+NUM_PARTS = 3
+"""Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
+
+FIT_TOKENS = 8192
+"""Tokens per forward pass where the run sets no limit."""
+
+
+@dataclass(frozen=True)
+class SampledReturns:
+    """Sampled responses and the return of each slot.
+
+    Attributes:
+        rollout: The responses, on the CPU.
+        returns: G: the reward to go from each slot.
+        mask: The slots that count: the actions, and one more if the score is paid after the last one.
+    """
+
+    rollout: Rollout
+    returns: Float[Tensor, "batch time"]
+    mask: Bool[Tensor, "batch time"]
+
+    @property
+    def counted(self) -> Float[Tensor, " slots"]:
+        """The returns that count, float64."""
+        return self.returns[self.mask].double()
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.counted.mean())
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the returns, at least `MIN_SPREAD`."""
+        return max(float(self.counted.std(correction=0)), MIN_SPREAD)
+
+    def select(self, rows: Sequence[int]) -> SampledReturns:
+        """A subset of the responses."""
+        chosen = torch.tensor(rows, dtype=torch.long)
+        return SampledReturns(self.rollout.select(chosen), self.returns[chosen], self.mask[chosen])
+
+    def on(self, device: torch.device) -> SampledReturns:
+        """The same on a device."""
+        tensors = {each.name: getattr(self.rollout, each.name) for each in fields(self.rollout)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in tensors.items() if value is not None}
+        return SampledReturns(replace(self.rollout, **moved), self.returns.to(device), self.mask.to(device))
+
+    @classmethod
+    def joined(cls, parts: Sequence[SampledReturns]) -> SampledReturns:
+        """Several parts in one; prompts are padded on the left, responses on the right."""
+        prompt = max(part.rollout.prompt_ids.shape[1] for part in parts)
+        time = max(part.returns.shape[1] for part in parts)
+        rollouts = [_padded(part.rollout, prompt, time) for part in parts]
+        names = [each.name for each in fields(Rollout) if getattr(rollouts[0], each.name) is not None]
+        return cls(
+            Rollout(**{name: torch.cat([getattr(each, name) for each in rollouts]) for name in names}),
+            torch.cat([_wider(part.returns, time) for part in parts]),
+            torch.cat([_wider(part.mask, time) for part in parts]),
+        )
+
+
+def _padded(rollout: Rollout, prompt: int, time: int) -> Rollout:
+    """A rollout with wider tensors, without values."""
+    left = {name: _wider(getattr(rollout, name), prompt, left=True) for name in ("prompt_ids", "prompt_mask")}
+    names = ("response_ids", "token_mask", "action_mask", "logprobs")
+    return replace(rollout, values=None, **left, **{name: _wider(getattr(rollout, name), time) for name in names})
+
+
+def _wider(tensor: Tensor, width: int, *, left: bool = False) -> Tensor:
+    missing = width - tensor.shape[1]
+    return pad(tensor, (missing, 0) if left else (0, missing))
+
+
+@dataclass(frozen=True)
+class ReturnsLoss:
+    """Half the mean squared error of the values, over the slots that count, in a unit that is the same for all rows.
+
+    loss = ½·Σ((G − V)/unit)² / slots
+
+    The examples are numbers of rows.
+
+    Args:
+        actor_critic: Policy and critic.
+        sampled: The responses, training and held-out ones.
+        center: The mean of the training returns: the sums of squares lose no digits to it.
+        unit: The standard deviation of the training returns.
+        value_after_last: The state after the last action has a value as well.
+        precision: Number format of the matrix products.
+
+    Source: S4, N+ (½); VC-PPO §3 (Monte Carlo targets); spec §6.28.
+    """
+
+    actor_critic: ActorCritic
+    sampled: SampledReturns
+    center: float
+    unit: float
+    value_after_last: bool = False
+    precision: Precision = "fp32"
+
+    def weight(self, example: int) -> float:
+        """Slots of the row."""
+        return float(self.sampled.mask[example].sum())
+
+    def length(self, example: int) -> int:
+        """Tokens of the row that a model reads."""
+        rollout = self.sampled.rollout
+        return int(rollout.prompt_mask[example].sum() + rollout.token_mask[example].sum())
+
+    def sums(self, examples: Sequence[int]) -> Mapping[str, Tensor]:
+        """The loss, and the sums from which `with_explained` computes the explained variance."""
+        batch = self.sampled.select(examples).on(self.actor_critic.device)
+        values = self.actor_critic.values(
+            batch.rollout, precision=self.precision, value_after_last=self.value_after_last
+        )
+        error = (batch.returns - values)[batch.mask] / self.unit
+        target = (batch.returns[batch.mask].double() - self.center) / self.unit
+        exact = error.detach().double()
+        return {
+            "loss": 0.5 * error.square().sum(),
+            "error": exact.sum(),
+            "squared_error": exact.square().sum(),
+            "return": target.sum(),
+            "squared_return": target.square().sum(),
+        }
+
+
+def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step with `explained_variance` in place of the sums behind it; the same for `eval/`."""
+    moments = {"error", "squared_error", "return", "squared_return"}
+    found = {name: value for name, value in metrics.items() if name.removeprefix("eval/") not in moments}
+    for prefix in ("", "eval/"):
+        if f"{prefix}return" in metrics:
+            error, errors, target, targets = (
+                metrics[f"{prefix}{name}"] for name in ("error", "squared_error", "return", "squared_return")
+            )
+            spread = targets - target**2
+            found[f"{prefix}explained_variance"] = 1 - (errors - error**2) / spread if spread > 0 else 0.0
+    return found
+
+
+@torch.no_grad()
+def fit_head(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None) -> float:
+    """Set the critic's head to the ridge regression of the returns on its trunk's states; return the penalty.
+
+    The trunk is left as it is. A critic that starts there is fine-tuned from states that already carry the returns,
+    instead of changing them to suit a head of zeros.
+
+    Args:
+        loss: Critic and responses.
+        rows: The rows to fit to.
+        micro_batch_tokens: Tokens per forward pass; None for 8,192.
+
+    Raises:
+        ModelError: The states are not finite.
+
+    Source: LP-FT, Kumar et al. 2022 (arXiv 2202.10054).
+    """
+    halves: list[ReadoutSums] = []
+    for batch, _ in _batches(loss, rows, micro_batch_tokens):
+        states = loss.actor_critic.value_states(
+            batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
+        ).float()
+        halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
+        targets = batch.returns[batch.mask].double() - loss.center
+        half = (batch.rollout.group % 2)[:, None].expand(batch.mask.shape)[batch.mask].bool()
+        for sums, chosen in zip(halves, (~half, half), strict=True):
+            sums.add(states[chosen], targets[chosen])
+    if not all(sums.gram.isfinite().all() and math.isfinite(sums.square) for sums in halves):
+        raise ModelError("the critic's hidden states are not finite, so no head can be fitted to them")
+    readout = fit_readout([sums for sums in halves if sums.gram.any()])
+    set_head(loss.actor_critic, readout.weight, loss.center)
+    return readout.penalty
+
+
+@torch.no_grad()
+def set_head(actor_critic: ActorCritic, weight: Float[Tensor, " dim"], mean: float) -> None:
+    """Set the critic's values to weight·state + mean."""
+    critic = actor_critic.critic
+    head = actor_critic.policy.value_head if critic is None else critic.head
+    assert head is not None, "a critic has a linear head"
+    head.weight.copy_(weight[None])
+    if head.bias is not None:
+        head.bias.zero_()
+    center_head(actor_critic, mean)
+
+
+@torch.no_grad()
+def center_head(actor_critic: ActorCritic, mean: float) -> None:
+    """Set what is added to the head's output: a separate critic has it as its score shift, outside its weights."""
+    critic, head = actor_critic.critic, actor_critic.policy.value_head
+    if critic is not None:
+        critic.normalize(mean=-mean - float(critic.shift))
+    elif head is not None:
+        head.bias.fill_(mean)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How much of the returns a critic explains.
+
+    Attributes:
+        whole: The explained variance over all slots, with an interval over prompts.
+        thirds: The same over the first, middle and last third of each response; its own variance is the measure.
+    """
+
+    whole: Interval
+    thirds: tuple[float, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"explained_variance": vars(self.whole), "explained_by_third": list(self.thirds)}
+
+
+@torch.no_grad()
+def measure_explained(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None) -> Explained:
+    """The explained variance of the critic's values on some rows, such as the held-out ones."""
+    chosen = loss.sampled.select(rows)
+    values = torch.zeros_like(chosen.returns)
+    for batch, part in _batches(loss, rows, micro_batch_tokens):
+        values[part] = loss.actor_critic.values(
+            batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
+        ).cpu()
+    places = (chosen.mask.cumsum(1) - 1) * NUM_PARTS // chosen.mask.sum(1, keepdim=True)
+    return Explained(
+        explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group),
+        tuple(
+            float(explained_variance(values, chosen.returns, part)) if part.any() else math.nan
+            for part in (chosen.mask & (places == number) for number in range(NUM_PARTS))
+        ),
+    )
+
+
+def _batches(
+    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: int | None
+) -> Iterator[tuple[SampledReturns, list[int]]]:
+    """The rows in parts that fit into a forward pass, each with the places of its rows among all."""
+    for part in budget_batches([loss.length(row) for row in rows], micro_batch_tokens or FIT_TOKENS):
+        yield loss.sampled.select([rows[place] for place in part]).on(loss.actor_critic.device), part
