@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import NamedTuple, cast
 
 import torch
@@ -17,57 +19,94 @@ from kedge.errors import ShapeError
 __all__ = ["Readout", "ReadoutSums", "explained_variance_interval", "fit_readout"]
 
 PENALTIES = tuple(10.0**power for power in range(-7, 2))
-"""Ridge penalties that are tried, in units of the features' mean square."""
+"""Ridge penalties that are tried, in units of the features' variance."""
+
+MIN_SPREAD = 1e-12
+"""Features that do not vary have no direction to fit; their weights are 0."""
 
 
 class Readout(NamedTuple):
-    """A linear map of features to returns, without the mean of the returns.
+    """An affine map of features to targets.
 
     Attributes:
         weight: One entry per feature.
-        penalty: The ridge penalty that was chosen, in units of the features' mean square.
+        offset: What is added.
+        penalty: The ridge penalty that was chosen, in units of the features' variance.
     """
 
     weight: Float[Tensor, " dim"]
+    offset: float
     penalty: float
 
 
 @dataclass
 class ReadoutSums:
-    """What least squares needs to know of a set of examples: Σxxᵀ, Σxy and Σy². Examples are added in parts.
+    """What least squares needs to know of a set of examples; they are added in parts, in float64.
 
     Attributes:
-        gram: Σxxᵀ, float64.
-        cross: Σxy, float64.
+        gram: Σxxᵀ.
+        cross: Σxy.
+        features: Σx.
+        target: Σy.
         square: Σy².
+        count: Examples.
     """
 
     gram: Float[Tensor, "dim dim"]
     cross: Float[Tensor, " dim"]
+    features: Float[Tensor, " dim"]
+    target: float = 0.0
     square: float = 0.0
+    count: int = 0
 
     @classmethod
     def empty(cls, dim: int) -> ReadoutSums:
         """The sums of no examples."""
-        return cls(torch.zeros(dim, dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+        none = torch.zeros(dim, dtype=torch.float64)
+        return cls(torch.zeros(dim, dim, dtype=torch.float64), none.clone(), none.clone())
 
     def add(self, features: Float[Tensor, "examples dim"], targets: Float[Tensor, " examples"]) -> None:
         """Add examples."""
         rows, values = features.double().cpu(), targets.double().cpu()
         self.gram += rows.T @ rows
         self.cross += rows.T @ values
+        self.features += rows.sum(0)
+        self.target += float(values.sum())
         self.square += float(values @ values)
+        self.count += len(values)
 
-    def error(self, weights: Float[Tensor, "dim several"]) -> Float[Tensor, " several"]:
-        """The sum of squared errors of each column of weights: Σy² − 2w·Σxy + wᵀ(Σxxᵀ)w."""
-        return self.square - 2 * self.cross @ weights + (weights * (self.gram @ weights)).sum(0)
+    def __add__(self, other: ReadoutSums) -> ReadoutSums:
+        return ReadoutSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @property
+    def spread(self) -> float:
+        """The features' mean variance."""
+        mean = self.features / self.count
+        return float((self.gram.diagonal() / self.count - mean**2).mean())
+
+    def solve(
+        self, penalties: Float[Tensor, " several"]
+    ) -> tuple[Float[Tensor, "dim several"], Float[Tensor, " several"]]:
+        """Weights and offset of the ridge regression for several penalties per example, from one decomposition."""
+        mean, center = self.features / self.count, self.target / self.count
+        gram, cross = self.gram / self.count - mean.outer(mean), self.cross / self.count - mean * center
+        scales, directions = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(gram))  # pyright: ignore[reportUnknownMemberType]
+        projected = directions.T @ cross
+        weights = directions @ (projected[:, None] / (scales.clamp(min=0)[:, None] + penalties))
+        return weights, center - mean @ weights
+
+    def error(self, weights: Float[Tensor, "dim several"], offsets: Float[Tensor, " several"]) -> Tensor:
+        """Σ(y − b − w·x)² for each column of weights and its offset."""
+        quadratic = (weights * (self.gram @ weights)).sum(0) + 2 * offsets * (self.features @ weights)
+        linear = self.cross @ weights + offsets * self.target
+        return self.square - 2 * linear + quadratic + self.count * offsets**2
 
 
 @torch.no_grad()
 def fit_readout(halves: Sequence[ReadoutSums]) -> Readout:
     """Ridge regression; the penalty is the one with which each half of the examples predicts the other best.
 
-    w = (Σxxᵀ + λI)⁻¹ Σxy
+    w = (Cov(x) + λI)⁻¹ Cov(x, y),   b = mean(y) − w·mean(x)
 
     The halves must share no prompt, because the tokens of a response are no independent examples: with ordinary
     least squares, a few long responses would be learned by heart.
@@ -80,25 +119,16 @@ def fit_readout(halves: Sequence[ReadoutSums]) -> Readout:
 
     Source: Hoerl and Kennard 1970, ridge regression; the linear probe of Kumar et al. 2022 (arXiv 2202.10054).
     """
-    gram, cross = (torch.stack([getattr(each, name) for each in halves]).sum(0) for name in ("gram", "cross"))
-    unit = float(gram.diagonal().mean())
-    if not unit > 0:
-        raise ShapeError("no features to fit a read-out to")
-    penalties = torch.tensor(PENALTIES, dtype=torch.float64) * unit
+    if not halves or any(each.count < 1 for each in halves):
+        raise ShapeError("a read-out needs at least one example in each half")
+    whole = reduce(add, halves)
+    penalties = torch.tensor(PENALTIES, dtype=torch.float64) * max(whole.spread, MIN_SPREAD)
     chosen = 0
     if len(halves) == 2:
         one, other = halves
-        errors = other.error(_ridge(one.gram, one.cross, penalties / 2))
-        errors = errors + one.error(_ridge(other.gram, other.cross, penalties / 2))
-        chosen = int(errors.argmin())
-    return Readout(_ridge(gram, cross, penalties[chosen : chosen + 1])[:, 0], PENALTIES[chosen])
-
-
-def _ridge(gram: Tensor, cross: Tensor, penalties: Tensor) -> Float[Tensor, "dim several"]:
-    """The solutions for several penalties, from one decomposition."""
-    scales, directions = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(gram))  # pyright: ignore[reportUnknownMemberType]
-    projected = directions.T @ cross
-    return directions @ (projected[:, None] / (scales.clamp(min=0)[:, None] + penalties))
+        chosen = int((other.error(*one.solve(penalties)) + one.error(*other.solve(penalties))).argmin())
+    weights, offsets = whole.solve(penalties[chosen : chosen + 1])
+    return Readout(weights[:, 0], float(offsets), PENALTIES[chosen])
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
 from kedge.training.supervised.returns import SampledReturns
 
-__all__ = ["Sampled", "sample_returns"]
+__all__ = ["Chunk", "Sampled", "sample_part", "sample_returns"]
 
 STREAM = "critic responses"
 """Of the random numbers. PPO's own are others: its first responses must not be those that the critic was fitted to."""
@@ -79,7 +79,7 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
             part = store.read(number)
             if part is None:
                 stop.raise_if_requested()
-                part = _sample(inputs, number, chunk)
+                part = sample_part(inputs, number, chunk)
                 store.write(number, part)
             inputs.roles.missing_eos.load_state_dict(part.missing_eos)
             parts.append(part)
@@ -89,7 +89,7 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     """Prompts that are sampled together.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Chunk:
     is_held_out: bool
 
 
-def _chunks(inputs: CriticInputs) -> Iterator[_Chunk]:
+def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
     """The prompts in chunks of PPO's size: a scale of rewards or an automatic score is then that of an update."""
     roles, seed = inputs.roles, inputs.config.runtime.seed
     stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
@@ -113,10 +113,10 @@ def _chunks(inputs: CriticInputs) -> Iterator[_Chunk]:
         size = inputs.config.rollout.num_prompts
         for start in range(0, len(prompts), size):
             chunk = prompts[start : start + size]
-            yield _Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)
+            yield Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)
 
 
-def _sample(inputs: CriticInputs, number: int, chunk: _Chunk) -> Part:
+def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
     """Sample and score a chunk's responses; their returns are those of PPO's first update."""
     started = time.perf_counter()
     steps, coefficients = inputs.steps, coefficients_of(inputs.config)

@@ -17,7 +17,7 @@ from typing_extensions import Required, TypedDict
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.models import budget_batches
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
-from kedge.training.checkpoint.run_state import TrainingState
+from kedge.training.checkpoint.run_state import Stateful, TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,
@@ -117,6 +117,7 @@ class TrainingSettings(TypedDict, total=False):
     order: Callable[[int], Sequence[int]] | None
     on_step: StepCallback
     loop: CheckpointedLoop | PlainLoop
+    state: Mapping[str, Stateful]
 
 
 def train_supervised(
@@ -140,6 +141,7 @@ def train_supervised(
     order: Callable[[int], Sequence[int]] | None = None,
     on_step: StepCallback = lambda step, metrics: None,
     loop: CheckpointedLoop | PlainLoop | None = None,
+    state: Mapping[str, Stateful] | None = None,
 ) -> Outcome:
     """Minimize an objective over shuffled batches with Adam.
 
@@ -166,6 +168,7 @@ def train_supervised(
         order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
         on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run; None saves nothing.
+        state: What is saved and restored besides weights, optimizer and the last evaluation, by name.
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
@@ -181,7 +184,7 @@ def train_supervised(
         weight_decay=weight_decay,
     )
     loop, evaluation = loop or PlainLoop(), LastEvaluation()
-    loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation}))
+    loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation, **(state or {})}))
     taken = loop.done
     batches = _batches(
         len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)

@@ -21,9 +21,9 @@ from kedge.models import ActorCritic, Precision, budget_batches
 
 __all__ = [
     "Explained",
+    "Head",
     "ReturnsLoss",
     "SampledReturns",
-    "center_head",
     "fit_head",
     "measure_explained",
     "with_explained",
@@ -201,31 +201,42 @@ def fit_head(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int 
             sums.add(states[chosen], targets[chosen])
     if not all(sums.gram.isfinite().all() and math.isfinite(sums.square) for sums in halves):
         raise ModelError("the critic's hidden states are not finite, so no head can be fitted to them")
-    readout = fit_readout([sums for sums in halves if sums.gram.any()])
-    set_head(loss.actor_critic, readout.weight, loss.center)
+    readout = fit_readout([sums for sums in halves if sums.count])
+    Head(loss.actor_critic).set(readout.weight, readout.offset + loss.center)
     return readout.penalty
 
 
-@torch.no_grad()
-def set_head(actor_critic: ActorCritic, weight: Float[Tensor, " dim"], mean: float) -> None:
-    """Set the critic's values to weight·state + mean."""
-    critic = actor_critic.critic
-    head = actor_critic.policy.value_head if critic is None else critic.head
-    assert head is not None, "a critic has a linear head"
-    head.weight.copy_(weight[None])
-    if head.bias is not None:
-        head.bias.zero_()
-    center_head(actor_critic, mean)
+@dataclass(frozen=True)
+class Head:
+    """The last layer of a critic, and what is added to its output.
 
+    A value head has that as its bias; a separate critic as its score shift, which is not one of its weights, so that a
+    checkpoint has to keep it.
+    """
 
-@torch.no_grad()
-def center_head(actor_critic: ActorCritic, mean: float) -> None:
-    """Set what is added to the head's output: a separate critic has it as its score shift, outside its weights."""
-    critic, head = actor_critic.critic, actor_critic.policy.value_head
-    if critic is not None:
-        critic.normalize(mean=-mean - float(critic.shift))
-    elif head is not None:
-        head.bias.fill_(mean)
+    actor_critic: ActorCritic
+
+    @torch.no_grad()
+    def set(self, weight: Float[Tensor, " dim"], offset: float) -> None:
+        """Make the values weight·state + offset."""
+        critic = self.actor_critic.critic
+        linear = self.actor_critic.policy.value_head if critic is None else critic.head
+        assert linear is not None, "a critic has a linear head"
+        linear.weight.copy_(weight[None])
+        if linear.bias is not None:
+            linear.bias.fill_(offset if critic is None else 0.0)
+        if critic is not None:
+            critic.shift.fill_(-offset)
+
+    def state_dict(self) -> dict[str, float]:
+        """The score shift of a separate critic."""
+        critic = self.actor_critic.critic
+        return {} if critic is None else {"shift": float(critic.shift)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a `state_dict`."""
+        if (critic := self.actor_critic.critic) is not None:
+            critic.shift.fill_(state["shift"])
 
 
 @dataclass(frozen=True)

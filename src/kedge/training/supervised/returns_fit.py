@@ -20,7 +20,7 @@ from kedge.training.supervised.loop import (
     evaluate,
     train_supervised,
 )
-from kedge.training.supervised.returns import ReturnsLoss, center_head, fit_head
+from kedge.training.supervised.returns import Head, ReturnsLoss, fit_head
 
 __all__ = ["train_critic"]
 
@@ -45,12 +45,11 @@ def train_critic(
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
     """
     loop, budget = training.get("loop") or PlainLoop(), training.get("micro_batch_tokens")
-    if loop.done:
-        center_head(loss.actor_critic, loss.center)  # a checkpoint has the weights, and not this constant
-    else:
+    if not loop.done:  # else a checkpoint has it
         fit_head(loss, rows, micro_batch_tokens=budget)
     critic = loss.actor_critic.critic
     if critic is not None:
+        training["state"] = {"head": Head(loss.actor_critic)}
         return train_supervised(loss, critic.parameters(), rows, held_out=held_out, **training)
     on_step = training.get("on_step", lambda step, metrics: None)
     return _one_step(loss, rows, held_out, loop, on_step, budget)

@@ -1,0 +1,105 @@
+"""Fitting a critic to returns: padding, the loss, the explained variance of a step, and the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kedge.algorithm import explained_variance
+from kedge.algorithm.experience import Rollout
+from kedge.models import ActorCritic, LanguageModel, ScalarModel
+from kedge.training.supervised.loop import evaluate
+from kedge.training.supervised.returns import (
+    ReturnsLoss,
+    SampledReturns,
+    fit_head,
+    measure_explained,
+    with_explained,
+)
+from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
+
+
+def sampled(prompt: int, time: int, *, seed: int, rows: int = 4) -> SampledReturns:
+    """Random responses of several lengths, each the only one of its prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, time + 1, (rows, 1), generator=generator)
+    lengths[0] = time
+    mask = torch.arange(time) < lengths
+    starts = torch.arange(prompt)[None] >= torch.randint(0, prompt, (rows, 1), generator=generator)
+    rollout = Rollout(
+        prompt_ids=torch.randint(3, 250, (rows, prompt), generator=generator) * starts,
+        prompt_mask=starts,
+        response_ids=torch.randint(3, 250, (rows, time), generator=generator) * mask,
+        token_mask=mask,
+        action_mask=mask,
+        logprobs=torch.zeros(rows, time),
+        stopped=torch.ones(rows, dtype=torch.bool),
+        group=torch.arange(rows) + 10 * seed,
+        policy_version=torch.zeros(rows, dtype=torch.long),
+    )
+    returns = (rollout.response_ids % 7).float().flip(1).cumsum(1).flip(1) * mask + 30
+    return SampledReturns(rollout, returns * mask, mask)
+
+
+@pytest.fixture(scope="module")
+def parts() -> list[SampledReturns]:
+    return [sampled(3, 6, seed=1), sampled(5, 4, seed=2)]
+
+
+def critic(kind: str) -> ActorCritic:
+    tokenizer = tiny_tokenizer()
+    model = LanguageModel(tiny_causal_lm(), tokenizer, value_head=kind == "shared")
+    return ActorCritic(model, ScalarModel(tiny_reward_model(seed=4), tokenizer) if kind == "separate" else None)
+
+
+def loss_of(actor_critic: ActorCritic, returns: SampledReturns) -> ReturnsLoss:
+    return ReturnsLoss(actor_critic, returns, center=returns.mean, unit=returns.std)
+
+
+def test_joined_parts_have_the_values_and_returns_that_they_had(parts: list[SampledReturns]) -> None:
+    both, model = SampledReturns.joined(parts), critic("separate")
+    with torch.no_grad():
+        apart = torch.cat([model.values(part.rollout)[part.mask] for part in parts])
+        together = model.values(both.rollout)[both.mask]
+    torch.testing.assert_close(together, apart)
+    assert torch.equal(both.returns[both.mask], torch.cat([part.returns[part.mask] for part in parts]))
+    assert both.rollout.prompt_ids.shape[1] == 5
+    assert both.returns.shape[1] == 6
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_the_loss_and_the_explained_variance_are_those_of_a_slow_loop(parts: list[SampledReturns], kind: str) -> None:
+    both = SampledReturns.joined(parts)
+    loss = loss_of(critic(kind), both)
+    fit_head(loss, [0, 1, 2, 5, 6], micro_batch_tokens=16)
+    with torch.no_grad():
+        values = loss.actor_critic.values(both.rollout)
+    rows, total, count = [1, 4, 6], 0.0, 0
+    for row in rows:
+        for slot in range(both.returns.shape[1]):
+            if both.mask[row, slot]:
+                total += 0.5 * (float(both.returns[row, slot] - values[row, slot]) / both.std) ** 2
+                count += 1
+    metrics = with_explained({f"eval/{k}": v for k, v in evaluate(loss, rows, micro_batch_tokens=9).items()})
+    assert metrics["eval/loss"] == pytest.approx(total / count, rel=1e-4)  # float32 values of about 40
+    expected = float(explained_variance(values[rows], both.returns[rows], both.mask[rows]))
+    assert metrics["eval/explained_variance"] == pytest.approx(expected, abs=1e-4)
+    assert set(metrics) == {"eval/loss", "eval/explained_variance"}
+    assert measure_explained(loss, rows).whole.value == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_a_fitted_head_finds_returns_that_its_states_carry(parts: list[SampledReturns], kind: str) -> None:
+    both, model = SampledReturns.joined(parts), critic(kind)
+    states = model.value_states(both.rollout)
+    truth = torch.linspace(-1, 1, states.shape[1])
+    returns = both.returns.masked_scatter(both.mask, states.detach() @ truth - 12)
+    loss = loss_of(model, replace(both, returns=returns * both.mask))
+    before = [each.clone() for each in model.policy.causal.parameters()]
+    fit_head(loss, range(8))
+    explained = measure_explained(loss, range(8))
+    assert explained.whole.value > 0.97, "16 weights from about 25 slots"
+    assert min(explained.thirds) > 0.9
+    assert all(torch.equal(old, new) for old, new in zip(before, model.policy.causal.parameters(), strict=True))
