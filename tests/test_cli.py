@@ -14,7 +14,7 @@ from kedge.config import Config
 from kedge.errors import ModelError
 from kedge.version import __version__
 
-STAGES = ("sft", "reward", "ppo", "rlhf", "generate", "evaluate")
+STAGES = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def kedge(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 COMMANDS = {
     "sft": ["--model", "m", "--data", "d.jsonl"],
     "reward": ["--model", "m", "--data", "c.jsonl"],
+    "critic": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm"],
     "ppo": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm", "--reward", "f.py:g"],
     "rlhf": ["--model", "m", "--demonstrations", "d", "--comparisons", "c", "--prompts", "p", "--reward", "f.py:g"],
     "generate": ["--model", "m", "--prompts", "p", "--reward", "f.py:g"],
@@ -59,7 +60,7 @@ def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeyp
     assert (config.model, config.runtime.seed, config.out, config.ppo.objective.clip_range) == ("m", 7, "run", 0.1)
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "rlhf"])
+@pytest.mark.parametrize("stage", ["sft", "reward", "critic", "ppo", "rlhf"])
 def test_every_stage_that_trains_can_be_strict(stage: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for flags in ([], ["--strict"], ["runtime.strict=true"]):
         kedge(monkeypatch, stage, *COMMANDS[stage], *flags)
@@ -247,3 +248,17 @@ def test_the_real_command() -> None:
     )
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == "error: ppo.clip_range must be a number > 0 and < 1; it is -1\n"
+
+
+def test_a_trained_critic_is_what_ppo_starts_from(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`critic` is a section, a field of PPO and an option; a folder may have the name of a kind as well."""
+    for flags in (["--critic", "runs/critic"], ["--critic", "separate"], ["critic=separate"]):
+        kedge(monkeypatch, "ppo", *COMMANDS["ppo"], *flags)
+    kedge(monkeypatch, "critic", *COMMANDS["critic"], "kind=shared", "gamma=0.9", "num_responses=3")
+    first, second, third, stage = (config for _, config in calls)
+    assert (first.ppo.value.critic_init, first.ppo.value.critic) == ("runs/critic", "auto")
+    assert second.ppo.value.critic == third.ppo.value.critic == "separate"
+    found = (stage.critic.kind, stage.ppo.advantages.gamma, stage.critic.num_responses, stage.rollout.num_responses)
+    assert found == ("shared", 0.9, 3, 1)
+    Path("separate").mkdir()
+    assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], "--critic", "separate") == 2

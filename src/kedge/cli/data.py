@@ -27,7 +27,7 @@ def preview(
     stage: Annotated[
         str | None,
         typer.Option(
-            metavar="STAGE", help="sft, reward, ppo, generate or evaluate; guessed from the columns if omitted."
+            metavar="STAGE", help="sft, reward, critic, ppo, generate or evaluate; guessed from the columns if omitted."
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to show.")] = 2,

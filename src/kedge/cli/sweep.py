@@ -31,7 +31,7 @@ STAGES = ("sft", "reward", "critic", "ppo")
 
 @app.command(cls=Command)
 def sweep(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward or ppo.")],
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward, critic or ppo.")],
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,

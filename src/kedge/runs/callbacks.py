@@ -18,16 +18,16 @@ __all__ = ["Callback", "Update", "Watcher"]
 
 @dataclass(frozen=True)
 class Update:
-    """A complete update of PPO, or an optimizer step of sft and reward, as a callback sees it.
+    """A complete update of PPO, or an optimizer step of sft, reward and critic, as a callback sees it.
 
     Attributes:
-        stage: `sft`, `reward` or `ppo`.
+        stage: `sft`, `reward`, `critic` or `ppo`.
         number: The update's number, from 1.
         num_updates: Updates of the whole run.
         metrics: Its row of `metrics.jsonl`; read-only.
         folder: The run's folder, whose files include the row.
-        model: The trained transformers model with its current weights: the policy, or the reward model. It may be read
-            and sampled from; what is changed in it is trained on.
+        model: The trained transformers model with its current weights: the policy, the reward model or the critic. It
+            may be read, and a policy sampled from; what is changed in it is trained on.
         tokenizer: Its tokenizer.
     """
 
