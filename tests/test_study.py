@@ -100,6 +100,10 @@ def test_a_curve_is_over_what_was_spent_before_each_evaluation() -> None:
     assert found.flops == [0.0, 60.0, 120.0]
     assert found.explained == [None, pytest.approx(0.2), pytest.approx(0.7)]
     assert found.explained_late == pytest.approx(0.7)
+    assert found.checked("pairs_within") is None
+    assert replace(found, checks=[{"critic/pairs_within": 0.5}, {"critic/pairs_within": 0.7}]).checked(
+        "pairs_within"
+    ) == pytest.approx(0.6)
     assert found.score_at("tokens", 120.0) == pytest.approx(0.3)
     assert found.score_at("flops", 90.0) == pytest.approx(0.6)
     with pytest.raises(BenchError, match="ended at 120 flops, before 121"):

@@ -32,9 +32,10 @@ __all__ = ["main", "run_unit"]
 EXPLAINED: Final = "value/explained_variance"
 KEPT: Final = (
     "reward/score_mean", "reward/score_std", "objective/kl", "policy/entropy", "policy/clip_fraction",
-    "response/length", "response/eos_rate", "cost/sft_steps", "value/returns_std",
+    "response/length", "response/eos_rate", "cost/sft_steps", "value/returns_std", "group/constant",
 )  # fmt: skip
-KEPT_PREFIXES: Final = ("critic/", "group/")
+CHECKED: Final = "critic/"
+CHECK: Final = "critic/pairs_across"
 
 
 def main(job: Mapping[str, Any]) -> None:
@@ -104,7 +105,10 @@ def outcome_of(
         flops=[sum(map(flops, rows[:update])) for update in at],
         scores=[float(each[score]) for each in evaluations],
         explained=[_mean(row.get(EXPLAINED) for row in span) for span in spans],
-        last={name: value for name, value in rows[-1].items() if name in KEPT or name.startswith(KEPT_PREFIXES)},
+        last={name: value for name, value in rows[-1].items() if name in KEPT},
+        checks=[
+            {name: value for name, value in row.items() if name.startswith(CHECKED)} for row in rows if CHECK in row
+        ],
         **more,
     )
 

@@ -57,6 +57,9 @@ python -m bench.study --count        # what is missing, and about how long it ta
 make study-small                     # one task, smaller budgets and three seeds, in less than 20 minutes
 ```
 
+The prefix test ([Checking the critic](running.md#checking-the-critic)) continues random prefixes of held-out responses
+afresh and asks whether the critic's values have the order of the mean returns.
+
 The task `stories` needs a story model, stories and a word list: `--stories MODEL STORIES HELD_OUT LEXICON`.
 
 ## What was expected
@@ -114,6 +117,7 @@ def draw_page(study: Study, folder: Path) -> None:
 def tables(study: Study) -> list[Table]:
     """The tables of all that is recorded."""
     found = [_comparison(study, task) for task in study.tasks]
+    found += [_believed(study, task) for task in study.tasks]
     found += [_over_tasks(study, axis) for axis in ("flops", "tokens")]
     found += [_ablation(study, task) for task in study.plan.ablation.tasks if task in study.tasks]
     found += [_tuning(study, task) for task in study.tasks]
@@ -144,6 +148,25 @@ def _comparison(study: Study, task: str) -> Table:
             f"{fmean(each.seconds for each in outcomes):.0f}",
         ])  # fmt: skip
     return Table(TITLES[task], header, rows)
+
+
+def _believed(study: Study, task: str) -> Table:
+    """The prefix test, averaged over a run's checks."""
+    header = ("algorithm", "pairs across prompts", "ceiling", "prompt's mean", "pairs within a prompt", "ceiling",
+              "explained variance of the means", "ceiling")  # fmt: skip
+    figures = ("pairs_across", "pairs_across_ceiling", "pairs_across_prompt_mean", "pairs_within",
+               "pairs_within_ceiling", "explained_variance", "explained_variance_ceiling")  # fmt: skip
+    rows = [
+        [name, *(_checked(outcomes, figure) for figure in figures)]
+        for name, outcomes in _compared(study, task).items()
+        if any(each.checks for each in outcomes)
+    ]
+    return Table(f"{TITLES[task]}: can the critic be believed? Chance is 0.5", header, rows)
+
+
+def _checked(outcomes: Sequence[Outcome], figure: str) -> str:
+    known = [value for each in outcomes if (value := each.checked(figure)) is not None]
+    return str(with_interval(interquartile_mean, [known])) if known else MISSING
 
 
 def _over_tasks(study: Study, axis: str) -> Table:

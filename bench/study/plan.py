@@ -17,6 +17,7 @@ __all__ = ["PLAN", "Ablation", "Algorithm", "Plan", "TaskPlan", "read_plan"]
 PLAN: Final = Path(__file__).with_name("plan.yaml")
 
 RATE, EPOCHS, RESPONSES = "ppo.learning_rate", "ppo.num_epochs", "rollout.num_responses"
+CRITIC: Final = "ppo.critic"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Plan:
         tasks: By name.
         algorithms: By name.
         common: Settings of every run.
+        critic_checks: Further settings of runs with a critic, except while they are tuned: the prefix test.
         num_epochs: The grid's second axis.
         tuning_seeds: Seeds of the tuning, which no comparison uses.
         seeds: Seeds of the comparison.
@@ -84,6 +86,7 @@ class Plan:
     tasks: Mapping[str, TaskPlan]
     algorithms: Mapping[str, Algorithm]
     common: Mapping[str, Any]
+    critic_checks: Mapping[str, Any]
     num_epochs: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -103,14 +106,18 @@ class Plan:
 
     def comparison(self, task: str, algorithm: str, point: Mapping[str, Any]) -> list[Unit]:
         """The runs of a tuned algorithm."""
-        settings = {**self.algorithms[algorithm].settings, **point}
+        settings = self._checked({**self.algorithms[algorithm].settings, **point})
         return [self._unit(task, settings, seed) for seed in self.seeds]
 
     def changed(self, task: str, change: str | None, point: Mapping[str, Any]) -> list[Unit]:
         """The runs of a change of the ablated algorithm; of the algorithm itself if the change is None."""
         changes = {} if change is None else self.ablation.changes[change]
-        settings = {**self.algorithms[self.ablation.of].settings, **point, **changes}
+        settings = self._checked({**self.algorithms[self.ablation.of].settings, **point, **changes})
         return [self._unit(task, settings, seed) for seed in self.ablation.seeds]
+
+    def _checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings, with those of the prefix test if they have a critic."""
+        return {**settings, **(self.critic_checks if CRITIC in settings else {})}
 
     def _unit(self, task: str, settings: Mapping[str, Any], seed: int) -> Unit:
         own = self.tasks[task]
@@ -134,6 +141,7 @@ def _plan(text: Mapping[str, Any]) -> Plan:
         tasks={name: _task(each) for name, each in text["tasks"].items()},
         algorithms={name: Algorithm(**each) for name, each in text["algorithms"].items()},
         common=text["common"],
+        critic_checks=text["critic_checks"],
         num_epochs=tuple(text["tuning"]["num_epochs"]),
         tuning_seeds=tuple(text["tuning"]["seeds"]),
         seeds=tuple(text["comparison"]["seeds"]),

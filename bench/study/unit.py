@@ -82,6 +82,7 @@ class Outcome:
         seconds: Duration, without the start of the process.
         cpu_seconds: Time of its one thread.
         last: Other metrics of the last update.
+        checks: The metrics `critic/…` of every check of the critic during the run.
     """
 
     key: str
@@ -96,6 +97,7 @@ class Outcome:
     seconds: float
     cpu_seconds: float
     last: Mapping[str, float] = field(default_factory=dict)
+    checks: Sequence[Mapping[str, float]] = ()
 
     def score_at(self, axis: str, spent: float) -> float:
         """The held-out score when so much was spent, interpolated between evaluations.
@@ -118,6 +120,11 @@ class Outcome:
         known = [each for each in self.explained if each is not None]
         late = known[-max(1, len(known) // 4) :]
         return float(np.mean(late)) if late else None
+
+    def checked(self, figure: str) -> float | None:
+        """A figure of the prefix test, such as `pairs_within`: its mean over the run's checks; None without any."""
+        known = [check[name] for check in self.checks if (name := f"critic/{figure}") in check]
+        return float(np.mean(known)) if known else None
 
 
 def append_outcome(outcome: Outcome, record: Path) -> None:
