@@ -364,8 +364,8 @@ MUTATIONS = (
     Mutation(
         "resampled-groups-merged-with-the-first",
         "pipelines/ppo/sampling.py",
-        "first_group=len(drawn)",
-        "first_group=0",
+        "scored.renumbered(len(prompts))",
+        "scored.renumbered(0)",
         f"{SAMPLING}::test_resampling_fills_the_update_with_groups_that_have_spread",
     ),
     Mutation(

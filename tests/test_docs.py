@@ -289,7 +289,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     found = measured(tmp_path / "run")
     assert found >= {"score/vowels", "score/judging"}
     found = {re.sub("vowels|judging|ppo.clip_range", "NAME", name) for name in found}
-    elsewhere = {"memory/device", "value/outside_support"}  # on CUDA; with ppo.value_loss=hl_gauss
+    # On CUDA; with ppo.value_loss=hl_gauss; with ppo.advantage=remax.
+    elsewhere = {"memory/device", "value/outside_support", "reward/greedy_mean"}
     assert found | elsewhere == documented("PPO")
 
 

@@ -30,6 +30,7 @@ class ScoredRollout:
         token_scores: The per-token numbers at the actions, 0 elsewhere; None where no source returned any.
         prompts: Their prompts as text.
         terms: The reward sources' scores of all responses, including those without a score.
+        baseline: The total score of the greedy response to each row's prompt; None where it is not needed.
     """
 
     rollout: Rollout
@@ -37,11 +38,16 @@ class ScoredRollout:
     token_scores: Float[Tensor, "batch time"] | None
     prompts: list[str]
     terms: ScoredTerms
+    baseline: Float[Tensor, " batch"] | None = None
 
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
         """Each response's score plus those of its tokens."""
         return self.scores if self.token_scores is None else self.scores + self.token_scores.sum(-1)
+
+    def renumbered(self, first_group: int) -> ScoredRollout:
+        """The same responses, with `first_group` added to the numbers of the groups."""
+        return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:
         """Some of the responses, in the order of `rows`; the terms stay those of all."""
@@ -52,12 +58,35 @@ class ScoredRollout:
             scores=self.scores[index],
             token_scores=None if self.token_scores is None else self.token_scores[index],
             prompts=[self.prompts[row] for row in rows],
+            baseline=None if self.baseline is None else self.baseline[index],
         )
 
+    def compared_with(self, greedy: ScoredRollout) -> ScoredRollout:
+        """The responses to the prompts whose greedy response has a score, with that score as their baseline.
+
+        Args:
+            greedy: At most one response per prompt, with the same group numbers.
+
+        Raises:
+            UnscoredError: No row is left.
+        """
+        known = dict(zip(greedy.rollout.group.tolist(), greedy.total_scores.tolist(), strict=True))
+        groups = self.rollout.group.tolist()
+        rows = [row for row, group in enumerate(groups) if group in known]
+        if not rows:
+            raise UnscoredError("no response has a score together with the greedy response to its prompt")
+        baseline = torch.tensor([known.get(group, 0.0) for group in groups], device=self.scores.device)
+        compared = replace(self, baseline=baseline, terms=self.terms.with_failures_of(greedy.terms))
+        return compared if len(rows) == len(groups) else compared.select(rows)
+
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score, the functions' failed calls, and the number of responses without a score."""
+        """Each source's mean score, the functions' failed calls, and the number of responses without a score.
+
+        With a baseline, also its mean.
+        """
         unscored = float(sum(score is None for score in self.terms.scores))
-        return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored}
+        baseline = {} if self.baseline is None else {"reward/greedy_mean": float(self.baseline.mean())}
+        return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored, **baseline}
 
 
 def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout:
@@ -69,6 +98,7 @@ def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout
     """
     if len(parts) == 1:
         return parts[0]
+    baselines = [part.baseline for part in parts if part.baseline is not None]
     token_scores = [
         torch.zeros_like(part.rollout.logprobs) if part.token_scores is None else part.token_scores for part in parts
     ]
@@ -78,6 +108,7 @@ def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout
         token_scores=None if all(part.token_scores is None for part in parts) else join_rows(token_scores),
         prompts=[prompt for part in parts for prompt in part.prompts],
         terms=ScoredTerms.joined([part.terms for part in parts]),
+        baseline=torch.cat(baselines) if len(baselines) == len(parts) else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kedge.errors import NonfiniteScoreError, RewardError
@@ -40,13 +40,16 @@ class ScoredTerms:
         if len(parts) == 1:
             return parts[0]
         rows = [part.token_scores or [None] * len(part.scores) for part in parts]
-        counters = {name: None for part in parts for name in part.failures}
         return cls(
             scores=[score for part in parts for score in part.scores],
             terms={name: [score for part in parts for score in part.terms[name]] for name in parts[0].terms},
-            failures={name: sum(part.failures.get(name, 0.0) for part in parts) for name in counters},
+            failures=_sums([part.failures for part in parts]),
             token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
         )
+
+    def with_failures_of(self, other: ScoredTerms) -> ScoredTerms:
+        """The same scores; the failed calls include those of other responses."""
+        return replace(self, failures=_sums([self.failures, other.failures]))
 
     def totals(self) -> Scores:
         """One number per response: its score plus the sum of its token scores; None where it has neither."""
@@ -189,6 +192,12 @@ def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
     """The sum of the per-token numbers, token by token."""
     rows = [entry for entry in entries if isinstance(entry, list)]
     return [sum(numbers) for numbers in zip(*rows, strict=True)] if rows else None
+
+
+def _sums(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each counter's sum, in the order of first appearance."""
+    names = dict.fromkeys(name for counter in counters for name in counter)
+    return {name: sum(counter.get(name, 0.0) for counter in counters) for name in names}
 
 
 def _mean(scores: Sequence[Score]) -> float:

@@ -38,6 +38,7 @@ class Sampler:
         temperature: τ > 0.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.
+        greedy: Take the most likely token at each step; the seeds have no effect.
 
     Source: spec §4.13–15.
     """
@@ -49,6 +50,7 @@ class Sampler:
     temperature: float = 1.0
     precision: Precision = "fp32"
     batch_size: int | None = None
+    greedy: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -60,9 +62,9 @@ class Sampler:
         """The stop tokens on the device, where each step compares with them."""
         return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Sampler:
-        """A sampler of the same policy with another length limit and temperature."""
-        return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
+    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> Sampler:
+        """A sampler of the same policy with another length limit and temperature; see `Engine`."""
+        return replace(self, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
 
     @torch.no_grad()
     def generate(
@@ -151,7 +153,7 @@ class Sampler:
         """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-            tokens = _inverse_cdf(logits / self.temperature, draws)
+            tokens = logits.argmax(dim=-1) if self.greedy else _inverse_cdf(logits / self.temperature, draws)
             return tokens, token_logprobs(logits, tokens, temperature=self.temperature)
 
         tokens, logprobs = self.model.over_logits(measure, hidden, draws)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import config_from_settings, schedule_in_words
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.samples import read_samples
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.sampling import next_round_size
 from kedge.runs.run import Resume
+from tests.models.test_actor_critic import make_rollout
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.rewards.test_score import scored
 from tests.tiny import save_tiny_policy
 
 SOLVED = PROMPTS[:4]
@@ -136,4 +141,78 @@ def test_the_schedule_says_what_is_left_out() -> None:
     resampled = schedule_in_words(config_from_settings("ppo", {**groups, "constant_groups": "resample"}), 1000)
     assert "  samples others in their place, in at most 3 additional rounds,\n" in resampled
     assert "It uses at least 12,800 prompts from the 1,000 available" in resampled
+    assert "the greedy one" in schedule_in_words(config_from_settings("ppo", {"advantage": "remax"}))
     assert "leaves out" not in schedule_in_words(config_from_settings("ppo", groups), 1000)
+
+
+def test_remax_compares_each_response_with_the_greedy_one_to_its_prompt(policy: Path, tmp_path: Path) -> None:
+    """Slow loop: greedy decoding by transformers' own model, token by token, and the advantages of the samples."""
+    rows = train(
+        policy,
+        tmp_path / "run",
+        Reward(),
+        constant_groups="keep",
+        advantage="remax",
+        num_updates=1,
+        num_prompts=6,
+        num_responses=2,
+    )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    baselines: dict[str, float] = {}
+    for prompt in PROMPTS:
+        ids, start = tokenizer(prompt)["input_ids"], len(tokenizer(prompt)["input_ids"])
+        while len(ids) < start + 8 and (len(ids) == start or ids[-1] != tokenizer.eos_token_id):
+            logits = model(torch.tensor([ids])).logits[0, -1]
+            logits[tokenizer.pad_token_id] = -torch.inf  # which a policy never says
+            ids.append(int(logits.argmax()))
+        baselines[prompt] = 1.0 if prompt in SOLVED else float(sum(ids[start:]))
+    samples = read_samples(tmp_path / "run")
+    assert len(samples) == 12
+    for sample in samples:
+        expected = sample["score"] - baselines[sample["prompt"]]
+        assert sample["advantages"] == pytest.approx([expected] * len(sample["tokens"]), abs=1e-3)
+    assert len({sample["score"] - baselines[sample["prompt"]] for sample in samples}) > 3
+    [row] = rows
+    assert row["reward/greedy_mean"] == pytest.approx(sum(baselines.values()) / 6)
+    plain = train(policy, tmp_path / "plain", Reward(), constant_groups="keep", num_updates=1, num_prompts=6)
+    assert "reward/greedy_mean" not in plain[0]
+    assert row["flops/rollout"] > row["flops/experience"]  # the greedy responses are sampled, but not evaluated
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+def test_rewards_per_token_reach_the_tokens_that_they_were_given_for(
+    policy: Path, tmp_path: Path, advantage: str
+) -> None:
+    given: list[list[float]] = []
+
+    def per_token(completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
+        given.extend([[float(id % 7) for id in ids] for ids in completion_ids])
+        return given
+
+    config = configure(policy, tmp_path / "run", **{**SIZES, "advantage": advantage, "num_updates": 1})
+    run_ppo(config, prompts=PROMPTS, reward=per_token)
+    samples = read_samples(tmp_path / "run")
+    assert [sample["rewards"] for sample in samples] == given
+    for row, sample in enumerate(samples):
+        group = [steps for steps, other in zip(given, samples, strict=True) if other["prompt"] == sample["prompt"]]
+        assert len(group) == 3
+        every = [number for steps in group for number in steps]
+        others = [number for steps in group if steps is not given[row] for number in steps]
+        mean, unit = statistics.fmean(others), 1.0
+        if advantage == "grpo":
+            mean, unit = statistics.fmean(every), statistics.stdev(every)
+        expected = [sum((number - mean) / unit for number in given[row][place:]) for place in range(len(given[row]))]
+        assert sample["advantages"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_responses_are_compared_with_the_greedy_one_of_their_group_and_left_out_if_it_has_no_score() -> None:
+    rollout = replace(make_rollout(fill=7), group=torch.tensor([4, 1, 4]))
+    ours = scored(lambda completions: [1.0, 2.0, 3.0], rollout=rollout)
+    greedy = scored(lambda completions: [None, None, 0.5], rollout=rollout)
+    compared = ours.compared_with(greedy)
+    assert compared.baseline is not None
+    assert compared.baseline.tolist() == [0.5, 0.5]
+    assert compared.prompts == ["prompt 0", "prompt 2"]
+    assert compared.metrics()["reward/greedy_mean"] == 0.5
+    with pytest.raises(UnscoredError, match="greedy response"):
+        ours.compared_with(replace(greedy, rollout=replace(greedy.rollout, group=torch.tensor([9]))))

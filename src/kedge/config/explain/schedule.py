@@ -23,6 +23,7 @@ def _update(config: Config) -> list[str]:
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
         f"{_count(responses, 'response')}, at most {_count(responses * rollout.max_new_tokens, 'new token')},",
+        *_baseline(config),
         *_left_out(config),
         f"  makes {_count(loop.num_epochs, 'pass')} over them, each in {_count(loop.num_minibatches, 'minibatch')} of "
         f"{_count(share, 'response')},",
@@ -30,6 +31,13 @@ def _update(config: Config) -> list[str]:
         f"  {_count(loop.num_epochs * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
     ]
+
+
+def _baseline(config: Config) -> list[str]:
+    """The greedy responses that ReMax samples besides."""
+    if config.ppo.advantages.advantage != "remax":
+        return []
+    return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
 
 
 def _left_out(config: Config) -> list[str]:

@@ -21,10 +21,11 @@ class SampledBatch:
 
     Attributes:
         prompts: The prompts that were drawn; the groups are numbered by their places.
-        rollouts: Everything that was sampled, round by round.
+        rollouts: Everything that was sampled, greedy responses included.
         scored: The responses that have a score.
         trained: Those of them that the update trains on; where `is_flat`, those that it only evaluates.
         is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
+        num_rounds: Rounds of sampling.
     """
 
     prompts: Sequence[Prompt]
@@ -32,6 +33,7 @@ class SampledBatch:
     scored: ScoredRollout
     trained: ScoredRollout
     is_flat: bool = False
+    num_rounds: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +60,7 @@ class SampledBatch:
         rollout, scores = self.scored.rollout, self.scored.total_scores
         groups = describe_groups(rollout, scores)
         if groups:
-            groups |= {"group/resamples": len(self.rollouts) - 1, "group/unused": self.num_unused}
+            groups |= {"group/resamples": self.num_rounds - 1, "group/unused": self.num_unused}
         return {
             **(describe_responses(rollout, scores) if self.num_unused else {}),
             **self.scored.metrics(),

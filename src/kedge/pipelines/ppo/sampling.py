@@ -10,8 +10,8 @@ Source: DAPO (arXiv 2503.14476) §3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, PromptStream
@@ -22,6 +22,21 @@ from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.rewards.score import ScoredRollout, join_scored
 
 __all__ = ["Sampling", "next_round_size"]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round of sampling.
+
+    Attributes:
+        prompts: Its prompts.
+        rollouts: The responses, and the greedy ones if any, once they are sampled.
+        scored: The responses that have a score; none if no response has one.
+    """
+
+    prompts: list[Prompt]
+    rollouts: list[Rollout] = field(default_factory=list)
+    scored: list[ScoredRollout] = field(default_factory=list)
 
 
 class Sampling:
@@ -51,24 +66,41 @@ class Sampling:
         """
         wanted, size = now.config.rollout.num_prompts, now.config.rollout.num_prompts
         mode = now.config.ppo.grouping.constant_groups if now.trains_policy(update) else "keep"
-        drawn: list[Prompt] = []
-        rollouts: list[Rollout] = []
-        parts: list[ScoredRollout] = []
+        rounds: list[_Round] = []
         while True:
-            with clock.phase("rollout"):
-                prompts = self._prompts.next(size)
-                rollouts.append(now.sample(prompts, update, len(rollouts)))
-                self._check(rollouts[-1])
-            with clock.phase("reward"):
-                parts += _scored(now, rollouts[-1], prompts, update, len(rollouts) - 1, first_group=len(drawn))
-            drawn += prompts
-            scored = join_scored(parts, pad_id=now.pad_id)
-            batch = SampledBatch(drawn, rollouts, scored, scored)
+            rounds.append(self._round(now, update, len(rounds), size, clock))
+            batch = _join(rounds, pad_id=now.pad_id)
             found = int(batch.groups.has_spread.sum())
-            if mode != "resample" or found >= wanted or len(rollouts) > now.config.ppo.grouping.max_resamples:
+            if mode != "resample" or found >= wanted or len(rounds) > now.config.ppo.grouping.max_resamples:
                 break
-            size = next_round_size(wanted, len(drawn), found)
+            size = next_round_size(wanted, len(batch.prompts), found)
         return batch if mode == "keep" else self._with_spread(batch, wanted, update)
+
+    def _round(self, now: PpoSteps, update: int, number: int, size: int, clock: Stopwatch) -> _Round:
+        """Draw prompts, sample and score; with a greedy response per prompt if the advantage needs its score."""
+        stream = ("resample", number) if number else ()
+        with clock.phase("rollout"):
+            done = _Round(self._prompts.next(size))
+            rollout = now.sample(done.prompts, update, *stream)
+        try:
+            scored = self._score(now, done, rollout, update, *stream, clock=clock)
+            if now.needs_baseline:
+                with clock.phase("rollout"):
+                    greedy = now.sample_greedy(done.prompts, update)
+                scored = scored.compared_with(self._score(now, done, greedy, update, *stream, "greedy", clock=clock))
+            done.scored.append(scored)
+        except UnscoredError:
+            if number == 0:
+                raise
+        return done
+
+    def _score(
+        self, now: PpoSteps, part: _Round, rollout: Rollout, update: int, *stream: str | int, clock: Stopwatch
+    ) -> ScoredRollout:
+        with clock.phase("reward"):
+            self._check(rollout)
+            part.rollouts.append(rollout)
+            return now.score(rollout, part.prompts, update, *stream)
 
     def _with_spread(self, batch: SampledBatch, wanted: int, update: int) -> SampledBatch:
         """The same responses; the update trains on the first `wanted` groups with spread."""
@@ -83,7 +115,7 @@ class Sampling:
 
     def _report(self, batch: SampledBatch, found: int, wanted: int, update: int) -> None:
         """Say, once of each kind, how many responses are not trained on, and that groups are missing."""
-        groups, rounds = len(batch.groups.group), len(batch.rollouts)
+        groups, rounds = len(batch.groups.group), batch.num_rounds
         constant = int((~batch.groups.has_spread).sum())
         if batch.num_unused:
             more = f" after {rounds} rounds of sampling" if rounds > 1 else ""
@@ -117,15 +149,13 @@ def next_round_size(wanted: int, drawn: int, found: int) -> int:
     return min(wanted, math.ceil((wanted - found) * drawn / found)) if found else wanted
 
 
-def _scored(
-    now: PpoSteps, rollout: Rollout, prompts: list[Prompt], update: int, attempt: int, *, first_group: int
-) -> list[ScoredRollout]:
-    """A round's responses that have a score, with the groups numbered from `first_group`; none is an empty list."""
-    try:
-        scored = now.score(rollout, prompts, update, attempt)
-    except UnscoredError:
-        if attempt == 0:
-            raise
-        return []
-    rows = scored.rollout
-    return [replace(scored, rollout=replace(rows, group=rows.group + first_group))]
+def _join(rounds: Sequence[_Round], *, pad_id: int) -> SampledBatch:
+    """All rounds as one; the groups are numbered by the places of their prompts among those of all rounds."""
+    prompts: list[Prompt] = []
+    parts: list[ScoredRollout] = []
+    for each in rounds:
+        parts += [scored.renumbered(len(prompts)) for scored in each.scored]
+        prompts += each.prompts
+    rollouts = [rollout for each in rounds for rollout in each.rollouts]
+    scored = join_scored(parts, pad_id=pad_id)
+    return SampledBatch(prompts, rollouts, scored, scored, num_rounds=len(rounds))

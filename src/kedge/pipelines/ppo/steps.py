@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
+import torch
+
 from kedge.algorithm.advantages import Advantage
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, config_at, scheduled_values
@@ -50,6 +52,11 @@ class PpoSteps:
     roles: Roles
 
     @property
+    def needs_baseline(self) -> bool:
+        """Whether the advantages need the score of a greedy response to each prompt."""
+        return advantage_of(self.config).needs_baseline
+
+    @property
     def pad_id(self) -> int:
         """The token id of padding."""
         return cast(int, self.roles.tokenizer.pad_token_id)
@@ -61,19 +68,28 @@ class PpoSteps:
         follow_schedules(coefficients, self.config, update)
         return replace(self, config=config_at(self.config, update))
 
-    def sample(self, drawn: Sequence[Prompt], update: int, attempt: int = 0) -> Rollout:
+    def sample(self, drawn: Sequence[Prompt], update: int, *stream: str | int) -> Rollout:
         """Sample the update's responses, `rollout.num_responses` per prompt.
 
         Args:
             drawn: The prompts.
             update: The update's number.
-            attempt: The round of sampling in the update, from 0; each has its own random streams.
+            stream: Names of the random streams of a further round in the same update.
         """
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
-        return self.roll_out(drawn, groups, "rollout", update, *_round(attempt), policy_version=update - 1)
+        return self.roll_out(drawn, groups, "rollout", update, *stream, policy_version=update - 1)
+
+    def sample_greedy(self, drawn: Sequence[Prompt], update: int) -> Rollout:
+        """The greedy response to each prompt, whose score is its baseline."""
+        return self.roll_out(drawn, range(len(drawn)), policy_version=update - 1, greedy=True)
 
     def roll_out(
-        self, prompts: Sequence[Prompt], groups: Sequence[int], *stream: str | int, policy_version: int
+        self,
+        prompts: Sequence[Prompt],
+        groups: Sequence[int],
+        *stream: str | int,
+        policy_version: int,
+        greedy: bool = False,
     ) -> Rollout:
         """Sample one response per group number, each from its own random stream.
 
@@ -82,10 +98,13 @@ class PpoSteps:
             groups: For each row, the index of its prompt.
             stream: Names of the random streams.
             policy_version: Updates that the policy has completed.
+            greedy: Take the most likely tokens, instead of drawing them.
         """
         encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         rollout = self.config.rollout
-        engine = self.roles.engine.with_sampling(max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
+        engine = self.roles.engine.with_sampling(
+            max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature, greedy=greedy
+        )
         return engine.generate(
             [encoded[group] for group in groups],
             seeds=[stream_seed(self.config.runtime.seed, *stream, row) for row in range(len(groups))],
@@ -93,14 +112,14 @@ class PpoSteps:
             policy_version=policy_version,
         )
 
-    def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int, attempt: int = 0) -> ScoredRollout:
+    def score(self, rollout: Rollout, prompts: Sequence[Prompt], update: int, *stream: str | int) -> ScoredRollout:
         """Score each response with the weighted sum of the rewards; drop responses without a score.
 
         Args:
             rollout: The responses.
             prompts: The prompts, indexed by the rollout's groups.
             update: The update's number.
-            attempt: The round of sampling.
+            stream: As for `sample`.
 
         Raises:
             RewardError: A reward failed or returned invalid scores.
@@ -113,7 +132,7 @@ class PpoSteps:
             self.roles.tokenizer,
             max_new_tokens=self.config.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
-            seed=stream_seed(self.config.runtime.seed, "reward", update, *_round(attempt)),
+            seed=stream_seed(self.config.runtime.seed, "reward", update, *stream),
         )
 
     def learner(self, update: int, coefficients: Coefficients) -> LanguageLearner:
@@ -136,13 +155,17 @@ class PpoSteps:
     ) -> Experience:
         """Compute rewards, values, advantages and returns of every action; they are then frozen.
 
+        Responses that are not trained on need no baseline: theirs is 0, and their advantages are the returns.
+
         Args:
             scored: The responses with their scores.
             coefficients: The update's coefficients.
             learner: The learner that will train on it; its first forward pass is used here, too, if possible.
             advantage: Estimator in place of `ppo.advantage`, for what is not trained on.
         """
-        ppo = self.config.ppo
+        ppo, baseline = self.config.ppo, scored.baseline
+        if baseline is None and self.needs_baseline:
+            baseline = torch.zeros_like(scored.scores)
         return collect_experience(
             scored.rollout,
             scored.scores,
@@ -151,6 +174,7 @@ class PpoSteps:
             advantage=advantage or advantage_of(self.config),
             process_advantage=None if advantage else process_advantage_of(self.config),
             token_scores=scored.token_scores,
+            baseline=baseline,
             positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
             importance_cap=ppo.objective.importance_cap,
             first_pass=learner and learner.first_pass(scored.rollout),
@@ -254,8 +278,3 @@ class PpoSteps:
             "precision": self.run.precision,
             "micro_batch_tokens": self.config.runtime.micro_batch_tokens,
         }
-
-
-def _round(attempt: int) -> tuple[str | int, ...]:
-    """The additional names of the random streams of a round after the first."""
-    return ("resample", attempt) if attempt else ()
