@@ -2,9 +2,10 @@
 
 import pytest
 
-from kedge.config import PRESETS, load_config
-from kedge.config.explain.describe import find_field
+from kedge.config import PRESETS, Preset, load_config
+from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
+from kedge.config.presets.family import FAMILY
 from kedge.errors import ConfigError
 
 # learning rate, schedule | responses per update, epochs | β | γ, λ | ε, τ | c_v, c_e
@@ -230,7 +231,14 @@ def test_the_critics_of_the_papers() -> None:
 
 
 def test_the_list_of_presets() -> None:
-    assert list(PRESETS) == ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu"]
+    recipes = ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu"]
+    assert list(PRESETS) == [*recipes, *(preset.name for preset in FAMILY)]
+
+
+@pytest.mark.parametrize("preset", FAMILY, ids=lambda preset: preset.name)
+def test_an_algorithm_names_only_fields_that_it_changes(preset: Preset) -> None:
+    defaults = {name: field.default for name, field in all_fields()}
+    assert {name: cited.source for name, cited in preset.values.items() if cited.value == defaults[name]} == {}
 
 
 @pytest.mark.parametrize("name", PRESETS)

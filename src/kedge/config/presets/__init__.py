@@ -1,7 +1,8 @@
-"""Presets: published recipes. A value that a recipe does not give keeps its default."""
+"""Presets: published recipes, and the algorithms beside PPO. What a preset does not give keeps its default."""
 
 from typing import Any
 
+from kedge.config.presets.family import FAMILY
 from kedge.config.presets.instructgpt import INSTRUCTGPT
 from kedge.config.presets.recipe import Cited, Preset
 from kedge.config.presets.s2_defaults import S2_DEFAULTS
@@ -13,7 +14,8 @@ from kedge.errors import ConfigError
 
 __all__ = ["PRESETS", "Cited", "Preset", "find_preset"]
 
-PRESETS = {preset.name: preset for preset in (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)}
+RECIPES = (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)
+PRESETS = {preset.name: preset for preset in (*RECIPES, *FAMILY)}
 
 
 def find_preset(name: Any) -> Preset:

@@ -1,0 +1,215 @@
+"""The policy gradient of every preset of the family, against its paper's objective written as a loop over tokens."""
+
+import statistics
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kedge.algorithm import masked_whiten, shape_rewards
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.config import Config, config_from_settings
+from kedge.config.presets.family import FAMILY
+from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
+
+LENGTHS = [5, 2, 3, 1, 4, 5]
+GROUP = torch.tensor([0, 0, 0, 1, 1, 1])
+MASK = torch.arange(5) < torch.tensor(LENGTHS)[:, None]
+WIDTH = 7
+"""rollout.max_new_tokens, the constant of Dr. GRPO."""
+
+
+def draw(seed: int, mean: float = 0.0, scale: float = 1.0) -> Tensor:
+    noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.where(MASK, mean + scale * noise, 0.0)
+
+
+OLD, REF, VALUES = draw(1, -2.0, 0.3), draw(2, -2.0, 0.3), draw(3)
+NOW = OLD + draw(4, 0.0, 0.8)  # ratios from a fifth to five
+SCORES = torch.tensor([1.0, 0.2, -0.4, 0.0, 2.0, 0.5], dtype=torch.float64)
+
+
+def experience_of(config: Config) -> Experience:
+    """What the configuration makes of the responses."""
+    kl = config.ppo.kl
+    rewards, mask = shape_rewards(
+        SCORES,
+        OLD,
+        REF,
+        MASK,
+        kl_coef=reward_kl_coef(config, coefficients_of(config)),
+        kl_estimator=kl.resolved_kl_estimator,
+        kl_scope=kl.kl_scope,
+    )
+    advantages, returns = advantage_of(config)(rewards, mask, values=VALUES, group=GROUP)
+    if config.ppo.advantages.whitens_advantages:
+        advantages = masked_whiten(advantages, mask)
+    ids, rows = torch.full((6, 5), 3), torch.arange(6)
+    rollout = Rollout(ids, MASK | True, ids, MASK, MASK, OLD, rows >= 0, group=GROUP, policy_version=0 * rows)
+    return Experience(
+        rollout=rollout,
+        scores=SCORES,
+        old_logprobs=OLD,
+        ref_logprobs=REF,
+        values=None,
+        rewards=rewards,
+        reward_mask=mask,
+        advantages=advantages,
+        returns=returns,
+    )
+
+
+def found(preset: str) -> Tensor:
+    """The gradient of kedge's loss in the log probabilities."""
+    small = {"num_prompts": 8, "num_responses": 2, "max_new_tokens": WIDTH, "num_minibatches": 1}
+    config = config_from_settings("ppo", {"preset": preset, **small})
+    experience, logprobs = experience_of(config), NOW.clone().requires_grad_()
+    objective = objective_of(config, experience, coefficients_of(config))
+    terms = objective(PolicyOutputs(logprobs, 0 * NOW, None), experience, objective.divisors(experience))
+    (gradient,) = torch.autograd.grad(terms.loss, logprobs)
+    return gradient
+
+
+def normalized(row: int, scores: list[float], *, std: bool) -> float:
+    members = [scores[other] for other in range(6) if GROUP[other] == GROUP[row]]
+    return (scores[row] - statistics.mean(members)) / (statistics.stdev(members) if std else 1.0)
+
+
+def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def whitened(advantages: list[list[float]]) -> list[list[float]]:
+    tokens = [each for row in advantages for each in row]
+    mean, std = statistics.mean(tokens), statistics.pstdev(tokens)
+    return [[(each - mean) / std for each in row] for row in advantages]
+
+
+def rloo(lp: Tensor) -> Tensor:
+    rewards = [float(SCORES[i]) - 0.03 * sum(float(OLD[i, t] - REF[i, t]) for t in range(LENGTHS[i])) for i in range(6)]
+    total = torch.zeros(())
+    for i in range(6):
+        others = [rewards[j] for j in range(6) if GROUP[j] == GROUP[i] and j != i]
+        for t in range(LENGTHS[i]):
+            total = total + (lp[i, t] - OLD[i, t]).exp() * (rewards[i] - statistics.mean(others)) / WIDTH
+    return total / 6
+
+
+def grpo(lp: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for i in range(6):
+        advantage = normalized(i, SCORES.tolist(), std=True)
+        for t in range(LENGTHS[i]):
+            away = REF[i, t] - lp[i, t]
+            kl = away.exp() - away - 1
+            step = clipped((lp[i, t] - OLD[i, t]).exp(), advantage, 0.2, 0.2) - 0.04 * kl
+            total = total + step / LENGTHS[i]
+    return total / 6
+
+
+def dr_grpo(lp: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for i in range(6):
+        advantage = normalized(i, SCORES.tolist(), std=False)
+        for t in range(LENGTHS[i]):
+            total = total + clipped((lp[i, t] - OLD[i, t]).exp(), advantage, 0.2, 0.2) / WIDTH
+    return total / 6
+
+
+def reinforce_plus_plus(lp: Tensor) -> Tensor:
+    to_go = [
+        [float(SCORES[i]) - 0.05 * float((OLD - REF)[i, t : LENGTHS[i]].sum()) for t in range(LENGTHS[i])]
+        for i in range(6)
+    ]
+    return token_mean(lp, whitened(to_go), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.2))
+
+
+def token_mean(lp: Tensor, advantages: list[list[float]], term: Callable[[Tensor, float], Tensor]) -> Tensor:
+    total = torch.zeros(())
+    for i in range(6):
+        for t in range(LENGTHS[i]):
+            total = total + term((lp[i, t] - OLD[i, t]).exp(), advantages[i][t])
+    return total / sum(LENGTHS)
+
+
+def group_normalized() -> list[list[float]]:
+    return [[normalized(i, SCORES.tolist(), std=True)] * LENGTHS[i] for i in range(6)]
+
+
+def dapo(lp: Tensor) -> Tensor:
+    return token_mean(lp, group_normalized(), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
+
+
+def gspo(lp: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for i in range(6):
+        ratio = torch.ones(())
+        for t in range(LENGTHS[i]):
+            ratio = ratio * (lp[i, t] - OLD[i, t]).exp() ** (1 / LENGTHS[i])
+        total = total + clipped(ratio, normalized(i, SCORES.tolist(), std=True), 3e-4, 4e-4)
+    return total / 6
+
+
+def cispo(lp: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for i in range(6):
+        for t in range(LENGTHS[i]):
+            weight = min(float((NOW[i, t] - OLD[i, t]).exp()), 5.0)  # not differentiated
+            total = total + weight * normalized(i, SCORES.tolist(), std=True) * lp[i, t]
+    return total / sum(LENGTHS)
+
+
+def length_adaptive(alpha: float) -> list[list[float]]:
+    """GAE with λ = 1 − 1/(α·l), as a sum over residuals."""
+    rows: list[list[float]] = []
+    for i, length in enumerate(LENGTHS):
+        lam = max(0.0, 1 - 1 / (alpha * length))
+        values = [*VALUES[i, :length].tolist(), 0.0]
+        delta = [(float(SCORES[i]) if t == length - 1 else 0.0) + values[t + 1] - values[t] for t in range(length)]
+        rows.append([sum(lam**k * delta[t + k] for k in range(length - t)) for t in range(length)])
+    return whitened(rows)
+
+
+def vapo(lp: Tensor) -> Tensor:
+    return token_mean(lp, length_adaptive(0.05), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
+
+
+def sao(lp: Tensor) -> Tensor:
+    kept = lambda ratio, advantage: ratio * advantage if 0.7 < float(ratio.detach()) < 6.0 else 0 * ratio  # noqa: E731
+    return token_mean(lp, length_adaptive(1.5), kept)
+
+
+PAPERS = {
+    "rloo": rloo,
+    "grpo": grpo,
+    "dr-grpo": dr_grpo,
+    "reinforce++": reinforce_plus_plus,
+    "dapo": dapo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "vapo": vapo,
+    "sao": sao,
+}
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_the_gradient_is_that_of_the_papers_objective(preset):
+    logprobs = NOW.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(-PAPERS[preset](logprobs), logprobs)
+    assert expected.abs().sum() > 0.01
+    torch.testing.assert_close(found(preset), expected, atol=1e-7, rtol=1e-5)  # whitening adds 1e-8 to the variance
+
+
+def test_every_preset_of_the_family_is_compared():
+    assert list(PAPERS) == [preset.name for preset in FAMILY]
+
+
+def test_vapo_without_its_parts_is_ppo():
+    """Field by field, so its update is PPO's to the bit."""
+    [vapo_preset] = [preset for preset in FAMILY if preset.name == "vapo"]
+    plain = Config().model_dump()
+    back = {name: plain[name.split(".")[0]][name.split(".")[1]] for name in vapo_preset.values}
+    without = config_from_settings("ppo", {"preset": "vapo", **back})
+    assert without.ppo == Config().ppo
+    assert without.rollout == Config().rollout
