@@ -57,9 +57,9 @@ def test_every_field_has_an_entry_with_its_documentation() -> None:
     assert [name for name, entry in entries.items() if "- **source:** " not in entry] == []
     # Rows are packed: docs/trl.md.
     assert [name for name, entry in entries.items() if "padded to" in entry] == []
-    set_by = re.findall(r"`(\S+)` (\S+)", entries["ppo.kl_coef"].split("- **presets:** ")[1])
-    assert len(set_by) == 2  # presets whose value is not the default of 0.05
-    assert all(PRESETS[name].values["ppo.kl_coef"].value == float(value.strip(",")) for name, value in set_by)
+    set_by = re.findall(r"`(\S+)` (\S+)", entries["ppo.clip_range"].split("- **presets:** ")[1])
+    assert len(set_by) == 2  # presets whose value is not the default of 0.2
+    assert all(PRESETS[name].values["ppo.clip_range"].value == float(value.strip(",")) for name, value in set_by)
 
 
 def svg_texts(path: Path) -> list[str]:

@@ -58,7 +58,6 @@ def test_wrong_values(override: str, said: str) -> None:
         ("pop.clip_range", "ppo.clip_range"),
         ("rollout.clip_range", "ppo.clip_range"),
         ("clip_rang", "ppo.clip_range"),
-        ("ppo.beta", "ppo.kl_coef"),
         ("rolout", "rollout"),
     ],
 )
@@ -84,6 +83,16 @@ def test_a_reward_has_no_fields() -> None:
         ("eps_clip", "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
         ("ppo.lam", "ppo.lam is not a field; lam is TRL's and verl's name; here it is ppo.gae_lambda"),
         ("actor_rollout_ref.actor.clip_ratio", "here it is ppo.clip_range"),
+        (
+            "ppo.beta",
+            "ppo.beta is not a field; beta is TRL's name; here it is ppo.kl_coef, with ppo.kl_in=loss and "
+            "ppo.kl_estimator=k3 for GRPO's",
+        ),
+        (
+            "advantage_estimator",
+            "here it is ppo.advantage: gae, rloo and dr_grpo alike, grpo for group_norm, "
+            "reinforce++ for reinforce, reinforce++_baseline for reinforce_baseline",
+        ),
         ("data.max_response_length", "is verl's name; here it is rollout.max_new_tokens"),
         ("fsdp", "fsdp is TRL's name; here there is none: kedge runs one process on one device"),
     ],

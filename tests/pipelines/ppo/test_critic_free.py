@@ -29,6 +29,8 @@ def test_nothing_of_a_critic_is_logged_or_saved(folder):
     assert len(rows) == NUM_UPDATES
     assert not [name for row in rows for name in row if name.startswith("value/")]
     assert "critic" not in json.loads((folder / "roles.json").read_text())
+    # One epoch, and a third of a step each for the rollout and the reference; the reward is a program.
+    assert rows[-1]["cost/sft_steps"] == pytest.approx(1 + 1 / 3 + 1 / 3)
     saved = [name for path in folder.rglob("*.safetensors") for name in load_file(path)]
     assert saved
     assert not [name for name in saved if "value" in name or "critic" in name]

@@ -22,6 +22,12 @@ SOURCES = {
     "GRPO": "Shao et al. 2024, arXiv 2402.03300",
     "Dr. GRPO": "Liu et al. 2025, arXiv 2503.20783",
     "DAPO": "Yu et al. 2025, arXiv 2503.14476",
+    "VAPO": "Yue et al. 2025, arXiv 2504.05118",
+    "RLOO": "Ahmadian et al. 2024, arXiv 2402.14740",
+    "GSPO": "Zheng et al. 2025, arXiv 2507.18071",
+    "MiniMax-M1": "MiniMax 2025, arXiv 2506.13585",
+    "ScaleRL": "Khatri et al. 2025, arXiv 2510.13786",
+    "SAO": "Hou et al. 2026, arXiv 2607.07508",
     "VC-PPO": "Yuan et al. 2025, arXiv 2503.01491",
     "OpenAI Baselines": "github.com/openai/baselines",
 }

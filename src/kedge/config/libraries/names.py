@@ -12,6 +12,7 @@ LIBRARIES: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
     "TRL": {
         "PPOTrainer": trl.TRAINER,
         "PPOConfig": trl.PPO_CONFIG,
+        "GRPOConfig and RLOOConfig": trl.GROUP_CONFIGS,
         "TrainingArguments": trl.TRAINING_ARGUMENTS,
         "Scripts": trl.SCRIPT,
         "": trl.WITHOUT_COUNTERPART,

@@ -60,15 +60,26 @@ ALGORITHM = (
     Row("value_clip critic.value_clip", "`ppo.value_clip_range`, in units of the score with `ppo.value_unit=score`"),
     Row("lambd algo.advantage.lambd", "`ppo.gae_lambda`"),
     Row("algo.advantage.gamma", "`ppo.gamma`"),
-    Row("advantage_estimator algo.advantage.estimator", "`ppo.advantage`; no group estimators such as GRPO or RLOO"),
-    Row("no_advantage_std_norm algo.advantage.no_std_norm", "`ppo.whiten_advantages=false`, which also keeps the mean"),
+    Row(
+        "advantage_estimator algo.advantage.estimator",
+        "`ppo.advantage`: gae, rloo and dr_grpo alike, `grpo` for group_norm, `reinforce++` for reinforce, "
+        "`reinforce++_baseline` for reinforce_baseline. See [The family](family.md)",
+    ),
+    Row(
+        "no_advantage_std_norm algo.advantage.no_std_norm",
+        "`ppo.whiten_advantages=false`, which also keeps the mean; auto depends on `ppo.advantage`",
+    ),
+    Row(
+        "dynamic_filtering algo.dynamic_filtering_enable",
+        "`ppo.constant_groups`: resample; groups whose scores are all equal, not those outside a range",
+    ),
     Row("init_kl_coef algo.kl.init_coef", "`ppo.kl_coef`"),
     Row("algo.kl.target", "`ppo.kl_target`, with `ppo.kl_controller=ziegler`"),
     Row("algo.kl.horizon", "`ppo.kl_horizon`"),
     Row("algo.kl.estimator", "`ppo.kl_estimator`"),
     Row("use_kl_loss algo.kl.use_loss", "`ppo.kl_in=loss`"),
     Row("entropy_loss_coef actor.entropy_coef", "`ppo.entropy_coef`"),
-    Row("policy_loss_type actor.policy_loss_type", "`ppo.policy_loss`; no GSPO"),
+    Row("policy_loss_type actor.policy_loss_type", "`ppo.policy_loss`; for gspo `ppo.ratio=sequence`, or the preset"),
     Row(
         "enable_vllm_is_correction vllm_is_truncated_threshold algo.advantage.is_correction_enable "
         "algo.advantage.is_correction_threshold",
@@ -143,5 +154,5 @@ WITHOUT_COUNTERPART = (
     ),
     Row("lora_rank lora_alpha lora_dropout target_modules load_in_4bit", "all weights are trained"),
     Row("flash_attn attn_implementation use_liger_kernel deepcompile", "no third-party kernels"),
-    Row("enable_ema ema_beta aux_loss_coef dynamic_filtering agent_func_path", "not implemented"),
+    Row("enable_ema ema_beta aux_loss_coef agent_func_path", "not implemented"),
 )

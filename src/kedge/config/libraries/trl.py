@@ -1,11 +1,12 @@
-"""TRL: `PPOTrainer`, `PPOConfig` and the `TrainingArguments` that it inherits.
+"""TRL: `PPOTrainer`, `PPOConfig` and the `TrainingArguments` that it inherits; `GRPOConfig` and `RLOOConfig`.
 
-Source: TRL 1.12.0, trl/experimental/ppo/ppo_config.py and ppo_trainer.py; transformers 5, training_args.py.
+Source: TRL 1.12.0, trl/experimental/ppo/ppo_config.py and ppo_trainer.py; transformers 5, training_args.py; for GRPO
+and RLOO commit f2cd577, trl/trainer/grpo_config.py and rloo_config.py.
 """
 
 from kedge.config.libraries.row import Row
 
-__all__ = ["PPO_CONFIG", "SCRIPT", "TRAINER", "TRAINING_ARGUMENTS", "WITHOUT_COUNTERPART"]
+__all__ = ["GROUP_CONFIGS", "PPO_CONFIG", "SCRIPT", "TRAINER", "TRAINING_ARGUMENTS", "WITHOUT_COUNTERPART"]
 
 TRAINER = (
     Row(
@@ -80,6 +81,33 @@ PPO_CONFIG = (
     Row("push_to_hub", "`push.repo`, or `--push`; `kedge push` does it afterwards"),
     Row("model_adapter_name ref_adapter_name", "none: no adapters"),
     Row("ds3_gather_for_generation", "none: no DeepSpeed"),
+)
+GROUP_CONFIGS = (
+    Row("num_generations", "`rollout.num_responses`"),
+    Row("max_completion_length", "`rollout.max_new_tokens`"),
+    Row("num_iterations", "`ppo.num_epochs`"),
+    Row("steps_per_generation", "`ppo.num_minibatches`: optimizer steps per pass over the responses"),
+    Row("generation_batch_size", "`rollout.num_prompts` times `rollout.num_responses`"),
+    Row("epsilon", "`ppo.clip_range`"),
+    Row(
+        "epsilon_high",
+        "`ppo.clip_range_high`; with `ppo.policy_loss=cispo` ratios are capped at 1 plus it, in TRL at it",
+    ),
+    Row("delta", "`ppo.dual_clip`"),
+    Row("beta", "`ppo.kl_coef`, with `ppo.kl_in=loss` and `ppo.kl_estimator=k3` for GRPO's"),
+    Row(
+        "loss_type",
+        "`ppo.aggregation`: sequence for grpo, token for dapo and bnpo, constant for dr_grpo; `ppo.policy_loss=cispo`. "
+        "TRL's default is dapo",
+    ),
+    Row("importance_sampling_level", "`ppo.ratio`"),
+    Row(
+        "scale_rewards",
+        "`ppo.advantage`: grpo for group, dr_grpo for none, reinforce++_baseline for batch",
+    ),
+    Row("normalize_advantages", "`ppo.whiten_advantages`"),
+    Row("reward_weights", "`reward`: a mapping of sources to weights"),
+    Row("vllm_importance_sampling_correction vllm_importance_sampling_cap", "`ppo.importance_cap`"),
 )
 TRAINING_ARGUMENTS = (
     Row("output_dir", "`out`; must be new or empty, nothing is overwritten"),

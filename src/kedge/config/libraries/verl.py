@@ -10,7 +10,7 @@ __all__ = ["ALGORITHM", "BATCHES", "MODELS_AND_DATA", "RUN", "WITHOUT_COUNTERPAR
 MODELS_AND_DATA = (
     Row("actor_rollout_ref.model.path model.partial_pretrain", "`model`: a folder or a hub id"),
     Row("critic.model.path", "`ppo.critic_init`; a model of this kind needs no `ppo.critic`"),
-    Row("critic.enable", "always: without a critic use `ppo.advantage=to_go`"),
+    Row("critic.enable", "`ppo.critic`: none by default where `ppo.advantage` needs no values"),
     Row("reward_model.model.path reward_model.enable", "`reward`: a reward model's folder or hub id"),
     Row(
         "custom_reward_function.path custom_reward_function.name",
@@ -61,7 +61,10 @@ ALGORITHM = (
     Row("actor_rollout_ref.actor.clip_ratio_high", "`ppo.clip_range_high`"),
     Row("actor_rollout_ref.actor.clip_ratio_c", "`ppo.dual_clip`; off by default"),
     Row("actor_rollout_ref.actor.loss_agg_mode", "`ppo.aggregation`: token, sequence or constant"),
-    Row("actor_rollout_ref.actor.policy_loss.loss_mode", "`ppo.policy_loss`"),
+    Row(
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "`ppo.policy_loss`: clipped, cispo, …; for gspo `ppo.ratio=sequence`",
+    ),
     Row("actor_rollout_ref.actor.entropy_coeff", "`ppo.entropy_coef`"),
     Row("actor_rollout_ref.actor.use_kl_loss", "`ppo.kl_in=loss`"),
     Row("algorithm.use_kl_in_reward", "`ppo.kl_in=reward`, the default; `ppo.kl_coef=0` for no penalty"),
@@ -72,7 +75,12 @@ ALGORITHM = (
     Row("algorithm.kl_ctrl.horizon", "`ppo.kl_horizon`"),
     Row("algorithm.gamma", "`ppo.gamma`"),
     Row("algorithm.lam", "`ppo.gae_lambda`; `ppo.value_gae_lambda` for the critic's targets"),
-    Row("algorithm.adv_estimator", "`ppo.advantage`; no group estimators such as GRPO or RLOO"),
+    Row(
+        "algorithm.adv_estimator",
+        "`ppo.advantage`: gae, grpo, rloo, remax and opo alike, `reinforce++` and `reinforce++_baseline` for "
+        "reinforce_plus_plus and its baseline form. See [The family](family.md)",
+    ),
+    Row("algorithm.norm_adv_by_std_in_grpo", "`ppo.advantage`: grpo for true, dr_grpo for false"),
     Row("critic.cliprange_value", "`ppo.value_clip_range`, in units of the score with `ppo.value_unit=score`"),
     Row("actor_rollout_ref.actor.grad_clip critic.grad_clip optim.clip_grad", "`ppo.max_grad_norm`"),
     Row("actor_rollout_ref.actor.optim.lr optim.lr", "`ppo.learning_rate`; in sft `sft.learning_rate`"),
@@ -122,5 +130,5 @@ WITHOUT_COUNTERPART = (
         "all weights are trained",
     ),
     Row("actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.model.use_liger", "no third-party kernels"),
-    Row("algorithm.norm_adv_by_std_in_grpo algorithm.use_pf_ppo", "no GRPO, no PF-PPO"),
+    Row("algorithm.use_pf_ppo", "no PF-PPO"),
 )
