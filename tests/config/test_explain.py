@@ -160,3 +160,5 @@ def test_what_the_schedule_mentions_only_when_it_matters() -> None:
     assert "Only the critic is trained in the first 1 update." in special
     assert "schedule and the controllers cover the 199 updates after them." in special
     assert "fewer if ppo.early_stop_kl is exceeded" in special
+    without = schedule_in_words(load_config(preset="rloo"))
+    assert "No critic is loaded or trained: ppo.advantage=rloo needs none." in without

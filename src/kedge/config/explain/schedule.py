@@ -64,6 +64,8 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
             f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
             f"controllers cover the {_count(config.ppo.num_policy_updates, 'update')} after them."
         )
+    if config.ppo.resolved_critic == "none":
+        lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantages.advantage} needs none.")
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
