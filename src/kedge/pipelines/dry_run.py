@@ -157,10 +157,9 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     settings, inputs = config.critic, load_critic_inputs(config, run, **given)
     num_prompts = max(1, min(config.rollout.micro_batch_size or ROWS, ROWS) // settings.num_responses)
-    trained = settings.num_prompts or len(inputs.roles.prompts)
-    total, held_out = ((each * settings.num_responses) for each in (trained, len(inputs.roles.held_out)))
+    total, held_out = inputs.num_responses
     run.data.say()
-    say(f"critic samples {total + held_out:,} responses, {held_out:,} of them held out.")
+    say(inputs.plan)
     say(inputs.roles.stop_tokens.line)
     prompts = PromptStream(inputs.roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
     seconds: dict[str, float] = {}

@@ -49,6 +49,18 @@ def reward_model(value: float, length: float, *, error: float = 0.05, length_err
     )
 
 
+def fitted_critic(value: float, error: float = 0.02, *, held_out: bool = True) -> RunRecord:
+    return run_with(
+        40,
+        {"loss": towards(0.5, 0.3), "explained_variance": towards(0.1, 0.5)},
+        facts={"stage": "critic"},
+        summary={
+            "explained_variance": {"value": value, "low": value - error, "high": value + error},
+            "measured_on": "held-out prompts" if held_out else "training prompts",
+        },
+    )
+
+
 def dropped(count: int, reason: str = "prompt longer than data.max_prompt_tokens=512") -> RunRecord:
     """A run that could not use some of its 400 prompts."""
     usage = {"rows": 400, "used": 400 - count, "dropped": {reason: count} if count else {}}
@@ -400,6 +412,8 @@ CASES = [
     Case("reward_model_at_chance", "serious", nothing_held_out(0.5, 0.6931), nothing_held_out(0.6, 0.65)),
     Case("reward_model_barely_better_than_length", "warning", reward_model(0.68, 0.66), reward_model(0.68, 0.64)),
     Case("reward_model_barely_better_than_length", "serious", reward_model(0.62, 0.68), reward_model(0.68, 0.64)),
+    Case("critic_explains_nothing", "serious", fitted_critic(0.02), fitted_critic(0.06)),
+    Case("critic_explains_nothing", "warning", fitted_critic(0.02, 0.04), fitted_critic(0.02, held_out=False)),
     Case(
         "overfitting",
         "warning",

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import DAMAGED, FUNCTION, JUDGED, held_out, nothing_held_out, reward_model, supervised
+from tests.inspect.doctor.cases import (
+    DAMAGED,
+    FUNCTION,
+    JUDGED,
+    fitted_critic,
+    held_out,
+    nothing_held_out,
+    reward_model,
+    supervised,
+)
 from tests.inspect.doctor.synthetic import Series, synthetic_run, towards
 
 SERIOUS, WARNING, NOTE, SILENT = "serious", "warning", "note", ""
@@ -468,6 +477,10 @@ EDGES: list[Edge] = [
     Edge("reward_model_at_chance", SILENT, nothing_held_out(0.6, 0.6931)),
     Edge("reward_model_at_chance", SERIOUS, nothing_held_out(0.5, 0.69, steps=4)),
     Edge("reward_model_at_chance", SILENT, nothing_held_out(0.5, 0.69, steps=3)),
+    Edge("critic_explains_nothing", SERIOUS, fitted_critic(0.049, 0.0)),
+    Edge("critic_explains_nothing", SILENT, fitted_critic(0.051, 0.0)),
+    Edge("critic_explains_nothing", SERIOUS, fitted_critic(0.01, 0.039)),
+    Edge("critic_explains_nothing", WARNING, fitted_critic(0.01, 0.041)),
     Edge("reward_model_barely_better_than_length", WARNING, reward_model(0.68, 0.651)),
     Edge("reward_model_barely_better_than_length", SILENT, reward_model(0.68, 0.649)),
     Edge("reward_model_barely_better_than_length", SERIOUS, reward_model(0.62, 0.671)),

@@ -18,6 +18,8 @@ SMALL_CPU = Preset(
         "sft.num_epochs": Cited(3, f"{_FEW}; small models do not overfit as fast"),
         "reward_model.learning_rate": Cited(5e-4, _RATE),
         "reward_model.batch_size": Cited(32, f"{_FEW}; small datasets still give a few hundred steps"),
+        "critic.learning_rate": Cited(5e-4, _RATE),
+        "critic.batch_size": Cited(32, f"{_FEW}; small datasets still give a few hundred steps"),
         "rollout.num_prompts": Cited(64, _FEW),
         "rollout.max_new_tokens": Cited(48, _FEW),
         "ppo.num_updates": Cited(60, _FEW),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +51,31 @@ class CriticInputs:
             value_after_last=self.config.ppo.advantages.score_at == "after_last",
             precision=self.steps.run.precision,
         )
+
+    @property
+    def num_responses(self) -> tuple[int, int]:
+        """Responses to sample to the training prompts, and to the held-out ones."""
+        each, prompts = self.config.rollout.num_responses, self.num_prompts or len(self.roles.prompts)
+        return prompts * each, len(self.roles.held_out) * each
+
+    @property
+    def plan(self) -> str:
+        """One line about what is sampled."""
+        train, held_out = self.num_responses
+        each = self.config.rollout.num_responses
+        return (
+            f"critic samples {train + held_out:,} responses, {each} per prompt, {held_out:,} of them to held-out "
+            f"prompts, at most {self.config.rollout.max_new_tokens} new tokens"
+        )
+
+    @property
+    def sampling_key(self) -> dict[str, str]:
+        """What decides the responses and their returns: hashes of the inputs, and the settings that they depend on."""
+        settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
+        settings["num_prompts"] = self.num_prompts
+        settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.steps.run.precision}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        return {**self.steps.run.fingerprint, "settings": digest}
 
     @property
     def trained(self) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kedge.data import Prompt, PromptStream
-from kedge.logs.progress import Progress
+from kedge.logs.progress import Progress, say
 from kedge.output import SAMPLED_FOLDER
 from kedge.pipelines.critic.inputs import CriticInputs
 from kedge.pipelines.critic.parts import Part, PartStore
@@ -71,8 +71,10 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
         RewardError: A reward failed, or scored no response of a part.
         KeyboardInterrupt, Terminated: Interrupted between two parts, which are kept.
     """
-    store = PartStore(run.folder / SAMPLED_FOLDER, dict(run.fingerprint))
+    store = PartStore(run.folder / SAMPLED_FOLDER, inputs.sampling_key)
     chunks = list(_chunks(inputs))
+    say(inputs.roles.stop_tokens.line)
+    say(inputs.plan)
     parts: list[Part] = []
     with stopping() as stop, Progress("critic: sampling", total=len(chunks), done=store.num_kept) as progress:
         for number, chunk in enumerate(chunks):
