@@ -20,7 +20,9 @@ KL = "tests/algorithm/test_kl.py"
 MASKING = "tests/algorithm/test_masking.py"
 POLICY = "tests/algorithm/test_policy_losses.py"
 PREFERENCE = "tests/algorithm/test_preference.py"
+READOUT = "tests/algorithm/test_readout.py"
 SHAPING = "tests/algorithm/test_shaping.py"
+FITTED_CRITIC = "tests/pipelines/test_critic.py"
 LANGUAGE = "tests/models/test_language.py"
 SCALAR = "tests/models/test_scalar.py"
 DECODING = "tests/models/packing/test_decoding.py"
@@ -66,6 +68,27 @@ MUTATIONS = (
         "newest[slots], slots, mask",
         "newest[slots] - 1, slots, mask",
         EACH_TOKEN,
+    ),
+    Mutation(
+        "read-out-without-an-offset",
+        "algorithm/readout.py",
+        "return weights, center - mean @ weights",
+        "return weights, 0 * (center - mean @ weights)",
+        f"{READOUT}::test_parts_add_up_and_the_solution_is_that_of_augmented_least_squares",
+    ),
+    Mutation(
+        "interval-over-responses-of-one-prompt",
+        "algorithm/readout.py",
+        "torch.unique(group.cpu(), return_inverse=True)",
+        "torch.unique(torch.arange(len(group)), return_inverse=True)",
+        f"{READOUT}::test_the_interval_is_around_the_explained_variance_and_resamples_whole_prompts",
+    ),
+    Mutation(
+        "shift-of-a-critic-lost-on-resuming",
+        "training/supervised/returns.py",
+        'critic.shift.fill_(state["shift"])',
+        "pass",
+        f"{FITTED_CRITIC}::test_a_run_that_is_interrupted_twice_ends_with_the_same_bits",
     ),
     Mutation(
         "score-after-the-last-token",

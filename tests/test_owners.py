@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kedge.config import config_from_settings
+from kedge.pipelines.critic import run_critic
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
@@ -93,6 +94,8 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield lambda: run_sft(sft, demonstrations=POSTS)
     preferences = settings("reward", "reward", batch_size=2, **{"data.eval_fraction": 0.3})
     yield lambda: run_reward(preferences, comparisons=PAIRS + RANKED)
+    returns = settings("critic", "critic", batch_size=2, **{"data.eval_fraction": 0.3, "rollout.max_new_tokens": 4})
+    yield lambda: run_critic(returns, prompts=PROMPTS, reward=length)
     (tmp_path / "texts.jsonl").write_text('{"text": "The crew hauled on the rope."}\n' * 4)
     adaptive = {"kl_controller": "ziegler", "entropy_coef": 0.01, "entropy_target": 4.0, "whiten_rewards": True}
     mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
