@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kedge.config import config_from_settings
 from kedge.errors import ConfigError
 from kedge.pipelines.critic import CriticResult, run_critic
 from kedge.pipelines.critic import sampling as critic_sampling
+from kedge.pipelines.critic.inputs import CriticInputs, as_first_update
 from kedge.pipelines.critic.parts import PartStore
 from kedge.pipelines.dry_run import DryRun
 from kedge.pipelines.ppo.roles import load_roles
@@ -176,6 +178,22 @@ def test_a_shared_critic_is_the_policy_with_a_head_beside_it(policy: Path, tmp_p
     assert with_saved_critic(
         config_from_settings("ppo", {"critic_init": str(result.folder), "model": str(policy)})
     ).ppo.resolved_critic == "shared"  # fmt: skip
+
+
+def test_parts_of_other_inputs_or_settings_are_not_used(trained: CriticResult, policy: Path, tmp_path: Path) -> None:
+    def key(**more: Any) -> dict[str, str]:
+        config = config_from_settings("critic", settings(policy, tmp_path / "run", **more))
+        steps: Any = SimpleNamespace(run=SimpleNamespace(fingerprint={"model": "a hash"}, precision="fp32"))
+        roles: Any = None
+        return CriticInputs(
+            as_first_update(config, holds_out=True), config.critic.num_prompts, roles, steps
+        ).sampling_key
+
+    assert key() == key(num_epochs=7, batch_size=2)
+    assert (
+        len({str(key(**more)) for more in ({}, {"gamma": 1.0}, {"num_responses": 3}, {"critic.num_prompts": 4})}) == 4
+    )
+    assert PartStore(trained.folder / "sampled", {"model": "another hash"}).num_kept == 0
 
 
 def test_a_dry_run_times_sampling_and_training(policy: Path, tmp_path: Path) -> None:

@@ -83,6 +83,18 @@ def test_after_ppo_comes_the_evaluation_against_the_start() -> None:
     assert call.python().endswith("prompts=prompts, judge=judge)")  # passed from Python: only the user knows them
 
 
+def test_after_a_critic_comes_ppo_with_what_shaped_its_returns() -> None:
+    """Other settings, such as the critic's own, do not matter to PPO."""
+    overrides = ["data.prompts=p.jsonl", "reward=f.py:g", "gamma=0.9", "rollout.temperature=0.7", "num_responses=8"]
+    config = load_config(None, overrides, {"model": "m"}, stage="critic")
+    assert shell_calls(config, "critic") == [
+        "kedge ppo --model m --prompts p.jsonl --reward f.py:g --critic 'runs/my run/model' rollout.temperature=0.7 "
+        "ppo.gamma=0.9"
+    ]
+    weighted = config_from_settings("critic", {"model": "m", "reward": [{"source": "f.py:g", "weight": 2.0}]})
+    assert "--reward REWARD --critic" in shell_calls(weighted, "critic")[0]
+
+
 def test_what_the_shell_resumes_is_the_folder() -> None:
     line = resuming_call(Config(), "ppo", FOLDER, by_command=True).shell()
     assert shlex.split(line) == ["kedge", "ppo", "--resume", "runs/my run"]
