@@ -372,7 +372,7 @@ MUTATIONS = (
     Mutation(
         "schedule-counts-the-critics-warm-up",
         "pipelines/ppo/steps.py",
-        "update - 1 - (ppo.value.value_warmup_updates if trains_policy else 0),",
+        "update - 1 - (self.warmup.num_updates if trains_policy else 0),",
         "update - 1,",
         f"{WARMUP}::test_the_schedule_covers_the_updates_of_the_policy",
     ),
@@ -412,6 +412,20 @@ MUTATIONS = (
         "residual + gamma * gae_lambda * carried",
         "residual + gamma * carried",
         f"{ADVANTAGES}::test_a_hand_computed_episode",
+    ),
+    Mutation(
+        "one-norm-for-both-models",
+        "training/update.py",
+        "trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]",
+        "trained = [each for group in optimizer.param_groups for each in group['params'] if each.grad is not None]",
+        "tests/training/test_critic_steps.py::test_a_separate_critics_gradient_does_not_shrink_the_policys_step",
+    ),
+    Mutation(
+        "extra-passes-train-the-trunk",
+        "models/actor_critic.py",
+        "with torch.no_grad():\n                    shared",
+        "with torch.enable_grad():\n                    shared",
+        "tests/training/test_critic_steps.py::test_a_shared_trunk_is_read_without_a_graph",
     ),
     Mutation(
         "length-with-padding",

@@ -104,6 +104,7 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, spike_sigma=9.0)
     in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
     in_separate = {"critic": "separate", "advantage": "n_step", "advantage_steps": 2, "value_loss": "hl_gauss"}
+    in_separate |= {"num_critic_epochs": 2}
     checked = {"critic_check": 2, "critic_check_prefixes": 1, "critic_check_continuations": 2}
     checked |= {"data.eval_fraction": 0.4}
     yield ppo("separate", str(judge), **in_separate, **in_loss, **checked)

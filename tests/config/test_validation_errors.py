@@ -121,6 +121,13 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
         (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
+        (["ppo.value_warmup_until=0.3"], ["ppo.value_warmup_updates=0 is none", "the most updates"]),
+        (
+            ["ppo.num_critic_epochs=2", "ppo.advantage=to_go"],
+            ["ppo.num_critic_epochs=2", "to_go has none"],
+        ),
+        (["ppo.value_gradient=head", "ppo.critic=separate"], ["ppo.value_gradient=head needs ppo.critic=shared"]),
+        (["ppo.critic_learning_rate=1e-5"], ["ppo.critic_learning_rate needs ppo.critic=separate", "value_head_rate"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),

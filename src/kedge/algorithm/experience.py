@@ -24,7 +24,7 @@ from torch import Tensor
 from kedge.algorithm.checks import check_same_shape
 from kedge.errors import ShapeError
 
-__all__ = ["Experience", "PolicyOutputs", "Rollout", "check_masks"]
+__all__ = ["CriticOutputs", "Experience", "PolicyOutputs", "Rollout", "check_masks"]
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,19 @@ class PolicyOutputs:
     logprobs: Float[Tensor, "batch time"]
     entropy: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch time"] | None
+    value_logits: Float[Tensor, "batch time bins"] | None = None
+
+
+@dataclass(frozen=True)
+class CriticOutputs:
+    """Outputs of the critic alone for the actions of some rows, under the current weights, in float32.
+
+    Attributes:
+        values: see `PolicyOutputs`.
+        value_logits: see `PolicyOutputs`.
+    """
+
+    values: Float[Tensor, "batch time"]
     value_logits: Float[Tensor, "batch time bins"] | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge.inspect.doctor.first_update import FIRST_UPDATE_TOO_LARGE, NUM_FIRST
 from kedge.inspect.record import RunRecord, read_run
+from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.output import is_run
 
@@ -89,20 +90,19 @@ class LiveDoctor:
         texts = {name: str(fact) for name, fact in facts.items()}
         self._run = RunRecord(folder, texts, config, self._rows, state="running")
         self._say, self._reported, self._advice = say, set[str](), advice
-        warmup = int(self._run.setting("ppo.value_warmup_updates") or 0)
-        self._first_updates = range(warmup + 1, warmup + 1 + NUM_FIRST)
         self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:
         """Add an update's metrics, and diagnose the run if the next diagnosis is due."""
         self._rows.append({"update": update, **metrics})
         del self._rows[FIRST:-LATEST]
-        if update < self._next and update not in self._first_updates:
+        is_among_first = 0 < update - value_warmup_of(self._run) <= NUM_FIRST
+        if update < self._next and not is_among_first:
             return
         if update >= self._next:
             self._next = update + max(EVERY, update // 10)
         for finding in diagnose(self._run, advice=self._advice):
-            is_early = update in self._first_updates and finding.rule == FIRST_UPDATE
+            is_early = is_among_first and finding.rule == FIRST_UPDATE
             if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
                 self._reported.add(finding.rule)
                 self._say(f"{one_line(finding)}. Try: {finding.try_}")

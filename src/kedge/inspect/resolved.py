@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedge.inspect.record import RunRecord
 
-__all__ = ["critic_of", "whitens_advantages"]
+__all__ = ["critic_of", "value_warmup_of", "whitens_advantages"]
 
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
@@ -29,3 +29,13 @@ def whitens_advantages(run: RunRecord) -> bool:
     if whitens == "auto":
         return run.setting("ppo.advantage") not in UNWHITENED
     return whitens is not False
+
+
+def value_warmup_of(run: RunRecord) -> int:
+    """The last update that trained the critic alone; 0 for none.
+
+    With `ppo.value_warmup_until` the metrics tell which it was.
+    """
+    if run.setting("ppo.value_warmup_until") is None:
+        return int(run.setting("ppo.value_warmup_updates") or 0)
+    return max((update for update, alone in zip(*run.series("value/warmup"), strict=True) if alone), default=0)

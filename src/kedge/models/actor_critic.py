@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from kedge.algorithm.experience import PolicyOutputs, Rollout
+from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.models.heads import Values
 from kedge.models.language import LanguageModel
@@ -18,7 +19,9 @@ from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast
 from kedge.models.scalar import ScalarModel
 
-__all__ = ["ActorCritic", "response_logprobs"]
+__all__ = ["ActorCritic", "ValueGradient", "response_logprobs"]
+
+ValueGradient = Literal["trunk", "head"]
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,20 @@ class ActorCritic(nn.Module):
     Args:
         policy: The policy; its value head, if any, is the critic.
         critic: A separate critic, for a policy without a value head.
+        value_gradient: Whether the gradient of the values reaches the trunk that a value head shares with the policy,
+            or ends at the head.
 
     Source: spec §7.34.
     """
 
-    def __init__(self, policy: LanguageModel, critic: ScalarModel | None = None) -> None:
+    def __init__(
+        self, policy: LanguageModel, critic: ScalarModel | None = None, *, value_gradient: ValueGradient = "trunk"
+    ) -> None:
         super().__init__()
         assert policy.value_head is None or critic is None, "at most one critic: a value head or a model"
         self.policy = policy
         self.critic = critic
+        self.value_gradient = value_gradient
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +125,11 @@ class ActorCritic(nn.Module):
         """The parameters of the value head or of the separate critic."""
         critic = self.critic if self.critic is not None else self.policy.value_head
         return iter(()) if critic is None else critic.parameters()
+
+    def separable_parameters(self) -> Iterator[nn.Parameter]:
+        """The critic's parameters if no gradient of the values reaches the policy, so that nothing is shared."""
+        separable = self.critic is not None or self.value_gradient == "head"
+        return self.critic_parameters() if separable else iter(())
 
     def checkpoint_activations(self) -> None:
         """Recompute activations in the backward pass from now on; see `Trunk.checkpoint_activations`."""
@@ -148,7 +161,8 @@ class ActorCritic(nn.Module):
         with autocast(precision, self.device):
             hidden = self.policy.hidden(reading.rows)[reading.states]
             logprobs, entropy = self.policy.over_logits(measure, reading.at_actions(hidden), reading.actions)
-            values = self._read_values(reading, hidden) if self.has_critic else None
+            shared = hidden if self.value_gradient == "trunk" else hidden.detach()
+            values = self._read_values(reading, shared) if self.has_critic else None
         return PolicyOutputs(
             logprobs=reading.pad(logprobs, reading.action_mask),
             entropy=reading.pad(entropy, reading.action_mask),
@@ -166,14 +180,33 @@ class ActorCritic(nn.Module):
         with autocast(precision, self.device):
             return trunk.hidden(reading.rows)[reading.states]
 
+    def critic_outputs(
+        self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
+    ) -> CriticOutputs:
+        """Evaluate the critic alone. The gradient reaches its own parameters: a shared trunk is read without a graph.
+
+        Args:
+            rollout: The rows.
+            precision: See `forward`.
+            value_after_last: See `forward`.
+        """
+        reading = _Reading.of(rollout, after_last=value_after_last)
+        with autocast(precision, self.device):
+            shared = None
+            if self.critic is None:
+                with torch.no_grad():
+                    shared = self.policy.hidden(reading.rows)[reading.states]
+            values, logits = self._read_values(reading, shared)
+            return CriticOutputs(
+                values=reading.pad(values, reading.slots),
+                value_logits=None if logits is None else reading.pad(logits, reading.slots),
+            )
+
     def values(
         self, rollout: Rollout, *, precision: Precision = "fp32", value_after_last: bool = False
     ) -> Float[Tensor, "batch time"]:
         """Only the critic's values, as in `PolicyOutputs`; used when the log probabilities are already known."""
-        reading = _Reading.of(rollout, after_last=value_after_last)
-        with autocast(precision, self.device):
-            shared = self.policy.hidden(reading.rows)[reading.states] if self.critic is None else None
-            return reading.pad(self._read_values(reading, shared).values, reading.slots)
+        return self.critic_outputs(rollout, precision=precision, value_after_last=value_after_last).values
 
     def _read_values(self, reading: _Reading, hidden: Tensor | None) -> Values:
         if self.critic is not None:

@@ -24,7 +24,7 @@ from kedge.pipelines.critic.inputs import load_critic_inputs
 from kedge.pipelines.critic.parts import Part
 from kedge.pipelines.ppo.roles import load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
-from kedge.pipelines.ppo.settings import coefficients_of
+from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.pipelines.reward import load_reward_inputs, train_reward_model
 from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, with_trained
@@ -195,7 +195,7 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     run.data.say()
     say(schedule_in_words(config, len(roles.prompts)))
     say(roles.stop_tokens.line)
-    steps, coefficients = PpoSteps(trial, run, roles), coefficients_of(trial)
+    steps, coefficients = PpoSteps(trial, run, roles, value_warmup_of(trial)), coefficients_of(trial)
     prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
     update = config.ppo.value.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}

@@ -12,6 +12,7 @@ from kedge.inspect.record import read_json_object
 from kedge.output import CONFIG_FILE, FINISHED_FILE, is_run
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.optimizer import learning_rate_at
+from kedge.training.value_warmup import ValueWarmup
 
 __all__ = ["check_extension", "describe_extension", "lengthening"]
 
@@ -60,13 +61,14 @@ def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
         )
 
 
-def describe_extension(config: Config, stage: str, done: int) -> str:
+def describe_extension(config: Config, stage: str, done: int, progress: Mapping[str, Any] | None = None) -> str:
     """What a longer run does to the schedule, in one line.
 
     Args:
         config: The configuration to resume with.
         stage: The stage.
         done: Updates, or optimizer steps, so far.
+        progress: The saved progress of the run, for when its critic's warm-up ended.
     """
     supervised = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic}
     section = config.ppo.loop if stage == "ppo" else supervised[stage]
@@ -79,21 +81,28 @@ def describe_extension(config: Config, stage: str, done: int) -> str:
         condition = "" if stage == "ppo" else ", if the batch size divides the rows"
         condition += f"; the evaluation after update {done} is an additional one" if every and done % every else ""
         return f"The run goes on after update {done}, bit for bit as if it had always been this long{condition}."
-    rate = f"; update {done + 1} has a learning rate of {_next_rate(config, done):.3g}" if stage == "ppo" else ""
+    rate = (
+        f"; update {done + 1} has a learning rate of {_next_rate(config, done, progress or {}):.3g}"
+        if stage == "ppo"
+        else ""
+    )
     return (
         f"The run goes on after update {done}. Stretched to the new length: {', '.join(stretched)}{rate}. The result "
         "is not the one of a run that was this long from the start."
     )
 
 
-def _next_rate(config: Config, done: int) -> float:
-    ppo = config.ppo
+def _next_rate(config: Config, done: int, progress: Mapping[str, Any]) -> float:
+    ppo, value = config.ppo, config.ppo.value
+    warmup = ValueWarmup(
+        most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=ppo.loop.num_updates
+    ).resume(progress)
     return learning_rate_at(
-        max(0, done - ppo.value.value_warmup_updates),
-        ppo.num_policy_updates,
+        max(0, done - warmup.num_updates),
+        warmup.num_policy_updates,
         learning_rate=ppo.loop.learning_rate,
         schedule=ppo.loop.schedule,
-        warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.num_policy_updates),
+        warmup_steps=round(ppo.optimizer.warmup_fraction * warmup.num_policy_updates),
     )
 
 

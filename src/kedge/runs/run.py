@@ -172,7 +172,8 @@ def open_run(
         _check_unchanged(config, folder, fingerprint, checkpoint, allowed)
         if longer:
             check_extension(folder, checkpoint)
-            say(describe_extension(config, stage, checkpoint.update if checkpoint else 0))
+            progress = checkpoint.state["progress"] if checkpoint else {}
+            say(describe_extension(config, stage, checkpoint.update if checkpoint else 0, progress))
     device = resolve_device(config.runtime.device)
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)

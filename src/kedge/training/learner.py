@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import Self
 
-from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision, budget_batches
 
 __all__ = ["Batch", "LanguageLearner", "Learner"]
@@ -95,6 +95,10 @@ class Learner(Protocol[B]):
         """Log probabilities, entropy and values of the actions under the current weights, differentiable."""
         ...
 
+    def evaluate_critic(self, batch: B) -> CriticOutputs:
+        """The values alone, differentiable with respect to the parameters that only the critic has."""
+        ...
+
 
 @dataclass
 class LanguageLearner:
@@ -153,6 +157,12 @@ class LanguageLearner:
             (_, outputs), self._pending = self._pending, None
             return outputs
         return self._forward(batch.rollout)
+
+    def evaluate_critic(self, batch: Experience) -> CriticOutputs:
+        """See `Learner`."""
+        return self.actor_critic.critic_outputs(
+            batch.rollout, precision=self.precision, value_after_last=self.value_after_last
+        )
 
     @contextmanager
     def frozen_policy(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.critic import clipped_value_loss
-from kedge.algorithm.experience import PolicyOutputs
+from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.histogram import Bins, histogram_value_loss
 from kedge.algorithm.imitation import positive_nll
 from kedge.algorithm.kl import KLEstimator, kl_loss
@@ -159,8 +160,13 @@ class Objective:
                 losses.append(self.positive_nll_coef * nll)
                 metrics["loss/positive_nll"] = Metric(losses[-1])
         loss = sum(losses[1:], losses[0])
-        metrics = {"loss/total": Metric(loss), **metrics}
-        return Terms(loss, {name: Metric(each.value.detach(), each.reduce) for name, each in metrics.items()})
+        return Terms(loss, _detached({"loss/total": Metric(loss), **metrics}))
+
+    def critic_terms(self, outputs: CriticOutputs, batch: Batch, divisors: Divisors) -> Terms:
+        """The value term alone, c_v·value, for a step that trains the critic only; arguments as in `__call__`."""
+        averaging = {"aggregation": self.aggregation, "constant_length": self.constant_length}
+        loss, metrics = self._value_term(outputs, batch, divisors, averaging)
+        return Terms(loss, _detached(metrics))
 
     def _policy_loss(self, outputs: PolicyOutputs, batch: Batch, averaging: dict[str, Any]) -> PolicyLoss:
         tensors = (outputs.logprobs, batch.old_logprobs, batch.advantages, batch.action_mask)
@@ -185,7 +191,11 @@ class Objective:
         )
 
     def _value_term(
-        self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors, averaging: dict[str, Any]
+        self,
+        outputs: PolicyOutputs | CriticOutputs,
+        batch: Batch,
+        divisors: Divisors,
+        averaging: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Metric]]:
         mask, averaging = batch.reward_mask, {**averaging, "normalizer": divisors.value}
         share = mask.sum() / divisors.value_slots
@@ -222,3 +232,7 @@ class Objective:
             normalizer=divisors.policy,
             **averaging,
         )
+
+
+def _detached(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    return {name: Metric(each.value.detach(), each.reduce) for name, each in metrics.items()}

@@ -18,6 +18,9 @@ Schedule = Literal["linear", "cosine", "constant"]
 RATE = "learning_rate_multiple"
 """Parameter group key: the group's learning rate as a multiple of the schedule's; part of the optimizer's state."""
 
+CRITIC = "is_critic"
+"""Parameter group key: whether the group belongs to a critic that shares no gradient with the policy."""
+
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Devices with a fused implementation; on a CPU it is two to four times as fast as the loop over parameters."""
 
@@ -32,6 +35,7 @@ def build_optimizer(
     weight_decay: float = 0.0,
     head_parameters: Iterable[nn.Parameter] = (),
     head_rate: float = 1.0,
+    critic_parameters: Iterable[nn.Parameter] = (),
 ) -> AdamW:
     """Adam with an explicit ε and, by default, no weight decay.
 
@@ -50,6 +54,8 @@ def build_optimizer(
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
         head_parameters: Parameters to train at their own rate: a new head has further to go.
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
+        critic_parameters: Those of a critic that shares no gradient with the policy: `set_learning_rate` can give them
+            another rate, and their gradient is clipped apart.
 
     Raises:
         ConfigError: No parameter is trainable, or the mode is unknown.
@@ -57,11 +63,16 @@ def build_optimizer(
     Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow.
     """
     head_parameters = list(head_parameters)
-    head = {id(parameter) for parameter in head_parameters}
+    head, critic = ({id(each) for each in several} for several in (head_parameters, critic_parameters))
     body = [parameter for parameter in parameters if id(parameter) not in head]
-    groups = [
-        {"params": members, "weight_decay": decay, RATE: rate}
+    kinds = [
+        ([each for each in several if (id(each) in critic) == is_critic], rate, is_critic)
         for several, rate in ((body, 1.0), (head_parameters, head_rate))
+        for is_critic in (False, True)
+    ]
+    groups = [
+        {"params": members, "weight_decay": decay, RATE: rate, CRITIC: is_critic}
+        for several, rate, is_critic in kinds
         for members, decay in ((_trainable(several, matrices=True), weight_decay), (_trainable(several), 0.0))
         if members
     ]
@@ -132,10 +143,22 @@ def learning_rate_at(
     raise ConfigError(f"schedule: {schedule!r} is unknown; expected 'linear', 'cosine' or 'constant'")
 
 
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next steps; each parameter group uses its own multiple of it."""
+def set_learning_rate(optimizer: Optimizer, learning_rate: float, *, critic: float | None = None) -> None:
+    """Set the learning rate of the next steps; each parameter group uses its own multiple of it.
+
+    Args:
+        optimizer: The optimizer.
+        learning_rate: The rate of the next steps.
+        critic: The rate of a critic's groups; None for the same.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group[RATE]
+        rate = critic if critic is not None and group[CRITIC] else learning_rate
+        group["lr"] = rate * group[RATE]
+
+
+def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
+    """The parameters of the critic's groups, or all others."""
+    return [each for group in optimizer.param_groups if group[CRITIC] == critic for each in group["params"]]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:

@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
+from kedge.training.critic_pass import critic_pass
 from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
 from kedge.training.guard.nonfinite import search_minibatch
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.metrics import Metric, MetricTotals, Reduction, reduce_steps
 from kedge.training.objective import Objective
-from kedge.training.optimizer import clip_gradients
+from kedge.training.optimizer import clip_gradients, parameters_of
 
 __all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
 
@@ -62,6 +63,7 @@ class UpdateResult:
         reductions: Reduction of each metric over steps.
         passes: Each epoch's log probabilities and entropies; the last can be incomplete.
         num_steps: Optimizer steps taken.
+        critic_steps: The metrics of every step that trained the critic alone, after an epoch.
         stopped_early: The approximate KL exceeded its limit; the remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
     """
@@ -70,6 +72,7 @@ class UpdateResult:
     reductions: dict[str, Reduction] = field(default_factory=dict)
     passes: list[EpochPass] = field(default_factory=list)
     num_steps: int = 0
+    critic_steps: list[dict[str, float]] = field(default_factory=list)
     stopped_early: bool = False
     refused: bool = False
 
@@ -80,7 +83,10 @@ class UpdateResult:
         weights are still those used for sampling.
         """
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
-        return {**reduce_steps(self.steps, self.reductions), **first, "policy/optimizer_steps": self.num_steps}
+        losses = [step["value/loss"] for step in self.critic_steps]
+        extra = {"value/extra_steps": len(losses), "value/extra_loss": sum(losses) / len(losses)} if losses else {}
+        reduced = reduce_steps(self.steps, self.reductions)
+        return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra}
 
 
 def ppo_update(
@@ -93,6 +99,8 @@ def ppo_update(
     num_minibatches: int,
     generator: torch.Generator,
     max_grad_norm: float | None,
+    num_critic_epochs: int = 1,
+    critic_generator: torch.Generator | None = None,
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
@@ -100,6 +108,7 @@ def ppo_update(
     """Train policy and critic on one batch of experience.
 
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the total loss
+        then C − 1 passes of M steps on the value term alone, for the critic's own parameters
 
     Old log probabilities, values, advantages and returns are fixed. The gradient of a minibatch does not depend on its
     split into micro-batches. A single minibatch holds all rows and is not shuffled.
@@ -112,7 +121,10 @@ def ppo_update(
         num_epochs: K.
         num_minibatches: M, optimizer steps per epoch.
         generator: Random generator of the shuffles.
-        max_grad_norm: Maximum gradient norm; None or 0 disables clipping.
+        max_grad_norm: Maximum gradient norm, of the policy and, apart from it, of a critic that shares no gradient;
+            None or 0 disables clipping.
+        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `critic_pass`.
+        critic_generator: Random generator of their shuffles; None for `generator`.
         early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the rest of the update is skipped.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
@@ -143,7 +155,7 @@ def ppo_update(
             for share in extra_loss() if extra_loss else ():
                 share.backward()
                 totals.add({"loss/ptx": Metric(share.detach())})
-            metrics = {**totals.values(), "policy/grad_norm": clip_gradients(parameters, max_grad_norm)}
+            metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
             result.reductions.update(totals.reductions)
             search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
             if not check_step(result.num_steps, metrics, search):
@@ -155,7 +167,38 @@ def ppo_update(
             optimizer.step()
             result.steps.append(metrics)
             result.num_steps += 1
+        for _ in range(num_critic_epochs - 1):
+            steps, complete = critic_pass(
+                learner,
+                optimizer,
+                experience,
+                objective,
+                _minibatches(experience.num_rows, num_minibatches, critic_generator or generator),
+                max_grad_norm=max_grad_norm,
+                first_step=result.num_steps + len(result.critic_steps),
+                check_step=check_step,
+            )
+            result.critic_steps += steps
+            if not complete:
+                result.refused = True
+                return result
     return result
+
+
+def _clipped_norms(optimizer: Optimizer, max_norm: float | None) -> dict[str, float]:
+    """Clip the gradients of the policy and of a separate critic, and return the norms before that.
+
+    They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
+    value head whose gradient reaches the policy's trunk shares its norm. A model without gradients is left out.
+
+    Source: verl and OpenRLHF, where each model has an optimizer of its own.
+    """
+    norms: dict[str, float] = {}
+    for name, critic in (("policy/grad_norm", False), ("value/grad_norm", True)):
+        trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]
+        if trained:
+            norms[name] = clip_gradients(trained, max_norm)
+    return norms
 
 
 @torch.no_grad()

@@ -54,6 +54,20 @@ def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate):
     assert metrics["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_pass_of_the_critic_alone_is_what_torch_counts(policy, separate):
+    tokenizer = load_tokenizer(policy)
+    model = load_language_model(policy, tokenizer=tokenizer, value_head=not separate)
+    critic = load_scalar_model(policy, tokenizer=tokenizer, init="fresh") if separate else None
+    models, rollout = ActorCritic(model, critic), make_rollout(num_prompt=12, num_response=20)
+    with FlopCounterMode(display=False) as counter:
+        models.critic_outputs(rollout).values.sum().backward()
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ForwardCost())
+    found = costs.metrics(rollout, reevaluated=False, num_passes=0, train_policy=True, num_critic_passes=1)
+    # As above; a few per cent each.
+    assert found["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
+
+
 def test_an_update_in_steps_of_fine_tuning():
     policy, rollout = ForwardCost(per_token=100, per_action=10), make_rollout()
     forward = 2 * (100 * 44 + 10 * 20)
@@ -66,6 +80,11 @@ def test_an_update_in_steps_of_fine_tuning():
         "flops/train": 12 * forward,
         "cost/sft_steps": pytest.approx((14 * forward + 4400) / (3 * forward)),
     }
+    # Two passes of the critic alone: forward through the trunk, or forward and backward through a model of its own.
+    settings = {"reevaluated": False, "num_passes": 4, "train_policy": True, "num_critic_passes": 2}
+    assert costs.metrics(rollout, **settings)["flops/train"] == 12 * forward + 2 * 2 * 100 * 44
+    separate = Costs(policy, ForwardCost(per_token=70), policy, ForwardCost())
+    assert separate.metrics(rollout, **settings)["flops/train"] == 12 * forward + (12 + 6) * 2 * 70 * 44
     warm_up = costs.metrics(rollout, reevaluated=True, num_passes=2, train_policy=False)
     assert (warm_up["flops/experience"], warm_up["flops/train"]) == (2 * forward, 2 * forward)
     again = Costs(policy, ForwardCost(), policy, ForwardCost(), recomputes=True)

@@ -23,13 +23,14 @@ def test_the_limit_is_k_sigma_above_the_median_of_the_logarithms():
     # Logarithms −2, −1, 0, 1, 2: the median is 0, the median distance 1, σ = 1.4826, and 3 σ lie at 4.4478.
     watching = watch([math.exp(x) for x in (1, -2, 0, 2, -1)])
     assert watching.find(step(math.exp(4.44))) is None
-    assert "policy/grad_norm is 85.63, 3 σ above the median of the last 5 steps" in watching.find(step(math.exp(4.45)))
+    found = str(watching.find(step(math.exp(4.45))))
+    assert "policy/grad_norm is 85.63, 3 σ above the median of the last 5 steps" in found
 
 
 def test_a_loss_is_compared_as_it_is():
     watching = watch([1.0] * 5, losses=[-2.0, -1.0, 0.0, 1.0, 2.0])
     assert watching.find(step(loss=4.44)) is None
-    assert "loss/total is 4.5" in watching.find(step(loss=4.5))
+    assert "loss/total is 4.5" in str(watching.find(step(loss=4.5)))
     assert watching.find(step(loss=-1000.0)) is None  # a low loss does no harm
 
 
@@ -53,6 +54,15 @@ def test_a_history_that_does_not_move_makes_no_spike_of_a_rounding_error():
     assert watching.find(step(1.05, 0.55)) is None
     assert watching.find(step(1.1)) is not None
     assert watch([0.0] * 10).find(step(0.0)) is None
+
+
+def test_a_critics_norm_is_watched_where_there_is_one_and_an_older_history_has_none():
+    watching = SpikeDetector(sigma=3.0, history=5)
+    watching.load_state_dict({"policy/grad_norm": [0.0] * 5, "loss/total": [0.5] * 5})  # saved before it was watched
+    for _ in range(5):
+        assert watching.find({"value/grad_norm": 1e9, "loss/total": 0.5}) is None
+        watching.add({"value/grad_norm": 1.0, "loss/total": 0.5})
+    assert "value/grad_norm is 2, " in str(watching.find({"value/grad_norm": 2.0, "loss/total": 0.5}))
 
 
 def test_only_the_recent_past_counts():

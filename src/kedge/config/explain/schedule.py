@@ -30,6 +30,7 @@ def _update(config: Config) -> list[str]:
         "  and takes one optimizer step per minibatch:",
         f"  {_count(loop.num_epochs * loop.num_minibatches, 'optimizer step')} per update"
         f"{', fewer if ppo.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
+        *_critic_passes(config),
     ]
 
 
@@ -38,6 +39,15 @@ def _baseline(config: Config) -> list[str]:
     if config.ppo.advantages.advantage != "remax":
         return []
     return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
+
+
+def _critic_passes(config: Config) -> list[str]:
+    """The passes of the critic alone."""
+    loop, extra = config.ppo.loop, config.ppo.value.num_critic_epochs - 1
+    if not extra:
+        return []
+    number = _count(loop.num_epochs * loop.num_minibatches * extra, "optimizer step")
+    return [f"  After each pass the critic makes {extra} more alone: {number} per update."]
 
 
 def _left_out(config: Config) -> list[str]:
@@ -60,10 +70,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}.",
     ]
     if warmup := config.ppo.value.value_warmup_updates:
-        lines.append(
-            f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
-            f"controllers cover the {_count(config.ppo.num_policy_updates, 'update')} after them."
-        )
+        lines.append(_warmup(config, warmup))
     if config.ppo.resolved_critic == "none":
         lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantages.advantage} needs none.")
     for field, points in config.schedules.items():
@@ -77,6 +84,20 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
             f"{prompts / num_prompts_available:.3g} passes over them."
         )
     return lines
+
+
+def _warmup(config: Config, warmup: int) -> str:
+    until, others = config.ppo.value.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
+    if until is None:
+        return (
+            f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
+            f"controllers cover the {others} after them."
+        )
+    return (
+        f"Only the critic is trained until it explains {until:g} of the variance of new returns, for at most "
+        f"{_count(warmup, 'update')}. The learning-rate schedule and the controllers cover the updates after them, at "
+        f"least {others}."
+    )
 
 
 def _evaluation(config: Config, num_held_out: int | None) -> list[str]:

@@ -107,10 +107,7 @@ ALGORITHM = (
         "actor_learning_rate learning_rate actor.adam.lr adam.lr",
         "`ppo.learning_rate`; in sft `sft.learning_rate`, in reward `reward_model.learning_rate`",
     ),
-    Row(
-        "critic_learning_rate critic.adam.lr",
-        "`ppo.value_head_rate`: how many times the policy's rate a new value head has",
-    ),
+    Row("critic_learning_rate critic.adam.lr", "`ppo.critic_learning_rate`, with `ppo.critic=separate`"),
     Row("lr_scheduler actor.lr_scheduler", "`ppo.schedule`"),
     Row("lr_warmup_ratio actor.lr_warmup_ratio", "`ppo.warmup_fraction`"),
     Row("min_lr_ratio actor.min_lr_ratio", "none: schedules end at 0, or stay constant"),

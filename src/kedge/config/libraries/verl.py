@@ -48,7 +48,8 @@ BATCHES = (
     ),
     Row("actor_rollout_ref.actor.use_dynamic_bsz", "always: `runtime.micro_batch_tokens` counts tokens"),
     Row("actor_rollout_ref.model.use_remove_padding", "always: rows are computed without padding"),
-    Row("actor_rollout_ref.actor.ppo_epochs critic.ppo_epochs", "`ppo.num_epochs`"),
+    Row("actor_rollout_ref.actor.ppo_epochs", "`ppo.num_epochs`"),
+    Row("critic.ppo_epochs", "`ppo.num_critic_epochs`, as a multiple of `ppo.num_epochs`"),
     Row(
         "trainer.total_epochs",
         "`ppo.num_updates`: passes over the prompts, times prompts in the data, divided by `rollout.num_prompts`; in "
@@ -84,7 +85,7 @@ ALGORITHM = (
     Row("critic.cliprange_value", "`ppo.value_clip_range`, in units of the score with `ppo.value_unit=score`"),
     Row("actor_rollout_ref.actor.grad_clip critic.grad_clip optim.clip_grad", "`ppo.max_grad_norm`"),
     Row("actor_rollout_ref.actor.optim.lr optim.lr", "`ppo.learning_rate`; in sft `sft.learning_rate`"),
-    Row("critic.optim.lr", "`ppo.value_head_rate`: how many times the policy's rate a new value head has"),
+    Row("critic.optim.lr", "`ppo.critic_learning_rate`, with `ppo.critic=separate`"),
     Row(
         "actor_rollout_ref.actor.optim.lr_warmup_steps actor_rollout_ref.actor.optim.lr_warmup_steps_ratio "
         "optim.warmup_steps_ratio",

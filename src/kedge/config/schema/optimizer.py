@@ -24,7 +24,8 @@ class OptimizerConfig(Group):
     max_grad_norm: float | None = field(
         1.0,
         gt=0,
-        meaning="L2 norm to which the gradient is clipped before each step; null disables clipping.",
+        meaning="L2 norm to which the gradient is clipped before each step; null disables clipping. In PPO a separate "
+        "critic's gradient is clipped apart from the policy's.",
         source="S0; Ziegler and N+ do not clip",
         too_high="a single bad batch can ruin the weights",
         too_low="every step is clipped, which in effect lowers the learning rate",

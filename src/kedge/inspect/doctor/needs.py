@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import value_warmup_of
 
 __all__ = ["TRAINED", "Gap", "Needs", "gaps_in_words"]
 
@@ -92,7 +93,7 @@ class Needs:
         return None
 
     def _count(self, run: RunRecord, names: Iterable[str]) -> int:
-        skipped = (run.setting("ppo.value_warmup_updates") or 0) if self.of_policy else 0
+        skipped = value_warmup_of(run) if self.of_policy else 0
         return max(_finite(run, name, after=skipped) for name in names)
 
 

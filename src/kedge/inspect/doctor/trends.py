@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.progress import format_figure
 
 __all__ = [
@@ -155,7 +156,7 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
     """
     found = Series(*run.series(name)).where(math.isfinite)
     if of_policy:
-        found = found.after(run.setting("ppo.value_warmup_updates") or 0)
+        found = found.after(value_warmup_of(run))
     return found if len(found) >= max(at_least, 1) else None
 
 

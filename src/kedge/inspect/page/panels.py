@@ -158,7 +158,7 @@ PPO = (
         "Policy step",
         "Gradient norm",
         "before clipping",
-        {"policy/grad_norm": "norm"},
+        {"policy/grad_norm": "policy", "value/grad_norm": "separate critic"},
         "Finite, without a lasting rise.",
         logarithmic=True,
     ),

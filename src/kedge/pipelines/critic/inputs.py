@@ -13,6 +13,7 @@ from torch import nn
 from kedge.config import Config, PpoConfig, with_values
 from kedge.models import ActorCritic
 from kedge.pipelines.ppo.roles import Roles, load_roles
+from kedge.pipelines.ppo.settings import value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import Run
@@ -139,4 +140,4 @@ def load_critic_inputs(
     roles = load_roles(first, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     policy = roles.actor_critic.policy
     without = replace(roles, actor_critic=ActorCritic(policy)) if roles.actor_critic.critic is not None else roles
-    return CriticInputs(first, config.critic.num_prompts, roles, PpoSteps(first, run, without))
+    return CriticInputs(first, config.critic.num_prompts, roles, PpoSteps(first, run, without, value_warmup_of(first)))

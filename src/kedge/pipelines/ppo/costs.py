@@ -95,6 +95,7 @@ class Costs:
         reevaluated: bool,
         num_passes: float,
         train_policy: bool,
+        num_critic_passes: float = 0.0,
     ) -> dict[str, float]:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
@@ -104,6 +105,8 @@ class Costs:
             reevaluated: Old log probabilities and values needed a separate forward pass.
             num_passes: Epochs trained; can be a fraction.
             train_policy: False if only the critic was trained.
+            num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
+                passes through the trunk.
         """
         tokens, actions = rollout.num_tokens, rollout.num_actions
         everything = sampled or [rollout]
@@ -114,7 +117,8 @@ class Costs:
             "rollout": self.policy.flops(all_tokens, all_actions),
             "reward": self.rewards.flops(all_tokens, all_actions),
             "experience": reference + (policy + critic if reevaluated else 0.0),
-            "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole),
+            "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole)
+            + num_critic_passes * (critic * whole if critic else self.policy.flops(tokens, 0)),
         }
         sft_step = (1 + BACKWARD) * policy
         total = sum(phases.values()) / sft_step

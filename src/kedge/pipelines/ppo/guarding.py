@@ -18,6 +18,7 @@ from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, Incident
 from kedge.training.guard.nonfinite import find_bad_weight
 from kedge.training.guard.spikes import SpikeDetector
+from kedge.training.value_warmup import ValueWarmup
 
 __all__ = ["guarded_update", "new_guard"]
 
@@ -33,6 +34,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         warn: Prints a line to the user.
     """
     options, num_steps = config.ppo.guard, config.ppo.loop.num_epochs * config.ppo.loop.num_minibatches
+    num_steps *= config.ppo.value.num_critic_epochs
     sigma = options.spike_sigma
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
@@ -59,7 +61,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
 
 @contextmanager
 def guarded_update(
-    config: Config, update: int, guard: Guard, loop: CheckpointedLoop, log: MetricsLog
+    config: Config, update: int, warmup: ValueWarmup, guard: Guard, loop: CheckpointedLoop, log: MetricsLog
 ) -> Iterator[None]:
     """Context of one update; if the update is dropped, writes a row with only the guard's metrics.
 
@@ -68,7 +70,7 @@ def guarded_update(
     """
     if update == 1 and "rollback" in (config.ppo.guard.on_nonfinite, config.ppo.guard.on_spike):
         loop.save()  # the initial state, so that there is a checkpoint to roll back to
-    if update == config.ppo.value.value_warmup_updates + 1:
+    if update == warmup.num_updates + 1:
         guard.forget_steps()  # the critic's alone; the policy's are larger
     with guard.watching(update):
         yield

@@ -26,7 +26,7 @@ from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.sampling import Sampling
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
-from kedge.pipelines.ppo.settings import coefficients_of
+from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.claim import claimed
@@ -106,7 +106,8 @@ def train(
     after_update: AfterUpdate,
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
-    steps = PpoSteps(config, run, roles)
+    warmup = value_warmup_of(config)
+    steps = PpoSteps(config, run, roles, warmup)
     seed = stream_seed(config.runtime.seed, "prompts")
     prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     coefficients = coefficients_of(config)
@@ -117,13 +118,13 @@ def train(
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         held_out, ending = HeldOutEvaluation(steps, log), EarlyEnd(config, loop.best)
         critic_checks = CriticChecks(steps, log)
-        resumed |= {**held_out.state, **ending.state}
+        resumed |= {**held_out.state, **ending.state, **warmup.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
         at_start = loop.done == 0
         for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}
-            with guarded_update(config, update, guard, loop, log.metrics):
+            with guarded_update(config, update, warmup, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
                 is_known = roles.missing_eos.is_known
@@ -168,6 +169,8 @@ def train(
                 fixed.sample(update, coefficients)
                 loop.see(update, metrics)
                 ending.see(metrics)
+                if line := warmup.see(update, metrics):
+                    log.progress.say(line)
             if not guard.dropped:
                 after_update(update, metrics)
 

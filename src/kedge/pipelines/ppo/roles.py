@@ -150,6 +150,7 @@ def load_roles(
             actor_critic.parameters(),
             head_parameters=() if head is None else head.parameters(),
             head_rate=config.ppo.value.value_head_rate,
+            critic_parameters=actor_critic.separable_parameters(),
             learning_rate=config.ppo.loop.learning_rate,
             adam_eps=config.ppo.optimizer.adam_eps,
             adam_eps_mode=config.ppo.optimizer.adam_eps_mode,
@@ -182,7 +183,7 @@ def _load_actor_critic(
             load_saved_head(config, policy, tokenizer)
         elif head is not None and not load_value_head(head, source):
             initialize_head(head, value.value_head_init)
-    actor_critic = ActorCritic(policy, critic)
+    actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
     if config.runtime.activation_checkpointing:
         actor_critic.checkpoint_activations()
     return actor_critic, head

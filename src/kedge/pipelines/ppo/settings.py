@@ -24,15 +24,18 @@ from kedge.algorithm.histogram import Bins
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective, Surrogate
+from kedge.training.value_warmup import ValueWarmup
 
 __all__ = [
     "advantage_of",
     "coefficients_of",
+    "controllers_of",
     "follow_schedules",
     "objective_of",
     "process_advantage_of",
     "reward_kl_coef",
     "value_bins_of",
+    "value_warmup_of",
 ]
 
 ZIEGLER_HORIZON = 10_000
@@ -83,16 +86,35 @@ def process_advantage_of(config: Config) -> Advantage | None:
 def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients and their controllers."""
     ppo = config.ppo
+    controllers = controllers_of(config, ppo.num_policy_updates)
+    return Coefficients(controllers, ppo.kl.kl_coef, ppo.objective.entropy_coef, ppo.objective.surrogate_kl_coef)
+
+
+def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
+    """The controllers of the coefficients.
+
+    Args:
+        config: The configuration.
+        num_policy_updates: Updates that train the policy; waiting time and horizon are shares of them.
+    """
+    ppo = config.ppo
     adaptive = ppo.objective.policy_loss == "kl_penalty_adaptive"
-    controllers = Controllers(
+    return Controllers(
         kl=ppo.kl.kl_controller,
         kl_target=ppo.kl.kl_target,
-        kl_horizon=ppo.kl.kl_horizon or _automatic_horizon(config),
-        kl_wait_updates=ppo.kl.kl_wait_fraction * ppo.num_policy_updates,
+        kl_horizon=ppo.kl.kl_horizon or _automatic_horizon(config, num_policy_updates),
+        kl_wait_updates=ppo.kl.kl_wait_fraction * num_policy_updates,
         entropy_target=ppo.objective.entropy_target,
         surrogate_kl_target=ppo.objective.surrogate_kl_target if adaptive else None,
     )
-    return Coefficients(controllers, ppo.kl.kl_coef, ppo.objective.entropy_coef, ppo.objective.surrogate_kl_coef)
+
+
+def value_warmup_of(config: Config) -> ValueWarmup:
+    """The critic's warm-up, at its start."""
+    value = config.ppo.value
+    return ValueWarmup(
+        most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=config.ppo.loop.num_updates
+    )
 
 
 def follow_schedules(coefficients: Coefficients, config: Config, update: int) -> None:
@@ -148,13 +170,13 @@ def value_bins_of(config: Config) -> Bins | None:
     return Bins(value.value_min, value.value_max, value.value_num_bins) if value.value_loss == "hl_gauss" else None
 
 
-def _automatic_horizon(config: Config) -> int:
+def _automatic_horizon(config: Config, num_policy_updates: int) -> int:
     """Ziegler's horizon, but at most 1/30 of the updates that train the policy.
 
     An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would hardly
     change in a run of a few thousand responses; with 1/30 of the responses it can change by a factor of e^6 up or down.
     """
-    return max(1, min(ZIEGLER_HORIZON, config.ppo.num_policy_updates * config.responses_per_update // 30))
+    return max(1, min(ZIEGLER_HORIZON, num_policy_updates * config.responses_per_update // 30))
 
 
 def _spread(returns: Tensor) -> float:

@@ -19,6 +19,7 @@ from kedge.pipelines.ppo.costs import Costs
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.settings import (
     advantage_of,
+    controllers_of,
     follow_schedules,
     objective_of,
     process_advantage_of,
@@ -33,6 +34,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
 from kedge.training.runtime import stream, stream_seed
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
+from kedge.training.value_warmup import ValueWarmup
 
 __all__ = ["PpoSteps"]
 
@@ -45,11 +47,13 @@ class PpoSteps:
         config: The run's configuration.
         run: The run.
         roles: Its models.
+        warmup: The critic's warm-up, which the run keeps up to date.
     """
 
     config: Config
     run: Run
     roles: Roles
+    warmup: ValueWarmup
 
     @property
     def needs_baseline(self) -> bool:
@@ -63,6 +67,8 @@ class PpoSteps:
 
     def at(self, update: int, coefficients: Coefficients) -> PpoSteps:
         """The steps of an update, with the scheduled fields' values of then, which `coefficients` gets as well."""
+        if self.warmup.ends_by_result:
+            coefficients.controllers = controllers_of(self.config, self.warmup.num_policy_updates)
         if not self.config.schedules:
             return self
         follow_schedules(coefficients, self.config, update)
@@ -206,7 +212,7 @@ class PpoSteps:
         if is_flat:
             return UpdateResult(refused=True)
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
-        set_learning_rate(self.roles.optimizer, self.learning_rate(update))
+        set_learning_rate(self.roles.optimizer, **self.learning_rates(update))
         with nullcontext() if trains_policy else learner.frozen_policy():
             return ppo_update(
                 learner,
@@ -216,8 +222,10 @@ class PpoSteps:
                 num_epochs=ppo.loop.num_epochs,
                 num_minibatches=ppo.loop.num_minibatches,
                 max_grad_norm=ppo.optimizer.max_grad_norm,
+                num_critic_epochs=ppo.value.num_critic_epochs,
                 early_stop_kl=ppo.loop.early_stop_kl,
                 generator=stream(self.config.runtime.seed, "minibatches", update),
+                critic_generator=stream(self.config.runtime.seed, "critic minibatches", update),
                 extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining and trains_policy else None,
                 check_step=check_step,
             )
@@ -228,23 +236,28 @@ class PpoSteps:
             return {}
         return {"policy/distance_moved": distance_moved(learner, experience)}
 
-    def learning_rate(self, update: int) -> float:
-        """The learning rate of an update's steps.
+    def learning_rates(self, update: int) -> dict[str, float]:
+        """The learning rates of an update's steps, by argument of `set_learning_rate`.
 
         The schedule covers the updates of the policy. The critic warms up at the peak rate, after a rise of its own.
         """
+        loop, critics = self.config.ppo.loop, self.config.ppo.value.critic_learning_rate
+        peaks = {"learning_rate": loop.learning_rate, **({} if critics is None else {"critic": critics})}
+        return {name: self._learning_rate(update, peak) for name, peak in peaks.items()}
+
+    def _learning_rate(self, update: int, peak: float) -> float:
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         return learning_rate_at(
-            update - 1 - (ppo.value.value_warmup_updates if trains_policy else 0),
-            ppo.num_policy_updates,
-            learning_rate=ppo.loop.learning_rate,
+            update - 1 - (self.warmup.num_updates if trains_policy else 0),
+            self.warmup.num_policy_updates,
+            learning_rate=peak,
             schedule=ppo.loop.schedule if trains_policy else "constant",
-            warmup_steps=round(ppo.optimizer.warmup_fraction * ppo.num_policy_updates),
+            warmup_steps=round(ppo.optimizer.warmup_fraction * self.warmup.num_policy_updates),
         )
 
     def trains_policy(self, update: int) -> bool:
         """False while the critic warms up."""
-        return update > self.config.ppo.value.value_warmup_updates
+        return self.warmup.trains_policy(update)
 
     def costs(
         self, batch: SampledBatch, learner: LanguageLearner, result: UpdateResult, update: int
@@ -256,12 +269,16 @@ class PpoSteps:
             reevaluated=not learner.reused_first_pass and not self.roles.engine.is_exact,
             num_passes=result.num_steps / self.config.ppo.loop.num_minibatches,
             train_policy=self.trains_policy(update),
+            num_critic_passes=len(result.critic_steps) / self.config.ppo.loop.num_minibatches,
         )
 
     def metrics(self, update: int, batch: SampledBatch) -> dict[str, float]:
         """Learning rate, staleness and distinct prompts of an update."""
+        rates = self.learning_rates(update)
         return {
-            "policy/learning_rate": self.learning_rate(update),
+            "policy/learning_rate": rates["learning_rate"],
+            **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
+            **self.warmup.metrics(update),
             "policy/staleness": update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in scheduled_values(self.config, update).items()},

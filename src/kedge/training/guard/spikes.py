@@ -23,8 +23,12 @@ def _log(norm: float) -> float:
     return math.log(max(norm, 1e-30))
 
 
-WATCHED: Mapping[str, Callable[[float], float]] = {"policy/grad_norm": _log, "loss/total": float}
-"""The metrics checked for spikes, with the scale of the comparison."""
+WATCHED: Mapping[str, Callable[[float], float]] = {
+    "policy/grad_norm": _log,
+    "value/grad_norm": _log,
+    "loss/total": float,
+}
+"""The metrics checked for spikes, with the scale of the comparison; a step need not have all of them."""
 
 
 class SpikeDetector:
@@ -50,7 +54,7 @@ class SpikeDetector:
         """Describe the first metric of a step that is a spike; None if there is none."""
         for name, scale in WATCHED.items():
             past = self._past[name]
-            if len(past) < self._length:
+            if name not in figures or len(past) < self._length:
                 continue
             middle = median(past)
             spread = max(NORMAL * median(abs(x - middle) for x in past), SMALLEST_SPREAD)
@@ -64,7 +68,8 @@ class SpikeDetector:
     def add(self, figures: Mapping[str, float]) -> None:
         """Add a step to the history."""
         for name, scale in WATCHED.items():
-            self._past[name].append(scale(figures[name]))
+            if name in figures:
+                self._past[name].append(scale(figures[name]))
 
     def clear(self) -> None:
         """Forget the history."""
@@ -79,4 +84,4 @@ class SpikeDetector:
         """Restore a `state_dict`."""
         self.clear()
         for name, past in self._past.items():
-            past.extend(state[name])
+            past.extend(state.get(name, []))  # earlier versions watched fewer metrics

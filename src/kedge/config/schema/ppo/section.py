@@ -33,7 +33,7 @@ class PpoConfig(Section):
 
     @property
     def num_policy_updates(self) -> int:
-        """Updates that train the policy: those after the critic's warm-up."""
+        """Updates that train the policy, at least: those after the critic's warm-up."""
         return self.loop.num_updates - self.value.value_warmup_updates
 
     @property
@@ -55,6 +55,21 @@ class PpoConfig(Section):
             raise ValueError(
                 f"ppo.value_warmup_updates={warmup} warms up a critic, and ppo.advantage={advantage} has none; use 0"
             )
+        if self.value.num_critic_epochs > 1 and self.resolved_critic == "none":
+            raise ValueError(
+                f"ppo.num_critic_epochs={self.value.num_critic_epochs} trains a critic, and ppo.advantage={advantage} "
+                "has none; use 1"
+            )
+        if self.value.value_gradient == "head" and self.resolved_critic != "shared":
+            raise ValueError(
+                "ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared "
+                f"(ppo.critic={self.resolved_critic})"
+            )
+        if self.value.critic_learning_rate is not None and self.resolved_critic != "separate":
+            raise ValueError(
+                "ppo.critic_learning_rate needs ppo.critic=separate; the rate of a shared value head is "
+                "ppo.value_head_rate"
+            )
         return self
 
     @model_validator(mode="after")
@@ -68,6 +83,11 @@ class PpoConfig(Section):
 
     @model_validator(mode="after")
     def _check_warmup(self) -> "PpoConfig":
+        if self.value.value_warmup_until is not None and not self.value.value_warmup_updates:
+            raise ValueError(
+                "ppo.value_warmup_until ends a warm-up early, and ppo.value_warmup_updates=0 is none; set it to the "
+                "most updates that the warm-up may take"
+            )
         if 0 < self.loop.num_updates <= self.value.value_warmup_updates:
             raise ValueError(
                 f"ppo.value_warmup_updates={self.value.value_warmup_updates} leaves no update for the policy; "

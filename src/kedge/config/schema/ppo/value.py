@@ -88,11 +88,19 @@ class ValueConfig(Group):
         source="kedge: in the unit of the score (all papers), large returns, such as a KL times a large β, let the "
         "value gradient swamp the policy's on a shared trunk",
     )
+    critic_learning_rate: float | None = field(
+        None,
+        ge=0,
+        meaning="Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.",
+        source="null: N+ and Ziegler have one rate; Open-Reasoner-Zero has 5e-6 for the critic and 1e-6 for the policy",
+        too_high="the values jump from update to update, and the advantages with them",
+        too_low="the critic lags behind the policy, and explained variance stays low",
+    )
     value_head_rate: float = field(
         10.0,
         gt=0,
         meaning="Learning rate of a value head on a trunk that starts as the policy's, shared or separate, as a "
-        "multiple of ppo.learning_rate.",
+        "multiple of ppo.learning_rate, or of ppo.critic_learning_rate.",
         source="kedge, measured (docs/defaults.md): at 1 to 3 a head that starts at 0 may not have reached the returns "
         "after ten updates; at 30 the first steps overshoot",
         too_high="the values jump, and the advantages with them",
@@ -108,6 +116,22 @@ class ValueConfig(Group):
         too_high="no effect, or values that overshoot the returns",
         too_low="the values cannot follow large returns",
     )
+    num_critic_epochs: int = field(
+        1,
+        ge=1,
+        meaning="Passes of the critic over the responses for each pass of the policy. The first is the policy's own; "
+        "the others train only the parameters that are the critic's alone: a separate critic, or a shared value head.",
+        source="1 in the papers on short responses; Open-Reasoner-Zero: 12, SAO: 2",
+        too_high="the critic is overfitted to the batch: value/loss falls while value/explained_variance, on new "
+        "responses, does not rise",
+        too_low="the critic lags behind the policy, and explained variance stays low",
+    )
+    value_gradient: Literal["trunk", "head"] = field(
+        "trunk",
+        meaning="Where the value loss's gradient ends: it trains the trunk that a shared value head reads, or the head "
+        "alone, so that value prediction never changes the policy.",
+        source="trunk: S0, S1, S4, Ziegler",
+    )
     value_warmup_updates: int = field(
         0,
         ge=0,
@@ -116,6 +140,18 @@ class ValueConfig(Group):
         source="off in the papers on short responses; VC-PPO warms up for long ones",
         too_high="updates are spent without training the policy",
         too_low="the first policy steps follow an untrained critic",
+    )
+    value_warmup_until: float | None = field(
+        None,
+        gt=0,
+        lt=1,
+        meaning="Explained variance that ends the warm-up: after the first update whose responses, to which the critic "
+        "is not yet fitted, it explains at least so well. ppo.value_warmup_updates is then the most. Null: the warm-up "
+        "has that length.",
+        source="kedge: null; VC-PPO and VAPO warm up until value loss and explained variance are good enough. With "
+        "ppo.value_gae_lambda below 1 the returns contain the critic's own values, which raises the figure",
+        too_high="the warm-up always takes ppo.value_warmup_updates",
+        too_low="one lucky batch ends it, and the first policy steps follow a critic that is hardly trained",
     )
 
     @property
