@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.defaults import __main__ as command
-from bench.defaults.page import tables
+from bench.defaults.page import critic_tables, tables
 from bench.defaults.trials import Trial, figures_of, read_trials, save_trials
 from kedge.config import load_config
 
@@ -31,7 +31,13 @@ ROWS = [
 
 def trial(seed: int = 0, **changed: float) -> Trial:
     figures = {**figures_of(ROWS), **changed}
-    return Trial("a start", {"ppo.learning_rate": 1e-4, "ppo.value_head_rate": 10.0}, seed, figures)
+    settings = {"ppo.learning_rate": 1e-4, "ppo.value_head_rate": 10.0, "ppo.critic": "shared"}
+    return Trial("a start", settings, seed, figures)
+
+
+def separate(rate: float, **changed: float) -> Trial:
+    figures = {**figures_of(ROWS), "cost": 9.3, **changed}
+    return Trial("a start", {"ppo.critic": "separate", "ppo.critic_learning_rate": rate}, 0, figures)
 
 
 def test_the_figures_of_a_run() -> None:
@@ -54,12 +60,24 @@ def test_a_row_is_the_mean_over_seeds_and_the_values_in_use_are_bold(tmp_path: P
     assert table.rows[0][-3:] == ["**1.00**", "**3.00**", "**0.33**"]
 
 
+def test_a_separate_critics_rates_stand_below_the_value_head_in_use() -> None:
+    [table] = critic_tables([separate(1e-3, explained=0.6), trial(), separate(1e-4)])
+    assert [row[:4] for row in table.rows] == [
+        ["value head", "0.0001 × 10", "-0.50", "0.20"],
+        ["separate", "0.0001", "-0.50", "0.20"],
+        ["separate", "0.001", "-0.50", "0.60"],
+    ]
+    assert [row[-1] for row in table.rows] == ["–", "9.3", "9.3"]
+    assert len(tables([separate(1e-3), trial()])[0].rows) == 1
+    assert critic_tables([trial()]) == []
+
+
 def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     record = tmp_path / "record.json"
     save_trials([trial()], record)
     monkeypatch.setattr(command, "run_trial", lambda *_, **__: pytest.fail("repeated"))
     own = ["--model", "m", "--prompts", "p", "--reward", "r.py:f", "--name", "a start"]
-    grid = ["--rates", "1e-4", "--head-rates", "10", "--seeds", "0", "--record", str(record)]
+    grid = ["--rates", "1e-4", "--head-rates", "10", "--critic-rates", "--seeds", "0", "--record", str(record)]
     monkeypatch.setattr(sys, "argv", ["bench.defaults", *own, *grid])
     assert command.main() == 0
     assert "### a start" in capsys.readouterr().out

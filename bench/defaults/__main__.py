@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.defaults.page import write_page
 from bench.defaults.starts import Start, built_in
@@ -18,6 +19,7 @@ WORK, RECORD, PAGE = BENCH / ".work" / "defaults", BENCH / "results" / "defaults
 
 RATES = (1e-4, 2e-4, 4e-4)
 HEAD_RATES = (1.0, 3.0, 10.0, 30.0)
+CRITIC_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 UPDATES = 10
 
 
@@ -46,10 +48,12 @@ def main() -> int:
     return 0
 
 
-def points(starts: list[Start], options: argparse.Namespace) -> Iterator[tuple[Start, dict[str, float], int]]:
-    """Every start, point of the grid and seed."""
+def points(starts: list[Start], options: argparse.Namespace) -> Iterator[tuple[Start, dict[str, Any], int]]:
+    """Every start, point of the two grids and seed: a value head's rates, and those of a separate critic."""
     for seed, rate, head, start in itertools.product(options.seeds, options.rates, options.head_rates, starts):
-        yield start, {"ppo.learning_rate": rate, "ppo.value_head_rate": head}, seed
+        yield start, {"ppo.learning_rate": rate, "ppo.value_head_rate": head, "ppo.critic": "shared"}, seed
+    for seed, rate, start in itertools.product(options.seeds, options.critic_rates, starts):
+        yield start, {"ppo.critic": "separate", "ppo.critic_learning_rate": rate}, seed
 
 
 def starts_of(options: argparse.Namespace) -> list[Start]:
@@ -72,6 +76,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--preset", default="small-cpu", help="the preset of the other settings")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="values of ppo.learning_rate")
     parser.add_argument("--head-rates", type=float, nargs="+", default=list(HEAD_RATES), help="of ppo.value_head_rate")
+    parser.add_argument(
+        "--critic-rates", type=float, nargs="*", default=list(CRITIC_RATES), help="of ppo.critic_learning_rate"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--updates", type=int, default=UPDATES, help="length of a run")
     parser.add_argument("--record", type=Path, default=RECORD, help="file of the figures; runs in it are skipped")

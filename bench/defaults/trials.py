@@ -33,7 +33,7 @@ class Trial:
     """
 
     start: str
-    settings: Mapping[str, float]
+    settings: Mapping[str, Any]
     seed: int
     figures: Mapping[str, float]
 
@@ -43,7 +43,7 @@ class Trial:
         return json.dumps([self.start, dict(self.settings), self.seed], sort_keys=True)
 
 
-def run_trial(start: Start, settings: Mapping[str, float], seed: int, *, preset: str, updates: int, out: Path) -> Trial:
+def run_trial(start: Start, settings: Mapping[str, Any], seed: int, *, preset: str, updates: int, out: Path) -> Trial:
     """Train for a few updates in a process of its own.
 
     Args:
@@ -85,7 +85,7 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
         `explained_2` and `explained`: explained variance in the second update and at the end; `bias`: distance of the
         mean value from the mean return at the end, in standard deviations of the returns; `gain`: rise of the mean
         score, in standard deviations of the first update's scores; `kl`: KL to the reference at the end, nats per
-        response.
+        response; `cost`: FLOPs of an update, in supervised fine-tuning steps on the same tokens, where they are known.
     """
     first, second, late = rows[0], rows[min(1, len(rows) - 1)], rows[-LATE:]
 
@@ -104,6 +104,7 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
         ),
         "gain": (end("reward/score_mean") - first["reward/score_mean"]) / spread,
         "kl": end("objective/kl"),
+        **({"cost": end("cost/sft_steps")} if "cost/sft_steps" in first else {}),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -226,9 +227,38 @@ def test_the_suggested_learning_rate_follows_from_the_size_of_the_first_update()
     assert "lower ppo.value_head_rate from 30 to 10" in finding.try_
 
 
-@pytest.mark.parametrize(("explained", "field"), [(-0.2, "ppo.value_head_rate"), (-0.05, "ppo.value_coef")])
+@pytest.mark.parametrize(("explained", "field"), [(-0.2, "ppo.value_head_rate"), (-0.05, "ppo.critic")])
 def test_values_that_are_noise_are_trained_less_and_constant_ones_more(explained: float, field: str) -> None:
     settings = {"ppo.value_head_rate": 30.0, "ppo.value_coef": 0.1}
     for updates in (6, 16):
         run = synthetic_run(updates, {"value/explained_variance": [explained] * updates}, settings=settings)
         assert [finding.field for finding in diagnose(run)] == [field]
+
+
+@pytest.mark.parametrize(
+    ("settings", "explained", "first"),
+    [
+        ({"ppo.critic": "shared"}, [0.0] * 16, "set ppo.critic=separate"),
+        ({"ppo.critic": "separate"}, [0.0] * 16, "set ppo.critic_learning_rate=0.003"),
+        (
+            {"ppo.critic": "separate", "ppo.critic_learning_rate": 1e-3},
+            [0.0] * 16,
+            "raise ppo.critic_learning_rate from 0.001 to 0.003",
+        ),
+        (
+            {"ppo.critic": "separate", "ppo.critic_learning_rate": 1e-3},
+            [-0.5] * 16,
+            "lower ppo.critic_learning_rate from 0.001 to 0.00033",
+        ),
+        # Started by the reward model, whose values before the last token mean nothing, and still learning.
+        ({"ppo.critic": "separate"}, [-5.0 + 0.3 * step for step in range(16)], "set ppo.critic_learning_rate=0.003"),
+    ],
+)
+def test_a_dead_critic_gets_weights_and_steps_of_its_own(
+    settings: dict[str, Any], explained: list[float], first: str
+) -> None:
+    run = synthetic_run(
+        metrics={"value/explained_variance": explained}, settings={"ppo.learning_rate": 3e-4, **settings}
+    )
+    [finding] = (finding for finding in diagnose(run) if finding.rule == "dead_critic")
+    assert finding.try_.startswith(first)

@@ -11,7 +11,7 @@ from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import nearly_all_truncated
 from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
 from kedge.inspect.doctor.support import support_symptom
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, whitens_advantages
 
@@ -19,11 +19,12 @@ __all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENI
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
-learned the mean. The demo's is off by 0.6 after three updates and by 0.1 at the end."""
+learned the mean. A value head that starts at 0 is off by 0.6 after three of the demo's updates and by 0.1 at the
+end."""
 
 USELESS = 0.05
-"""Explained variance up to which a critic is not worth its cost. Late means of runs like the demo's lie between −0.1
-and 0.05, so a limit of 0 would decide by chance."""
+"""Explained variance up to which a critic is not worth its cost. A value head on the policy's trunk ends runs as short
+as the demo's between −0.1 and 0.05, so a limit of 0 would decide by chance; a separate critic ends them above 0.5."""
 
 HARMFUL = -1.0
 """Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
@@ -40,7 +41,12 @@ SATURATED = 0.1
 """Standard deviation of the scores, relative to the first update, at which there is nothing left to explain."""
 
 TRAINED = 50
-"""Updates after which a critic should explain something: runs as short as the demo's 16 end at about 0."""
+"""Updates after which a value head on the policy's trunk should explain something: after 16 it is at about 0, after 26
+at about 0.1."""
+
+CRITIC_RATE = 10.0
+"""Learning rate of a critic that fits the returns as fast as the policy changes them, as a multiple of the policy's: at
+the policy's own, the demo's ends at an explained variance of a third, at ten times that of two thirds."""
 
 BINDING = 0.5
 """Share of clipped values: most of the critic's gradient is cut off."""
@@ -69,6 +75,7 @@ class _Critic:
     """Late figures of a critic that has something to explain; lengths in standard deviations of the returns."""
 
     explained: float
+    rising: bool
     bias: float
     values_std: float | None
     returns_std: float
@@ -93,6 +100,7 @@ def _critic(run: RunRecord) -> _Critic | None:
     values_std = read(run, "value/std", at_least=MIN_TREND)
     return _Critic(
         explained.late,
+        rose(explained),
         abs(returns.late - mean.late) / unit.late,
         values_std.late / unit.late if values_std else None,
         unit.late,
@@ -116,7 +124,7 @@ def _dead(run: RunRecord) -> Symptom | None:
         seen += "; the values are nearly constant"
     worse = critic.explained <= 0.0 and critic.updates >= TRAINED
     severity = "serious" if serious else "warning" if worse else "note"
-    noisy = critic.explained < NOISY and critic.bias < BIASED
+    noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
     return Symptom(severity, seen, tuple(_train_critic_less(run) if noisy else _train_critic_more(run)))
 
 
@@ -134,18 +142,37 @@ def _below_zero(run: RunRecord) -> Symptom | None:
 
 
 def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
+    if run.setting("ppo.critic_learning_rate"):
+        yield scale(run, "ppo.critic_learning_rate", 1 / 3)
+    elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
         yield scale(run, "ppo.value_head_rate", 1 / 3)
     else:
         yield scale(run, "ppo.learning_rate", 1 / 3)
-    if not run.setting("ppo.value_warmup_updates"):
-        yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
+    yield from _warm_up(run)
 
 
 def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
-    yield scale(run, "ppo.value_coef", 3.0)
-    if critic_of(run) == "shared":
+    if critic_of(run) == "separate":
+        yield from _raise_critic_rate(run)
+    else:
+        yield set_to(run, "ppo.critic", "separate", why="for a critic with weights and a learning rate of its own")
+        yield scale(run, "ppo.value_coef", 3.0)
         yield scale(run, "ppo.value_head_rate", 3.0)
+    yield from _warm_up(run)
+
+
+def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
+    """Adam's steps hardly depend on the weight of a loss that no other shares, so value_coef would not help."""
+    if run.setting("ppo.value_coef") == 0:
+        yield set_to(run, "ppo.value_coef", 0.1, "too_low")
+    own, policy = run.setting("ppo.critic_learning_rate"), run.setting("ppo.learning_rate")
+    if own:
+        yield scale(run, "ppo.critic_learning_rate", 3.0)
+    elif policy:
+        yield set_to(run, "ppo.critic_learning_rate", float(f"{CRITIC_RATE * policy:.2g}"), "too_low")
+
+
+def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     if not run.setting("ppo.value_warmup_updates"):
         yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
 
