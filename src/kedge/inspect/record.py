@@ -14,7 +14,7 @@ import yaml
 
 from kedge.errors import DataError
 from kedge.logs.details import DETAILS_FILE
-from kedge.logs.evaluations import EVALUATIONS_FILE
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
 from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.logs.phases import JUDGING
@@ -68,6 +68,7 @@ class RunRecord:
         samples: Rows of `samples.jsonl`.
         incidents: Rows of `incidents.jsonl`.
         evaluations: Rows of `evaluations.jsonl`: the evaluations on held-out prompts during PPO.
+        critic_checks: Rows of `critic_checks.jsonl`: values of prefixes against the returns of continuations.
         best: `update`, `metric` and `value` of the best update; empty if the run marks none.
         is_best_kept: Whether the best update's checkpoint exists.
         roles: `roles.json`: the size of each model, by role.
@@ -87,6 +88,7 @@ class RunRecord:
     samples: Sequence[dict[str, Any]] = ()
     incidents: Sequence[dict[str, Any]] = ()
     evaluations: Sequence[dict[str, Any]] = ()
+    critic_checks: Sequence[dict[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
     is_best_kept: bool = False
     roles: Mapping[str, Any] = field(default_factory=dict)
@@ -193,6 +195,7 @@ def build_record(
         samples=samples,
         incidents=incidents,
         evaluations=_rows(folder / EVALUATIONS_FILE),
+        critic_checks=_rows(folder / CRITIC_CHECKS_FILE),
         best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
         is_best_kept=best_checkpoint(folder) is not None,
         roles=read_json_object(folder / ROLES_FILE),

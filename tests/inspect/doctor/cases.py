@@ -68,6 +68,20 @@ def dropped(count: int, reason: str = "prompt longer than data.max_prompt_tokens
     return synthetic_run(data={"prompts": usage}, settings=limits)
 
 
+def between(value: float, reach: float = 0.05) -> dict[str, float]:
+    return {"value": value, "low": value - reach, "high": value + reach}
+
+
+def checked(
+    *, gain: float = 0.2, across: float = 0.8, within: float = 0.7, ceiling: float = 0.8, update: int = 16
+) -> RunRecord:
+    """A run whose critic was checked at the start and after an update."""
+    figures = {"explained_variance": between(0.3 + gain), "prompt_explained_variance": between(0.3)}
+    pairs = {"pairs_across": between(across), "pairs_within": between(within), "ceiling_within": ceiling}
+    rows = [{"update": at, "gain": between(gain if at else -0.5), **figures, **pairs} for at in (0, update)]
+    return synthetic_run(critic_checks=rows)
+
+
 def nothing_held_out(accuracy: float, loss: float, *, steps: int = 40, batch_size: int = 32) -> RunRecord:
     """A reward model of which only the training figures are known."""
     return run_with(
@@ -462,4 +476,8 @@ CASES = [
              {"win_rate": rate(0.6, 0.09), "num_judged": 60}),
         )
     ),
+    Case("critic_worse_than_prompt_mean", "warning", checked(gain=-0.06), checked(gain=-0.04)),
+    Case("critic_worse_than_prompt_mean", "serious", checked(gain=-0.06, across=0.54), checked(gain=-0.06, update=7)),
+    Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.56)),
+    Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.54, ceiling=0.59)),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from kedge.inspect.page import FrontierPoint, Headline, ReportedRun, page_data
 from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.cost import cost
+from kedge.inspect.page.critic import critic
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.frontier import frontier
 from kedge.inspect.page.held_out import held_out
@@ -229,7 +230,16 @@ def test_the_policys_scores_are_those_of_its_first_and_last_update():
 EMPTY = RunRecord(ppo_record().folder, facts={"stage": "ppo"})
 
 
-SECTIONS = (partial(shown_responses, most_bytes=100), clipping, frontier, cost, reward_model, policy_scores, held_out)
+SECTIONS = (
+    partial(shown_responses, most_bytes=100),
+    clipping,
+    frontier,
+    cost,
+    reward_model,
+    policy_scores,
+    held_out,
+    critic,
+)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -264,6 +274,31 @@ def test_of_many_evaluations_the_best_is_always_shown():
     found = held_out(ppo_record(evaluations=many))
     assert [row["update"] for row in found["rows"] if row["is_best"]] == [33]
     assert (len(found["rows"]), found["left_out"]) == (41, 359)
+
+
+def check(update: int, gain: float) -> dict[str, object]:
+    """A row of `critic_checks.jsonl`, some of whose figures could not be determined."""
+    half = {"value": 0.5, "low": 0.25, "high": 0.75}
+    prefixes = [{"value": float(at), "returns": 2.0 * at} for at in range(1000)]
+    return {
+        "update": update, "num_prompts": 32, "num_prefixes": 1000, "num_continuations": 8.0, "pairs_across": half,
+        "prompt_pairs_across": half, "ceiling_across": 0.875, "pairs_within": None, "ceiling_within": None,
+        "gain": {"value": gain, "low": gain - 0.1, "high": gain + 0.1}, "prefixes": prefixes,
+        "bins": [{"value": 1.0, "returns": half, "count": 100}],
+    }  # fmt: skip
+
+
+def test_the_last_check_of_the_critic_is_shown_beside_a_group_baseline():
+    found = critic(ppo_record(critic_checks=[check(0, 0.0), check(8, -0.25)]))
+    assert found["sentence"].startswith("1,000 prefixes of responses to 32 held-out prompts, about 8 continuations")
+    assert found["sentence"].endswith("The prompt's mean return explains more of the returns than the critic does.")
+    across, within = found["figures"][:2]
+    assert (across["critic"], across["prompt_mean"]["value"], across["ceiling"]) == (across["prompt_mean"], 0.5, 0.875)
+    assert (within["critic"], within["ceiling"], within["chance"]) == (None, None, 0.5)
+    assert [row["update"] for row in found["rows"]] == [0, 8]
+    assert found["bins"] == [{"value": 0.5, "low": 0.25, "high": 0.75, "at": 1, "count": 100}]
+    assert len(found["points"]) == 300
+    assert "better" not in critic(ppo_record(critic_checks=[check(8, 0.0)]))["sentence"]
 
 
 def test_why_a_run_ended_early_is_told():

@@ -8,6 +8,7 @@ from typing import Any
 
 from kedge.inspect.page.clipping import clipping
 from kedge.inspect.page.cost import cost
+from kedge.inspect.page.critic import critic
 from kedge.inspect.page.curves import curves
 from kedge.inspect.page.data import data_sentences
 from kedge.inspect.page.evaluation import evaluation
@@ -128,6 +129,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "clipping": clipping(record),
         "frontier": frontier(record, run.frontier),
         "held_out": held_out(record),
+        "critic": critic(record),
         "cost": cost(record),
         "reward_models": [{"name": name, **reward_model(trained)} for name, trained in models.items()],
         "evaluation": evaluation(record, most_bytes=most_bytes),

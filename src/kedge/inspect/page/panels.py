@@ -174,6 +174,18 @@ PPO = (
     ),
     Panel(
         "Critic",
+        "Ordered pairs",
+        "share",
+        {
+            "critic/pairs_across": "different prompts",
+            "critic/pairs_within": "same prompt",
+            "critic/pairs_across_prompt_mean": "prompt's mean return, different prompts",
+        },
+        "Rises from ½, chance. Values of prefixes against the returns of fresh continuations.",
+        level=0.5,
+    ),
+    Panel(
+        "Critic",
         "Value loss",
         "loss",
         {"value/loss": "loss"},

@@ -21,6 +21,8 @@ PPO = {
     "largest ratio": "policy/ratio_max",
     "gradient norm": "policy/grad_norm",
     "explained variance": "value/explained_variance",
+    "critic: pairs": "critic/pairs_across",
+    "pairs, same prompt": "critic/pairs_within",
     "value loss": "value/loss",
     "response length": "response/length",
     "EOS rate": "response/eos_rate",
