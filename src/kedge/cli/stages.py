@@ -246,6 +246,11 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Policy to compare with; the references in the data by default.")
     ] = None,
+    critic: Annotated[
+        str | None,
+        typer.Option(metavar="CRITIC", help="Check this critic instead: a run, or a trained critic (folder or id)."),
+    ] = None,
+    reward: Reward = None,
     judge: Annotated[
         str | None,
         typer.Option(metavar="JUDGE", help="Judge: a reward model (folder or id) or a function (file.py:name)."),
@@ -253,17 +258,24 @@ def evaluate(
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Measure the win rate of a policy against another policy or the references."""
+    """Measure the win rate of a policy against another policy or the references; or check a critic (--critic)."""
     texts = literal_prompts(prompts)
     flags = {
         "model": model,
         "data.prompts": IN_MEMORY if texts else prompts,
         "evaluate.against": against,
         "evaluate.judge": judge,
+        "evaluate.critic": critic,
+        "reward": weighted_rewards(reward),
         "out": out,
         "runtime.seed": seed,
     }
     resolved = resolve("evaluate", config, overrides, flags, preset)
+    if resolved.evaluate.critic is not None:
+        from kedge.pipelines.check_critic import run_check_critic
+
+        run_check_critic(resolved, prompts=announced(texts))
+        return
     from kedge.pipelines.evaluate import run_evaluate
 
     run_evaluate(resolved, prompts=announced(texts))

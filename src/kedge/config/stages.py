@@ -74,7 +74,8 @@ def check_stage(config: Config, stage: str) -> None:
     Raises:
         ConfigError: Names the first missing field and its flag.
     """
-    for name, flag in find_stage(stage).needs.items():
+    critic_only = stage == "evaluate" and config.evaluate.critic is not None
+    for name, flag in (_PROMPTS if critic_only else find_stage(stage).needs).items():
         if not _value(config, name) and not (stage == "reward" and name == "model" and config.reward_model.base):
             raise ConfigError(f"kedge {stage} needs {name}: pass {flag}, or set it in the configuration")
     ptx_coef = config.ppo.objective.ptx_coef

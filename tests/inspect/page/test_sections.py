@@ -290,7 +290,7 @@ def check(update: int, gain: float) -> dict[str, object]:
 
 def test_the_last_check_of_the_critic_is_shown_beside_a_group_baseline():
     found = critic(ppo_record(critic_checks=[check(0, 0.0), check(8, -0.25)]))
-    assert found["sentence"].startswith("1,000 prefixes of responses to 32 held-out prompts, about 8 continuations")
+    assert found["sentence"].startswith("1,000 prefixes of responses to 32 prompts, about 8 continuations")
     assert found["sentence"].endswith("The prompt's mean return explains more of the returns than the critic does.")
     across, within = found["figures"][:2]
     assert (across["critic"], across["prompt_mean"]["value"], across["ceiling"]) == (across["prompt_mean"], 0.5, 0.875)

@@ -1,6 +1,8 @@
-"""`evaluate`: how two policies are compared."""
+"""`evaluate`: how two policies are compared, and how a critic is checked."""
 
 from typing import Literal
+
+from pydantic import model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, StringList
@@ -9,7 +11,7 @@ __all__ = ["EvaluateConfig"]
 
 
 class EvaluateConfig(Section):
-    """Comparison of a policy with another one, or with the references in the data."""
+    """Comparison of a policy with another one, or with the references in the data; or a check of a critic."""
 
     against: str | None = field(
         None,
@@ -56,3 +58,43 @@ class EvaluateConfig(Section):
         too_high="the interval is wide",
         too_low="the interval often misses the true value",
     )
+    critic: str | None = field(
+        None,
+        meaning="A critic to check instead: a run of PPO (`runs/ppo`, `runs/ppo@8`), which is checked with its own "
+        "policy, rewards and settings, or a trained critic (a run of `kedge critic`, a folder or an id). Its values of "
+        "prefixes are compared with the mean returns of fresh continuations.",
+        source="VinePPO (arXiv 2410.01679), section 7",
+    )
+    critic_prompts: int = field(
+        64,
+        ge=2,
+        meaning="Prompts of a check of a critic, from the first on.",
+        source="kedge: twice those of a check during PPO",
+        too_high="slow",
+        too_low="the intervals are too wide to tell a critic from chance",
+    )
+    critic_prefixes: int = field(
+        4,
+        ge=1,
+        meaning="Prefixes per prompt in a check of a critic; see ppo.critic_check_prefixes.",
+        source="kedge: six pairs per prompt for the order within a prompt",
+        too_high="slow",
+        too_low="there are few pairs within a prompt, and with 1 none",
+    )
+    critic_continuations: int = field(
+        16,
+        ge=2,
+        meaning="Continuations per prefix, and further responses per prompt, in a check of a critic.",
+        source="kedge: twice those of a check during PPO; VinePPO estimates the truth with 256",
+        too_high="slow",
+        too_low="the mean returns are noisy, and even a perfect critic orders few pairs right",
+    )
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> "EvaluateConfig":
+        if self.critic is not None and (self.against is not None or self.judge is not None):
+            other = "against" if self.against is not None else "judge"
+            raise ValueError(
+                f"evaluate.critic checks a critic instead of comparing policies; leave out evaluate.{other}"
+            )
+        return self

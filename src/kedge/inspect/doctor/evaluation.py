@@ -164,8 +164,13 @@ def _alike(run: RunRecord) -> Symptom | None:
     )
 
 
+def _has_responses(run: RunRecord) -> bool:
+    """False for the check of a critic, which judges no responses."""
+    return run.setting("evaluate.critic") is None
+
+
 def _needs(*stages: str) -> Needs:
-    return Needs(updates=0, stages=stages, lacks=_no_result)
+    return Needs(updates=0, stages=stages, fits=_has_responses, lacks=_no_result)
 
 
 JUDGE_CONTRADICTS_ITSELF = Rule(

@@ -118,6 +118,12 @@ def _evaluate(record: RunRecord) -> Iterator[tuple[str, str]]:
     summary = record.summary
     if not summary:
         return
+    if "win_rate" not in summary:  # the check of a critic
+        yield "critic", str(summary["critic"])
+        for label, name in {"pairs, different prompts": "pairs_across", "pairs, same prompt": "pairs_within"}.items():
+            if summary.get(name):
+                yield label, _shown(summary[name])
+        return
     yield "win rate", f"{_shown(summary['win_rate'])} over {summary['against']}"
     yield "won / tied / lost", " / ".join(str(summary[name]) for name in ("won", "tied", "lost"))
     yield "judge", str(summary["judge"])

@@ -70,7 +70,7 @@ def _sentence(check: Mapping[str, Any]) -> str:
     elif gain is not None:
         verdict = " The check does not tell the critic from the prompt's mean return."
     return (
-        f"{check['num_prefixes']:,} prefixes of responses to {check['num_prompts']:,} held-out prompts, about "
+        f"{check['num_prefixes']:,} prefixes of responses to {check['num_prompts']:,} prompts, about "
         f"{check['num_continuations']:.3g} continuations of each, after update {check['update']:,}.{verdict}"
     )
 

@@ -35,6 +35,8 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     """
     if record.stage != "evaluate":
         return {"empty": "This run is not an evaluation."}
+    if record.setting("evaluate.critic") is not None:
+        return {"empty": ""}
     if not record.summary:
         return {"empty": _why_empty(record)}
     kept = fitting([_pair(row) for row in record.results], most_bytes)
@@ -56,6 +58,8 @@ def describe_evaluation(record: RunRecord) -> list[str]:
     summary = record.summary
     if not summary:
         return [_why_empty(record)]
+    if "win_rate" not in summary:
+        return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
     rate, against = summary["win_rate"], summary.get("against", "references")
     first = (
         f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "

@@ -23,6 +23,13 @@ OUTCOMES = {"won": ("█", "green"), "tied": ("▒", "dim"), "lost": ("░", "re
 BAR_WIDTH = 48
 FIGURES = {"score": "score", "kl": "KL to it", "length": "tokens", "eos_rate": "stopped", "longer_wins": "longer wins"}
 
+OF_A_CRITIC = {
+    "pairs_across": "pairs, different prompts",
+    "pairs_within": "pairs, same prompt",
+    "explained_variance": "explained variance",
+    "prompt_explained_variance": "of the prompt's mean",
+}
+
 
 def draw_phase(record: RunRecord) -> RenderableType:
     """The phase of a running stage with its progress, or how long a finished one took."""
@@ -50,7 +57,7 @@ def draw_results(record: RunRecord) -> Iterator[RenderableType]:
         yield Text(f"\n{waiting}", style="dim")
         return
     yield Rule("result", align="left", style="dim")
-    if record.stage == "evaluate":
+    if record.stage == "evaluate" and "win_rate" in record.summary:
         yield from _outcomes(record.summary)
     table = Table.grid(padding=(0, 2))
     for label, text in _figures(record.summary).items():
@@ -88,7 +95,9 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, str]:
     if "win_rate" in summary:
         found["against"] = printable(str(summary.get("against", "")))
         found["win rate"] = f"{_shown(summary['win_rate'])}, judged by {printable(str(summary.get('judge', '')))}"
-    for name, label in FIGURES.items():
+    if "critic" in summary:
+        found["critic"] = printable(str(summary["critic"]))
+    for name, label in {**FIGURES, **(OF_A_CRITIC if "critic" in summary else {})}.items():
         if summary.get(name) is not None:
             other = summary.get(f"{name}_against")
             found[label] = _shown(summary[name]) + ("" if other is None else f", against {_shown(other)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float, Int
@@ -57,6 +57,11 @@ class PrefixSample:
         """Number of prefixes."""
         return len(self.values)
 
+    @classmethod
+    def joined(cls, parts: Sequence[PrefixSample]) -> PrefixSample:
+        """Samples of different prompts as one."""
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
     def test(self, *, confidence: float = 0.95) -> PrefixTest:
         """The figures; see `prefix_test`."""
         return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts, confidence=confidence)
@@ -78,6 +83,7 @@ def sample_prefixes(
     num_prefixes: int,
     num_continuations: int,
     policy_version: int = 0,
+    first_prompt: int = 0,
 ) -> PrefixSample:
     """Cut responses at random tokens, continue each prefix, and compute what PPO's critic is to predict there.
 
@@ -91,16 +97,17 @@ def sample_prefixes(
         num_prefixes: Prefixes per prompt. Responses of one token have none.
         num_continuations: Continuations per prefix, and further responses per prompt.
         policy_version: Updates that the policy has completed.
+        first_prompt: Number of the first prompt, for prompts that are sampled in several parts.
 
     Raises:
         RewardError: A reward failed.
         UnscoredError: No response has a score.
     """
-    config, seed = steps.config, steps.config.runtime.seed
+    config, seed, name = steps.config, steps.config.runtime.seed, ("critic check", first_prompt)
     groups = [group for group in range(len(prompts)) for _ in range(num_prefixes)]
-    sources = steps.roll_out(prompts, groups, "critic check", policy_version=policy_version)
+    sources = steps.roll_out(prompts, groups, *name, policy_version=policy_version)
     lengths = sources.response_lengths.cpu()
-    draws = torch.rand(len(groups), generator=stream(seed, "critic check", "cuts"), dtype=torch.float64)
+    draws = torch.rand(len(groups), generator=stream(seed, *name, "cuts"), dtype=torch.float64)
     cuts = 1 + (draws * (lengths - 1)).long()
     cut_rows = (lengths > 1).nonzero().squeeze(1)
     # The further responses of a prompt are continuations of nothing; they come first.
@@ -113,7 +120,7 @@ def sample_prefixes(
         sources,
         rows.tolist(),
         starts.tolist(),
-        seeds=[stream_seed(seed, "critic check", "continuation", number) for number in range(len(rows))],
+        seeds=[stream_seed(seed, *name, "continuation", number) for number in range(len(rows))],
         max_new_tokens=config.rollout.max_new_tokens,
         temperature=config.rollout.temperature,
         room=steps.roles.actor_critic.policy.sampling_length,
@@ -128,7 +135,7 @@ def sample_prefixes(
     # The continuations of a prefix share its value, up to rounding.
     scored = (~to_go.isnan()).int().argmax(-1, keepdim=True)
     value = values[len(prompts) :].gather(1, scored).squeeze(1)
-    columns = prompt, cuts[cut_rows], lengths[cut_rows], value, to_go, prompt_returns[prompt]
+    columns = prompt + first_prompt, cuts[cut_rows], lengths[cut_rows], value, to_go, prompt_returns[prompt]
     return PrefixSample(*(column[kept] for column in columns))
 
 

@@ -6,7 +6,7 @@ const criticTable = ({ figures }) => table(["", "critic", "prompt's mean", "perf
   each.label, withRange(each.critic), withRange(each.prompt_mean), each.ceiling === null ? "–" : `about ${format(each.ceiling, 2)}`, format(each.chance, 2)]));
 
 const criticRows = ({ rows }) => table(["Update", "pairs, different prompts", "pairs, same prompt", "explained variance"],
-  rows.map(row => [count(row.update), ...row.values.map(withRange)]));
+  rows.map(({ update, values }) => [count(update), withRange(values[0]), withRange(values[1]), values[2] ? format(values[2].value, 3) : "–"]));
 
 const criticCalibration = run => chart({ title: "Calibration of the critic", unit: "mean return over value", size: "tall",
   note: "Large: tenths of the prefixes by value, with 95% intervals. Small: single prefixes. The dashed line is perfect.",
