@@ -56,7 +56,7 @@ def commands() -> list[tuple[str, ...]]:
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
-    for stage in (*STAGES, "demo"):
+    for stage in (*STAGES, "demo", "check_critic"):
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -57,7 +57,7 @@ python -m bench.study --count        # what is missing, and about how long it ta
 make study-small                     # one task, smaller budgets and three seeds, in less than 20 minutes
 ```
 
-The prefix test ([Checking the critic](running.md#checking-the-critic)) continues random prefixes of held-out responses
+The prefix test ([Can it be believed?](critic.md#can-it-be-believed)) continues random prefixes of held-out responses
 afresh and asks whether the critic's values have the order of the mean returns.
 
 The task `stories` needs a story model, stories and a word list: `--stories MODEL STORIES HELD_OUT LEXICON`.

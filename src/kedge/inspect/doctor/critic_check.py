@@ -71,7 +71,7 @@ def _blind(run: RunRecord) -> Symptom | None:
         f"its values order {_share(within)} of the pairs of prefixes of one prompt right, where chance is 50% and a "
         f"perfect critic would reach about {check['ceiling_within']:.0%} (after update {check['update']})",
         (),
-        "train the critic for longer, or compare with an advantage from groups of responses (ppo.advantage=rloo)",
+        "train the critic for longer, or compare with an advantage from groups of responses (--preset rloo)",
     )
 
 
