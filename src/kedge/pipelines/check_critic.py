@@ -34,13 +34,13 @@ from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import open_run
 
-__all__ = ["CriticResult", "run_check_critic"]
+__all__ = ["CriticCheckResult", "run_check_critic"]
 
 PROMPTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, repr=False)
-class CriticResult:
+class CriticCheckResult:
     """Result of a check of a critic.
 
     Attributes:
@@ -54,16 +54,16 @@ class CriticResult:
     summary: dict[str, Any]
 
     def __repr__(self) -> str:
-        return shown_run("CriticResult", self.folder).text()
+        return shown_run("CriticCheckResult", self.folder).text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_run("CriticResult", self.folder).html()
+        return shown_run("CriticCheckResult", self.folder).html()
 
 
 def run_check_critic(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
-) -> CriticResult:
+) -> CriticCheckResult:
     """Check the critic `config.evaluate.critic` on `config.data.prompts`.
 
     The critic of a run is checked with the run's policy, rewards and settings of PPO and sampling. Another one is
@@ -120,7 +120,7 @@ def run_check_critic(
     run.finish({"num_prefixes": test.num_prefixes})
     leave_stage_report(found.config, run.folder, interrupted=False)
     say_findings(run.folder)
-    return CriticResult(run.folder, test, summary)
+    return CriticCheckResult(run.folder, test, summary)
 
 
 def _figures(test: PrefixTest) -> dict[str, Any]:
