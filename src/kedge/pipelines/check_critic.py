@@ -28,7 +28,7 @@ from kedge.output import replace_file
 from kedge.pipelines.ppo.finished_critic import find_critic
 from kedge.pipelines.ppo.prefixes import NOTHING_TO_CHECK, PrefixSample, sample_prefixes
 from kedge.pipelines.ppo.roles import load_roles
-from kedge.pipelines.ppo.settings import coefficients_of
+from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.load_rewards import Rewards
@@ -82,7 +82,7 @@ def run_check_critic(
     roles = load_roles(found.config, run, prompts=prompts, reward=reward)
     coefficients = coefficients_of(found.config)
     found.restore(roles.actor_critic, {"coefficients": coefficients, "missing EOS": roles.missing_eos})
-    steps, settings = PpoSteps(found.config, run, roles), config.evaluate
+    steps, settings = PpoSteps(found.config, run, roles, value_warmup_of(found.config)), config.evaluate
     chosen = roles.prompts[: settings.critic_prompts]
     run.data.add("prompts", used=len(chosen))
     parts: list[PrefixSample] = []

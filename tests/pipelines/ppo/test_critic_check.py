@@ -14,7 +14,7 @@ from kedge.errors import ConfigError, KedgeError
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations
 from kedge.models import response_logprobs
 from kedge.pipelines.ppo import prefixes, run_ppo
-from kedge.pipelines.ppo.settings import coefficients_of
+from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
@@ -53,6 +53,12 @@ def checked(tmp_path_factory):
     return SimpleNamespace(folder=result.folder, config=config, roles=kept["roles"])
 
 
+def steps_of(checked: Any) -> PpoSteps:
+    """The steps of the run."""
+    run: Any = SimpleNamespace(precision="fp32")
+    return PpoSteps(checked.config, run, checked.roles, value_warmup_of(checked.config))
+
+
 def test_the_start_every_interval_and_the_end_are_checked(checked):
     rows = read_evaluations(checked.folder, CRITIC_CHECKS_FILE)
     assert [row["update"] for row in rows] == [0, 2, 3]
@@ -69,7 +75,7 @@ def test_the_start_every_interval_and_the_end_are_checked(checked):
 @torch.no_grad()
 def test_returns_to_go_equal_those_of_a_slow_loop(checked, monkeypatch):
     roles, config = checked.roles, checked.config
-    steps = PpoSteps(config, SimpleNamespace(precision="fp32"), roles)  # pyright: ignore[reportArgumentType]
+    steps = steps_of(checked)
     caught: dict[str, Any] = {}
     sample = prefixes.sample_continuations
 
@@ -130,7 +136,7 @@ def test_the_schedule_says_what_checks_cost():
 
 def test_a_perfect_critic_passes(checked):
     roles = checked.roles
-    steps = PpoSteps(checked.config, SimpleNamespace(precision="fp32"), roles)  # pyright: ignore[reportArgumentType]
+    steps = steps_of(checked)
     found = prefixes.sample_prefixes(
         steps, roles.held_out, coefficients_of(checked.config), num_prefixes=2, num_continuations=3
     )
