@@ -112,7 +112,7 @@ def histogram_value_loss(
     Raises:
         ShapeError: when the shapes differ or nothing counts.
 
-    Source: Farebrother et al. (2403.03950) eq. 2 and §3.1.
+    Source: Farebrother et al. (2403.03950) §3.1.
     """
     check_counted(mask, returns=returns, logits=logits[..., 0])
     returns = keep_counted(returns, mask).detach()
