@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 from bench.processes import BenchError
-from bench.study.child import outcome_of
+from bench.study.child import outcome_of, with_critic
 from bench.study.page import write_page
 from bench.study.plan import PLAN, Plan, read_plan
 from bench.study.sorting import character_tokenizer, demonstrations, numbers, scratchpad, verify
 from bench.study.statistics import improvement, interquartile_mean, with_interval
 from bench.study.study import PARTS, Study
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
+from kedge.config import config_from_settings
 
 DOCS = PLAN.parents[2] / "docs"
 
@@ -145,12 +147,38 @@ def test_every_algorithm_is_tuned_by_the_same_number_of_runs_and_no_seed_is_used
     assert study.units("comparison") == {}  # nothing is tuned yet
 
 
+def test_every_run_of_the_plan_has_valid_settings() -> None:
+    """Each algorithm on each task, and each change, at one point of the grid."""
+    plan = read_plan()
+    units = [unit for task in plan.tasks for name in plan.algorithms for unit in runs(plan, task, name)]
+    units += [plan.changed("sort", change, plan.grid("sort")[0])[0] for change in plan.ablation.changes]
+    assert len({unit.key for unit in units}) == len(units)
+    for unit in units:
+        config_from_settings("ppo", {"model": "m", **with_critic(unit.settings, Path("critic"))})
+
+
+def runs(plan: Plan, task: str, algorithm: str) -> list[Unit]:
+    """The first run of an algorithm's tuning and of its comparison."""
+    point = plan.grid(task)[0]
+    return [plan.tuning(task, algorithm, point)[0], plan.comparison(task, algorithm, point)[0]]
+
+
+def test_a_separate_critic_has_its_settings_and_a_pretrained_one_its_folder() -> None:
+    plan = read_plan()
+    [shared, separate] = (runs(plan, "sort", name)[1].settings for name in ("ppo", "ppo-pretrained"))
+    assert "ppo.critic_learning_rate" not in shared
+    assert separate["ppo.critic_learning_rate"] == 1e-3
+    assert with_critic(separate, Path("/models/critic"))["ppo.critic_init"] == str(Path("/models/critic"))
+    assert {each["ppo.critic_check"] for each in (shared, separate)} == {12}
+    assert "ppo.critic_check" not in runs(plan, "sort", "grpo")[1].settings
+
+
 def test_the_small_study_goes_through_every_part_to_its_page() -> None:
     study = recorded(read_plan(small=True), 0.5)
     assert [study.missing(part) for part in PARTS] == [{}, {}, {}]
     assert study.tuned("sort", "rloo") == {"ppo.learning_rate": 2e-4, "ppo.num_epochs": 2}
     page = write_page(study)
-    assert "| rloo        | 0.600 (0.600–0.600)" in page
+    assert re.search(r"^\| rloo +\| 0\.600 \(0\.600–0\.600\) +\|", page, re.MULTILINE)
     assert "| none: ppo-stack" in page
 
 

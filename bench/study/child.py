@@ -22,7 +22,7 @@ import kedge
 from bench.study.sort_task import SORT
 from bench.study.stories_task import StoryFiles, stories_task
 from bench.study.summaries_task import SUMMARIES
-from bench.study.task import QUIET, Problem, Task, start_folder
+from bench.study.task import QUIET, Problem, Task, critic_folder, start_folder
 from bench.study.unit import Budget, Outcome, Unit
 from kedge.logs.evaluations import read_evaluations
 from kedge.output import replace_file
@@ -34,6 +34,7 @@ KEPT: Final = (
     "reward/score_mean", "reward/score_std", "objective/kl", "policy/entropy", "policy/clip_fraction",
     "response/length", "response/eos_rate", "cost/sft_steps", "value/returns_std", "group/constant",
 )  # fmt: skip
+PRETRAINED: Final = "{critic}"
 CHECKED: Final = "critic/"
 CHECK: Final = "critic/pairs_across"
 
@@ -45,16 +46,17 @@ def main(job: Mapping[str, Any]) -> None:
     if "unit" not in job:
         return
     unit = Unit(**{**job["unit"], "budget": Budget(**job["unit"]["budget"])})
-    outcome = run_unit(unit, task.problem(folder), Path(job["out"]))
+    outcome = run_unit(unit, task.problem(folder), critic_folder(folder), Path(job["out"]))
     replace_file(Path(job["outcome"]), [json.dumps(asdict(outcome)).encode()])
 
 
-def run_unit(unit: Unit, problem: Problem, out: Path) -> Outcome:
+def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
     """Train until both budgets are spent.
 
     Args:
         unit: The run.
         problem: The task's model, prompts and reward.
+        critic: The folder that `{critic}` stands for in its settings.
         out: The run's folder; an earlier one is replaced, and it is removed at the end.
     """
     shutil.rmtree(out, ignore_errors=True)
@@ -67,7 +69,11 @@ def run_unit(unit: Unit, problem: Problem, out: Path) -> Outcome:
         out=out,
         on_update=_Stop(unit.budget, unit.responses),
         **QUIET,
-        **{**unit.settings, "ppo.eval_num_prompts": len(problem.held_out), "runtime.seed": unit.seed},
+        **{
+            **with_critic(unit.settings, critic),
+            "ppo.eval_num_prompts": len(problem.held_out),
+            "runtime.seed": unit.seed,
+        },
     )
     outcome = outcome_of(
         unit,
@@ -80,6 +86,11 @@ def run_unit(unit: Unit, problem: Problem, out: Path) -> Outcome:
     )
     shutil.rmtree(out)
     return outcome
+
+
+def with_critic(settings: Mapping[str, Any], critic: Path) -> dict[str, Any]:
+    """The settings with the critic's folder in place of `{critic}`, which is the same on every machine."""
+    return {name: str(critic) if value == PRETRAINED else value for name, value in settings.items()}
 
 
 def outcome_of(

@@ -16,7 +16,14 @@ from kedge.logs.plots.style import label_axes, new_axes
 
 __all__ = ["draw_curves"]
 
-COLORS: Final = {"ppo": START, "ppo-stack": POLICY, "rloo": "#b7791f", "grpo": REFERENCES, "reinforce++": "#8656b8"}
+COLORS: Final = {
+    "ppo": START,
+    "ppo-stack": POLICY,
+    "ppo-pretrained": "#0e7c8f",
+    "rloo": "#b7791f",
+    "grpo": REFERENCES,
+    "reinforce++": "#8656b8",
+}
 NUM_POINTS: Final = 15
 AXES: Final = {"flops": "FLOPs", "tokens": "sampled tokens"}
 

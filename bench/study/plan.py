@@ -30,6 +30,7 @@ class TaskPlan:
         eval_every: Updates between two points of a curve.
         learning_rates: The grid.
         settings: Of all its runs.
+        separate_critic: Further settings of those whose critic is a model of its own: what that model needs to learn.
     """
 
     budget: Budget
@@ -37,6 +38,7 @@ class TaskPlan:
     eval_every: int
     learning_rates: tuple[float, ...]
     settings: Mapping[str, Any]
+    separate_critic: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class Plan:
 
     def _unit(self, task: str, settings: Mapping[str, Any], seed: int) -> Unit:
         own = self.tasks[task]
-        merged = {**self.common, **own.settings, **settings, "ppo.eval_every": own.eval_every}
+        critic = own.separate_critic if settings.get(CRITIC) == "separate" else {}
+        merged = {**self.common, **own.settings, **critic, **settings, "ppo.eval_every": own.eval_every}
         merged["rollout.num_prompts"] = own.responses // int(merged.get(RESPONSES, 1))
         return Unit(task, merged, seed, own.budget)
 
@@ -158,6 +161,7 @@ def _task(text: Mapping[str, Any]) -> TaskPlan:
         eval_every=text["eval_every"],
         learning_rates=tuple(text["learning_rates"]),
         settings=text["settings"],
+        separate_critic=text["separate_critic"],
     )
 
 

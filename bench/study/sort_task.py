@@ -29,6 +29,16 @@ SFT: Final[dict[str, Any]] = {
     "data.max_length": 64,
     "runtime.precision": "fp32",
 }
+CRITIC: Final[dict[str, Any]] = {
+    "critic.num_prompts": 4096,
+    "critic.num_responses": 1,
+    "critic.num_epochs": 4,
+    "critic.batch_size": 32,
+    "critic.learning_rate": 1e-3,
+    "rollout.max_new_tokens": 48,
+    "data.max_prompt_tokens": 16,
+    "runtime.precision": "fp32",
+}
 NUM_DEMONSTRATIONS: Final = 12_000
 NUM_PROMPTS: Final = 40_000
 """More than a run sees: with 6,000 PPO learned them by heart (82 % of those, 72 % of held-out ones)."""
@@ -58,4 +68,4 @@ def _held_out() -> list[str]:
     return numbers(NUM_HELD_OUT, seed=HELD_OUT_SEED)
 
 
-SORT: Final = Task(_build, _problem)
+SORT: Final = Task(_build, _problem, CRITIC, __file__)

@@ -15,6 +15,17 @@ from bench.study.task import Problem, Task
 
 __all__ = ["StoryFiles", "stories_task"]
 
+CRITIC: Final[dict[str, Any]] = {
+    "critic.num_prompts": 2048,
+    "critic.num_responses": 1,
+    "critic.num_epochs": 2,
+    "critic.batch_size": 32,
+    "critic.learning_rate": 1e-3,
+    "rollout.max_new_tokens": 48,
+    "rollout.missing_eos_score": None,
+    "data.max_prompt_tokens": 48,
+    "runtime.precision": "fp32",
+}
 PREFIXES: Final = (4, 6, 8, 10, 12, 14)
 """Words of a story that its prompts consist of; six prompts of 1,961 stories are 11,000."""
 HELD_OUT_WORDS: Final = 8
@@ -40,7 +51,7 @@ class StoryFiles:
 
 def stories_task(files: StoryFiles) -> Task:
     """The task on given files."""
-    return Task(partial(_build, files), partial(_problem, files))
+    return Task(partial(_build, files), partial(_problem, files), CRITIC, __file__)
 
 
 def _build(files: StoryFiles, folder: Path) -> None:

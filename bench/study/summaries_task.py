@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +23,17 @@ from kedge.rewards import RewardTerm
 __all__ = ["SUMMARIES"]
 
 SEED: Final = 0
+CRITIC: Final[dict[str, Any]] = {
+    "critic.num_prompts": 2048,
+    "critic.num_responses": 1,
+    "critic.num_epochs": 2,
+    "critic.batch_size": 32,
+    "critic.learning_rate": 1e-3,
+    "rollout.max_new_tokens": recipe.MAX_NEW_TOKENS,
+    "rollout.temperature": recipe.TEMPERATURE,
+    "data.max_prompt_tokens": recipe.MAX_PROMPT_TOKENS,
+    "runtime.precision": "fp32",
+}
 NUM_PROMPTS: Final = 8192
 NUM_HELD_OUT: Final = 256
 
@@ -60,4 +71,4 @@ def _render(tokenizer: PreTrainedTokenizerBase, post: Post) -> str:
     return render_tldr(post.subreddit, post.title, post.text, tokenizer, recipe.MAX_PROMPT_TOKENS)
 
 
-SUMMARIES: Final = Task(_build, _problem)
+SUMMARIES: Final = Task(_build, _problem, CRITIC, __file__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["QUIET", "Problem", "Task", "start_folder"]
+import kedge
+
+__all__ = ["QUIET", "Problem", "Task", "critic_folder", "start_folder"]
 
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
@@ -23,6 +24,8 @@ QUIET: Final[Mapping[str, Any]] = {
     "checkpoint.keep_best": "none",
 }
 """Of every run: one thread, and no files that the study does not read."""
+
+CRITIC: Final = "critic"
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,49 @@ class Task:
     Attributes:
         build: Trains what the runs start from, in an existing folder.
         problem: Reads that folder.
+        critic: Settings of `kedge critic`, whose critic some runs start from.
+        source: The file with its recipe.
     """
 
     build: Callable[[Path], None]
     problem: Callable[[Path], Problem]
+    critic: Mapping[str, Any]
+    source: str
 
 
 def start_folder(name: str, task: Task, work: Path) -> Path:
     """The folder of a task's start, trained unless it exists.
 
-    Its name has a hash of the module that trains it, so that a change of the recipe trains a new one.
+    Its name has a hash of the task's module, so that a change of the recipe trains a new one.
 
     Args:
         name: The task's name.
         task: The task.
         work: The folder of all starts.
     """
-    source = hashlib.sha256(inspect.getsource(inspect.getmodule(task.build) or task.build).encode()).hexdigest()
-    done = work / f"{name}-{source[:8]}"
+    done = work / f"{name}-{hashlib.sha256(Path(task.source).read_bytes()).hexdigest()[:8]}"
     if not done.is_dir():
         building = done.with_suffix(".part")
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
         task.build(building)
+        _train_critic(task, building)
         os.rename(building, done)
     return done
+
+
+def critic_folder(start: Path) -> Path:
+    """The critic among what a task's runs start from."""
+    return start / CRITIC / "model"
+
+
+def _train_critic(task: Task, folder: Path) -> None:
+    problem = task.problem(folder)
+    kedge.critic(
+        model=problem.model,
+        prompts=problem.prompts,
+        eval_prompts=problem.held_out,
+        reward=problem.reward,
+        out=folder / CRITIC,
+        **{**QUIET, **task.critic},
+    )
