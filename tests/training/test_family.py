@@ -57,6 +57,7 @@ def experience_of(config: Config) -> Experience:
         reward_mask=mask,
         advantages=advantages,
         returns=returns,
+        positive=SCORES >= config.ppo.objective.positive_nll_min_score,
     )
 
 
@@ -172,7 +173,9 @@ def length_adaptive(alpha: float) -> list[list[float]]:
 
 
 def vapo(lp: Tensor) -> Tensor:
-    return token_mean(lp, length_adaptive(0.05), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
+    correct = [lp[i, t] for i in range(6) for t in range(LENGTHS[i]) if SCORES[i] >= 1]
+    surrogate = token_mean(lp, length_adaptive(0.05), lambda ratio, advantage: clipped(ratio, advantage, 0.2, 0.28))
+    return surrogate + 0.1 * torch.stack(correct).mean()
 
 
 def sao(lp: Tensor) -> Tensor:

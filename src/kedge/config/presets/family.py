@@ -115,6 +115,7 @@ VAPO = Preset(
         "ppo.value_gae_lambda": Cited(1.0, f"{_VAPO} §4.1: decoupled GAE"),
         "ppo.gae_lambda": Cited("length_adaptive", f"{_VAPO} §4.2, with α = 0.05"),
         "ppo.clip_range_high": Cited(0.28, f"{_VAPO} §4.3: clip higher"),
+        "ppo.positive_nll_coef": Cited(0.1, f"{_VAPO} §4.3: the positive-example loss"),
         "ppo.num_epochs": Cited(1, "kedge: as in DAPO"),
         "ppo.num_minibatches": Cited(16, "kedge: as in DAPO"),
         "ppo.kl_coef": Cited(0.0, "kedge: as in DAPO"),
