@@ -107,7 +107,7 @@ CISPO = Preset(
 VAPO = Preset(
     name="vapo",
     about="PPO for long chains of thought: a critic trained on plain returns and warmed up, λ by length, and a higher "
-    "upper clip (Yuan et al. 2025).",
+    "upper clip (Yue et al. 2025).",
     values={
         "rollout.num_responses": Cited(16, f"{_VAPO} §5.1: 512 prompts, 16 responses each"),
         "ppo.critic": Cited("separate", f"{_VAPO}: a value model with weights of its own"),
