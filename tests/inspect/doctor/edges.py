@@ -316,6 +316,17 @@ EDGES: list[Edge] = [
     ),
     *metrics(
         "steps_too_large",
+        (SILENT, {"policy/clip_fraction": [0.5] * 16}),
+        (WARNING, {"policy/clip_fraction": [0.5] * 16, "policy/approx_kl": [0.061] * 16}),
+        **{"ppo.ratio": "sequence"},
+    ),
+    *metrics(
+        "first_update_too_large",
+        (SILENT, first("policy/clip_fraction", 0.5)),
+        **{"ppo.ratio": "sequence"},
+    ),
+    *metrics(
+        "steps_too_large",
         (SERIOUS, {"policy/clip_fraction": [0.355] * 16}),
         (WARNING, {"policy/clip_fraction": [0.345] * 16}),
         (WARNING, {"policy/clip_fraction": [0.205] * 16}),

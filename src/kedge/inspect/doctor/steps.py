@@ -38,13 +38,14 @@ def clips_sequences(run: RunRecord) -> bool:
 
 def _too_large(run: RunRecord) -> Symptom | None:
     clipped, moved = read(run, "policy/clip_fraction"), read(run, "policy/approx_kl")
-    if clipped is None or moved is None or (clipped.peak <= FAR_CLIPPED and moved.peak <= FAR_MOVED):
+    if clipped is None or moved is None:
         return None
-    if clips_sequences(run) and moved.peak <= FAR_MOVED:
+    far = 0.0 if clips_sequences(run) else clipped.peak
+    if far <= FAR_CLIPPED and moved.peak <= FAR_MOVED:
         return None
-    worse = clipped if clipped.peak / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
+    worse = clipped if far / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
     return Symptom(
-        "serious" if clipped.peak > TOO_FAR_CLIPPED or moved.peak > TOO_FAR_MOVED else "warning",
+        "serious" if far > TOO_FAR_CLIPPED or moved.peak > TOO_FAR_MOVED else "warning",
         f"up to {clipped.peak:.0%} of the tokens are clipped, and an update moves the policy by up to "
         f"{fmt(moved.peak)} nats per token ({span(worse.peak_updates)}){_by_epoch(run)}",
         tuple(_smaller_steps(run, at_start=worse.values.index(max(worse.values)) < WINDOW)),
