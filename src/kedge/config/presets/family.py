@@ -131,6 +131,7 @@ SAO = Preset(
         "ppo.clip_range": Cited(0.3, f"{_SAO} §4.1, for mathematics; 0.8 for code"),
         "ppo.clip_range_high": Cited(5.0, f"{_SAO} §4.1, for mathematics; 3 for code"),
         "ppo.critic": Cited("separate", f"{_SAO} §3.2"),
+        "ppo.num_critic_epochs": Cited(2, f"{_SAO} §3.2: K = 2 critic updates per policy update"),
         "ppo.value_warmup_updates": Cited(10, f"{_SAO} §4.1"),
         "ppo.value_gae_lambda": Cited(1.0, f"{_SAO} §4.1"),
         "ppo.gae_lambda": Cited("length_adaptive", f"{_SAO} §4.1"),
