@@ -57,7 +57,7 @@ def experience_of(config: Config) -> Experience:
         reward_mask=mask,
         advantages=advantages,
         returns=returns,
-        positive=SCORES >= config.ppo.objective.positive_nll_min_score,
+        positive=SCORES.ge(config.ppo.objective.positive_nll_min_score),
     )
 
 
