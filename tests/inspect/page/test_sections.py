@@ -86,6 +86,28 @@ def test_every_stage_has_two_sentences():
     assert "60%" in describe_run(reward_record())[1]
 
 
+def test_the_verdict_on_a_critic_is_what_it_explains_on_held_out_prompts():
+    summary = {
+        "explained_variance": {"value": 0.446, "low": 0.37, "high": 0.51},
+        "explained_by_third": [0.25, 0.46, 0.64],
+        "measured_on": "held-out prompts",
+    }
+    rows = [{"update": step, "loss": 0.3, "explained_variance": 0.5, "eval/loss": 0.4} for step in (1, 2, 3)]
+    record = replace(reward_record(), facts={"stage": "critic"}, summary=summary, metrics=rows)
+    first, second = describe_run(record)
+    assert first.endswith("on held-out prompts it explains 45% (37% to 51%) of the variance of the returns.")
+    assert second == "In the first, middle and last third of the responses it explains 25%, 46% and 64%."
+    first, second = describe_run(replace(record, summary={}))
+    assert first.endswith("on the responses of a step it explains 50% of the variance.")
+    assert "when the training ends" in second
+    short = replace(record, summary={**summary, "explained_by_third": [0.2, None, None]})
+    assert len(describe_run(short)) == 1
+    assert [(row["label"], row["unit"]) for row in first_and_last(record)][1:] == [
+        ("Loss", "variances of the returns"),
+        ("Loss, held out", "variances of the returns"),
+    ]
+
+
 def test_first_and_last_are_means_over_a_twentieth_of_the_run():
     rows = [metric_row(update) for update in range(1, 41)]
     found = {row["label"]: row for row in first_and_last(ppo_record(metrics=rows))}

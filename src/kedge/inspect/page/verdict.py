@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kedge.inspect.page.curves import items_per_update
 from kedge.inspect.page.evaluation import describe_evaluation
 from kedge.inspect.page.generation import describe_generation
-from kedge.inspect.page.numbers import mean_of, noise, numbers_of, rounded
+from kedge.inspect.page.numbers import as_number, mean_of, noise, numbers_of, rounded
 from kedge.inspect.page.wording import figure, typographic
 from kedge.inspect.record import RunRecord
 
@@ -80,6 +80,14 @@ SUPERVISED_ROWS = (
     Row("grad_norm", "Gradient norm"),
     Row("tokens_per_second", "Tokens per second", "1/s"),
 )
+CRITIC_ROWS = (
+    Row("explained_variance", "Explained variance", "share", "up"),
+    Row("eval/explained_variance", "Explained variance, held out", "share", "up"),
+    Row("loss", "Loss", "variances of the returns", "down"),
+    Row("eval/loss", "Loss, held out", "variances of the returns", "down"),
+    *SUPERVISED_ROWS[-2:],
+)
+ROWS = {"ppo": PPO_ROWS, "critic": CRITIC_ROWS}
 
 
 def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
@@ -87,7 +95,7 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
     `change` is `better` or `worse` if the metric has a good direction and moved by more than noise, or else empty.
     """
-    rows = PPO_ROWS if record.stage == "ppo" else SUPERVISED_ROWS
+    rows = ROWS.get(record.stage, SUPERVISED_ROWS)
     judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
     found = ((row, _ends(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
     return [
@@ -115,6 +123,8 @@ def describe_run(record: RunRecord) -> list[str]:
         return [_reward_sentence(record), _behavior_sentence(record), *ended]
     if record.stage == "reward":
         return [_loss_sentence(record), _accuracy_sentence(record), *ended]
+    if record.stage == "critic":
+        return [*filter(None, (_explained_sentence(record), _thirds_sentence(record))), *ended]
     return [_loss_sentence(record), _held_out_sentence(record), *ended]
 
 
@@ -221,6 +231,26 @@ def _accuracy_sentence(record: RunRecord) -> str:
     if isinstance(longer, Mapping):
         parts.append(f"picking the longer response gets {longer['value']:.0%}")
     return _sentence(parts)
+
+
+def _explained_sentence(record: RunRecord) -> str:
+    explained, latest = record.summary.get("explained_variance"), _ends(record, "explained_variance")
+    if isinstance(explained, Mapping):
+        share = f"{explained['value']:.0%} ({explained['low']:.0%} to {explained['high']:.0%})"
+        where = record.summary.get("measured_on", "held-out prompts")
+        return f"{_progress(record)}: on {where} it explains {share} of the variance of the returns."
+    if latest is None:
+        return f"{_progress(record)}."
+    return f"{_progress(record)}: on the responses of a step it explains {latest.last:.0%} of the variance."
+
+
+def _thirds_sentence(record: RunRecord) -> str:
+    thirds = [as_number(share) for share in record.summary.get("explained_by_third") or ()]
+    known = [f"{share:.0%}" for share in thirds if share is not None]
+    if len(known) != len(thirds) or not known:
+        return "" if record.summary else "It is measured on held-out prompts when the training ends."
+    *others, last = known
+    return f"In the first, middle and last third of the responses it explains {', '.join(others)} and {last}."
 
 
 def _change(ends: Ends, slack: float = 0.0) -> str:

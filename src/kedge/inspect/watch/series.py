@@ -35,6 +35,8 @@ SUPERVISED = {
     "held-out loss": "eval/loss",
     "accuracy": "accuracy",
     "held-out accuracy": "eval/accuracy",
+    "explained variance": "explained_variance",
+    "held-out explained": "eval/explained_variance",
     "token accuracy": "token_accuracy",
     "held-out tokens": "eval/token_accuracy",
     "gradient norm": "grad_norm",

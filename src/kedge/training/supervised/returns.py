@@ -245,11 +245,12 @@ class Explained:
 
     Attributes:
         whole: The explained variance over all slots, with an interval over prompts.
-        thirds: The same over the first, middle and last third of each response; its own variance is the measure.
+        thirds: The same over the first, middle and last third of each response; its own variance is the measure. None
+            where no response has a slot there.
     """
 
     whole: Interval
-    thirds: tuple[float, ...]
+    thirds: tuple[float | None, ...]
 
     def summary(self) -> dict[str, Any]:
         """As JSON values."""
@@ -269,7 +270,7 @@ def measure_explained(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tok
     return Explained(
         explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group),
         tuple(
-            float(explained_variance(values, chosen.returns, part)) if part.any() else math.nan
+            float(explained_variance(values, chosen.returns, part)) if part.any() else None
             for part in (chosen.mask & (places == number) for number in range(NUM_PARTS))
         ),
     )
