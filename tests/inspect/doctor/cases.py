@@ -10,6 +10,7 @@ from tests.inspect.doctor.synthetic import run_with, synthetic_run, towards
 
 FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
+GROUPS = {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
 
 
 class Case(NamedTuple):
@@ -204,6 +205,33 @@ CASES = [
         "warning",
         {"reward/score_mean": towards(0.9, 1.1), "reward/score_std": [1.0] * 16},
         {"reward/score_mean": towards(0.9, 1.25), "reward/score_std": [1.0] * 16},
+    ),
+    metrics(
+        "groups_without_spread",
+        "warning",
+        {"group/constant": towards(0.3, 0.95)},
+        {"group/constant": towards(0.1, 0.45)},
+        settings=GROUPS,
+    ),
+    Case(
+        "groups_without_spread",
+        "note",
+        synthetic_run(metrics={"group/constant": towards(0.3, 0.7)}, settings=GROUPS),
+        synthetic_run(metrics={"group/constant": towards(0.3, 0.7)}, settings={"rollout.num_responses": 8}),
+    ),
+    metrics(
+        "group_std_blows_up",
+        "warning",
+        {"group/small_spread": [0.21] * 16},
+        {"group/small_spread": [0.19] * 16},
+        settings=GROUPS,
+    ),
+    metrics(  # the low-scored responses grow, alone or with the others
+        "length_bias",
+        "warning",
+        {"group/length_below": towards(20.0, 30.0), "group/length_above": towards(20.0, 22.0)},
+        {"group/length_below": towards(20.0, 30.0), "group/length_above": towards(20.0, 28.0)},
+        settings=GROUPS,
     ),
     metrics("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
     metrics("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),

@@ -9,6 +9,7 @@ from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import (
     DAMAGED,
     FUNCTION,
+    GROUPS,
     JUDGED,
     fitted_critic,
     held_out,
@@ -224,6 +225,27 @@ EDGES: list[Edge] = [
         "score_falling",
         (SERIOUS, {**SCORES, "reward/score_mean": step(1.0, 0.49)}),
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 0.51)}),
+    ),
+    *metrics(
+        "groups_without_spread",
+        (WARNING, {"group/constant": [0.91] * 16}),
+        (NOTE, {"group/constant": [0.89] * 16}),
+        (NOTE, {"group/constant": [0.51] * 16}),
+        (SILENT, {"group/constant": [0.49] * 16}),
+        **GROUPS,
+    ),
+    *metrics("group_std_blows_up", (SILENT, {"group/small_spread": [0.5] * 16}), **GROUPS | {"ppo.advantage": "rloo"}),
+    *metrics(
+        "length_bias",
+        (WARNING, {"group/length_below": step(10.0, 13.1), "group/length_above": step(10.0, 11.3)}),
+        (SILENT, {"group/length_below": step(10.0, 12.9), "group/length_above": step(10.0, 11.0)}),
+        (SILENT, {"group/length_below": step(10.0, 13.1), "group/length_above": step(10.0, 11.5)}),
+        **GROUPS,
+    ),
+    *metrics(
+        "length_bias",
+        (SILENT, {"group/length_below": step(10.0, 20.0), "group/length_above": [10.0] * 16}),
+        **GROUPS | {"ppo.aggregation": "token"},
     ),
     *metrics("no_exploration", (SERIOUS, responses([0.69] * 16)), (SILENT, responses([0.70] * 16))),
     *metrics(
