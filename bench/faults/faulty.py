@@ -17,6 +17,13 @@ AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedu
 HOT_HEAD: Final = {"ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
 """The policy's steps are sound; the values jump in the first update and come back later."""
 
+IN_GROUPS: Final = {
+    "ppo.advantage": "grpo",
+    "ppo.aggregation": "sequence",
+    "rollout.num_prompts": 16,
+    "rollout.num_responses": 4,
+}
+
 SAMPLER: Final = (
     Case("sampler weights up to 3 updates old", "stale_rollouts", bug=bugs.stale_sampler(4, recorded=True)),
     Case(
@@ -83,6 +90,19 @@ CRITIC: Final = (
         "whitening_constant_batch",
         {"ppo.kl_coef": 0.0},
         function("nearly_constant"),
+    ),
+)
+
+GROUPS: Final = (
+    Case(
+        "score by prompt alone, RLOO",
+        "groups_without_spread",
+        {**IN_GROUPS, "ppo.advantage": "rloo"},
+        function("by_prompt"),
+    ),
+    Case("faint scores on half of the prompts, GRPO", "group_std_blows_up", IN_GROUPS, function("faint")),
+    Case(
+        "mean per response, GRPO", "length_bias", {**IN_GROUPS, **AGGRESSIVE, "ppo.kl_coef": 0.0}, function("tuneful")
     ),
 )
 
@@ -169,4 +189,4 @@ SUPERVISED: Final = (
     ),
 )
 
-FAULTS: Final = (*SAMPLER, *KL, *EXPLORATION, *STEPS, *CRITIC, *REWARD, *HACKING, *RESPONSES, *SUPERVISED)
+FAULTS: Final = (*SAMPLER, *KL, *EXPLORATION, *STEPS, *CRITIC, *GROUPS, *REWARD, *HACKING, *RESPONSES, *SUPERVISED)

@@ -7,8 +7,10 @@ import random
 import time
 
 __all__ = [
+    "by_prompt",
     "constant",
     "dividing",
+    "faint",
     "long",
     "nearly_constant",
     "noise",
@@ -20,6 +22,18 @@ __all__ = [
     "solved",
     "tuneful",
 ]
+
+
+def by_prompt(prompts: list[str], completions: list[str]) -> list[float]:
+    """A score that depends on the prompt alone."""
+    return [float(len(prompt) % 3) for prompt in prompts]
+
+
+def faint(prompts: list[str], completions: list[str]) -> list[float]:
+    """A valid reward, on half of the prompts a hundredth of it."""
+    return [
+        mark * (0.01 if len(prompt) % 2 else 1.0) for prompt, mark in zip(prompts, tuneful(completions), strict=True)
+    ]
 
 
 def constant(completions: list[str]) -> list[float]:

@@ -206,6 +206,28 @@ PPO = (
         "The spread of advantages shrinks as the critic learns.",
     ),
     Panel(
+        "Groups",
+        "Prompts without spread",
+        "share of prompts",
+        {"group/constant": "all responses score the same"},
+        "Their advantages are 0. Rises as prompts are solved.",
+    ),
+    Panel(
+        "Groups",
+        "Spread within groups",
+        "score",
+        {"group/score_std": "within groups", "reward/score_std": "all responses"},
+        "What a group's baseline leaves to learn from.",
+        fewest=2,
+    ),
+    Panel(
+        "Groups",
+        "Length by score",
+        "tokens",
+        {"group/length_above": "above the group's mean", "group/length_below": "below it"},
+        "Close to each other, unless length matters.",
+    ),
+    Panel(
         "Responses",
         "Response length",
         "tokens",

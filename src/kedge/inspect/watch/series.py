@@ -24,6 +24,7 @@ PPO = {
     "critic: pairs": "critic/pairs_across",
     "pairs, same prompt": "critic/pairs_within",
     "value loss": "value/loss",
+    "constant groups": "group/constant",
     "response length": "response/length",
     "EOS rate": "response/eos_rate",
     "repetition": "response/repetition",

@@ -30,6 +30,7 @@ SHOWN = {
     "entropy": "policy/entropy",
     "clipped": "policy/clip_fraction",
     "explained": "value/explained_variance",
+    "constant": "group/constant",
     "eval/score": "eval/score",
     "eval/win_rate": "eval/win_rate",
 }

@@ -64,7 +64,7 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
 def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
     facts: dict[str, object] = {
         "PPO updates": len(metrics),
-        "responses": len(metrics) * config.responses_per_update,
+        "responses": _num_responses(config, len(metrics)),
         "reward": roles.reward.name,
     }
     if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update has none
@@ -76,6 +76,12 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
             facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
         facts.update(_held_out(metrics))
     _save_policy(config, run, roles, run.folder / "model", facts, ended=True)
+
+
+def _num_responses(config: Config, num_updates: int) -> object:
+    """The responses that were sampled in so many updates."""
+    least = num_updates * config.responses_per_update
+    return f"at least {least}" if config.ppo.grouping.constant_groups == "resample" else least
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
@@ -91,7 +97,7 @@ def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
     """The policy as it is saved in every checkpoint."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
-        facts = {"PPO updates": update, "responses": update * config.responses_per_update, "reward": roles.reward.name}
+        facts = {"PPO updates": update, "responses": _num_responses(config, update), "reward": roles.reward.name}
         return _save_policy(config, run, roles, folder, facts, weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
