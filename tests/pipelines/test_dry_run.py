@@ -69,11 +69,14 @@ def test_from_python_with_a_loaded_model_rows_and_a_function(
     monkeypatch.chdir(tmp_path)
     policy = AutoModelForCausalLM.from_pretrained(place / "policy")
     model = kedge.LoadedModel(policy, AutoTokenizer.from_pretrained(place / "policy"))
+    scored: list[int] = []
     given: dict[str, Any] = {
         "prompts": ["Deck 1:", "Deck 2:"],
-        "reward": lambda completions, **_: [1.0] * len(completions),
+        "reward": lambda completions, **_: scored.append(len(completions)) or [1.0] * len(completions),
+        "advantage": "remax",  # which also samples and scores a greedy response per prompt
     }
     found = kedge.ppo(dry_run=True, model=model, **given, **SMALL)
+    assert scored == 2 * [scored[0], scored[0]]
     assert "nothing was written" in capsys.readouterr().out
     assert repr(found).startswith("DryRun of ppo: about 0:0")
     assert 0 < found.seconds == pytest.approx(sum(phase.whole for phase in found.phases))

@@ -203,8 +203,11 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
         drawn = prompts.next(num_prompts)
         with _timed(seconds, "sampling"):
             rollout = steps.sample(drawn, update)
+            greedy = steps.sample_greedy(drawn, update) if steps.needs_baseline else None
         with _timed(seconds, "scoring"):
             scored = steps.score(rollout, drawn, update)
+            if greedy is not None:
+                scored = scored.compared_with(steps.score(greedy, drawn, update, "greedy"))
         learner = steps.learner(update, coefficients)
         with _timed(seconds, "forward"):
             experience = steps.collect(scored, coefficients, learner=learner)
