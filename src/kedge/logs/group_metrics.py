@@ -33,9 +33,9 @@ def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[s
     within = float((groups.std.square() * groups.count).sum() / groups.count.sum()) ** 0.5
     found = groups.std[groups.has_spread]
     metrics = {
-        "group/constant": 1 - float(groups.has_spread.float().mean()),
+        "group/constant": 1 - float(groups.has_spread.double().mean()),
         "group/score_std": within,
-        "group/small_spread": float((found < SMALL * within).float().mean()) if len(found) else 0.0,
+        "group/small_spread": float((found < SMALL * within).double().mean()) if len(found) else 0.0,
     }
     if len(found):
         lengths, distance = rollout.response_lengths.cpu().float(), scores.cpu() - groups.mean[groups.place]

@@ -124,6 +124,16 @@ def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsy
     assert "update 1: no group has spread, and no step is taken" in " ".join((shown.out + shown.err).split())
 
 
+def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [row] = train(policy, tmp_path / "run", Reward(PROMPTS[:5]), max_resamples=1, num_updates=1)
+    assert (row["group/resamples"], row["group/unused"], row["group/constant"]) == (1, 15, pytest.approx(5 / 6))
+    assert len(read_samples(tmp_path / "run")) == 3
+    shown = capsys.readouterr()
+    assert "update 1: ppo.max_resamples is reached with 1 of 3 groups" in " ".join((shown.out + shown.err).split())
+
+
 def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update() -> None:
     assert next_round_size(64, 64, 48) == 22  # 16 missing, of which three in four have spread
     assert next_round_size(64, 64, 63) == 2

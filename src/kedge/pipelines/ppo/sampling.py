@@ -127,10 +127,7 @@ class Sampling:
         if batch.is_flat:
             self._once("flat", f"update {update}: no group has spread, and no step is taken")
         elif rounds > 1 and found < wanted:
-            self._once(
-                "short",
-                f"update {update}: trains on {found} groups instead of {wanted}, the limit of ppo.max_resamples",
-            )
+            self._once("short", f"update {update}: ppo.max_resamples is reached with {found} of {wanted} groups")
 
     def _once(self, kind: str, line: str) -> None:
         if kind not in self._said:
