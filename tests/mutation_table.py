@@ -392,6 +392,13 @@ MUTATIONS = (
         f"{SAMPLING}::test_resampling_fills_the_update_with_groups_that_have_spread",
     ),
     Mutation(
+        "greedy-baseline-is-drawn",
+        "rollout/sampler.py",
+        "logits.argmax(dim=-1) if self.greedy else _inverse_cdf",
+        "_inverse_cdf",
+        f"{SAMPLING}::test_remax_compares_each_response_with_the_greedy_one_to_its_prompt",
+    ),
+    Mutation(
         "positive-examples-without-token-scores",
         "rollout/collect.py",
         "positive=experience.total_scores >= positive_min_score",
