@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -104,9 +105,11 @@ def _seconds(study: Study, task: str) -> float:
 
 def finish(study: Study, options: argparse.Namespace) -> None:
     """Write the page; a small study, and one with a record of its own, print it."""
-    if options.small or options.record or options.count:
-        if not options.count:
-            print(write_page(study))
+    if options.count:
+        return
+    study = replace(study, tasks=tuple(study.plan.tasks))  # recorded ones are shown, whether or not they were run now
+    if options.small or options.record:
+        print(write_page(study))
         return
     (DOCS / "results.md").write_text(write_page(study), encoding="utf-8")
     draw_page(study, DOCS / "pictures")

@@ -114,6 +114,10 @@ class Outcome:
             raise BenchError(f"run {self.key} ended at {places[-1]:.3g} {axis}, before {spent:.3g}")
         return float(np.interp(spent, places, self.scores))
 
+    def tokens_at(self, flops: float) -> float:
+        """The tokens sampled when so many FLOPs were spent, interpolated between evaluations."""
+        return float(np.interp(flops, self.flops, self.tokens))
+
     @property
     def explained_late(self) -> float | None:
         """The mean explained variance of the last quarter; None without a critic."""
