@@ -227,7 +227,7 @@ def load_scalar_model(
     if init == "saved" and head:
         raise ModelError(
             f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
-            "AutoModelForSequenceClassification with one label (`kedge reward` trains one)"
+            "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
         )
     if missing - head:
         raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")

@@ -82,8 +82,8 @@ def test_a_saved_head_is_loaded_on_the_trunk_that_it_was_fitted_to(policy: Path,
 def test_critics_that_do_not_fit_are_refused(policy: Path, separate: Path, shared: Path, tmp_path: Path) -> None:
     foreign = save_tiny_reward_model(tmp_path / "foreign", tokenizer=tiny_tokenizer(vocab_size=280))
     faults: list[tuple[dict[str, Any], type[KedgeError], str]] = [
-        ({"critic_init": str(tmp_path / "gone")}, ModelError, "no such folder"),
-        ({"critic_init": str(policy)}, ModelError, "no trained scalar head"),
+        ({"critic_init": str(tmp_path / "gone")}, ModelError, "ppo.critic_init: model .* no such folder"),
+        ({"critic_init": str(policy)}, ModelError, "ppo.critic_init: model .* no trained scalar head"),
         ({"critic_init": str(foreign)}, ModelError, "another tokenizer"),
         ({"critic_init": str(separate), "critic": "shared"}, ConfigError, "use ppo.critic=separate, or leave it out"),
         ({"critic_init": str(shared), "critic": "separate"}, ConfigError, "use ppo.critic=shared, or leave it out"),

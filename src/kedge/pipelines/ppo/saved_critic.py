@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +44,8 @@ def with_saved_critic(config: Config) -> Config:
     value = config.ppo.value
     if not value.names_critic:
         return config
-    kind = _kind(value.critic_init)
+    with _named():
+        kind = _kind(value.critic_init)
     if value.critic == "auto":
         return with_values(config, {"ppo.critic": kind})
     if value.critic != kind:
@@ -63,7 +66,8 @@ def load_saved_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBa
     own = load_tokenizer(source, trust_remote_code=trusted)
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
-    critic = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+    with _named():
+        critic = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
     if not critic.has_values:
         raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
     return critic
@@ -83,6 +87,15 @@ def load_saved_head(config: Config, policy: LanguageModel, tokenizer: PreTrained
             f"the model that it was fitted to, e.g. model={source}"
         )
     load_value_head(policy.value_head, source)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Errors of loading name the field: a run loads several models."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"ppo.critic_init: {error}") from error
 
 
 def _kind(source: str) -> Literal["shared", "separate"]:
