@@ -35,6 +35,7 @@ class DemoRecord:
         win_rates: Win rate of PPO, by opponent.
         reward_model_accuracy: Share of held-out comparisons.
         kl: Nats per response.
+        explained_variance: Of the critic, mean of the last quarter of the updates.
         curve: The run without KL penalty.
         num_posts: Posts of the evaluation.
         seconds: Duration.
@@ -45,6 +46,7 @@ class DemoRecord:
     win_rates: dict[str, Interval]
     reward_model_accuracy: float
     kl: float
+    explained_variance: float
     curve: list[CurvePoint]
     num_posts: int
     seconds: float
@@ -73,7 +75,9 @@ def results_block(record: DemoRecord) -> str:
 
 {record.num_posts} held-out posts, 95 % confidence intervals. The reward model agrees with the annotator on \
 {100 * record.reward_model_accuracy:.0f} % of held-out
-comparisons. KL between the PPO policy and the SFT policy: {record.kl:.1f} nats per response. Total time on two cores: \
+comparisons. KL between the PPO policy and the SFT policy: {record.kl:.1f} nats per response. In the last \
+quarter of PPO the critic
+explains {100 * record.explained_variance:.0f} % of the variance of the returns. Total time on two cores: \
 {record.seconds:.0f} s.
 """
 
@@ -104,7 +108,7 @@ def _percentages(rate: Interval | None) -> str:
 def main(folder: Path) -> None:
     """Record a finished demo."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    same = ("gold_quality", "gold_axes", "reward_model_accuracy", "kl", "num_posts", "seconds")
+    same = ("gold_quality", "gold_axes", "reward_model_accuracy", "kl", "explained_variance", "num_posts", "seconds")
     rates = {"sft": summary["win_rate_over_sft"], "references": summary["win_rate_over_references"]}
     record = {name: summary[name] for name in same} | {"win_rates": rates, "curve": summary["curves"][WITHOUT_KL]}
     RECORD.write_text(json.dumps(_rounded(record), indent=1) + "\n", encoding="utf-8")

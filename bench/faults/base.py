@@ -20,7 +20,7 @@ from kedge.pipelines.demo import demo_config, rows, start_from_scratch
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["EXAMINED", "QUIET", "SMALL", "Base", "make_base"]
+__all__ = ["EXAMINED", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
 
 NUM_DEMONSTRATIONS: Final = 7000
 NUM_COMPARISONS: Final = 1200
@@ -34,10 +34,19 @@ EXAMINED: Final = {"data.eval_fraction": 0.15}
 SMALL: Final[dict[str, Any]] = {
     "rollout.num_prompts": 64,
     "ppo.num_updates": 12,
+    "ppo.value_head_rate": 1.0,  # of a critic that starts as the policy: where the reward is a function
     "runtime.num_fixed_prompts": 0,
     **QUIET,
 }
 """Differences from the demo: smaller runs, one at a time on one core."""
+SHARED: Final[dict[str, Any]] = {
+    "ppo.critic": "shared",
+    "ppo.critic_learning_rate": None,
+    "ppo.value_warmup_updates": 0,
+    "ppo.value_head_rate": 30.0,
+    "ppo.value_clip_range": 0.2,
+}
+"""A value head on the policy's trunk in place of the demo's separate critic."""
 
 
 @dataclass(frozen=True)

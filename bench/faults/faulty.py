@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.faults import bugs
+from bench.faults.base import SHARED
 from bench.faults.case import Case, function, monitored, reward_model, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.demo import recipe
@@ -14,7 +15,7 @@ __all__ = ["FAULTS"]
 AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
 """A policy with the freedom and the time to find out what the reward pays for."""
 
-HOT_HEAD: Final = {"ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
+HOT_HEAD: Final = {**SHARED, "ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
 """The policy's steps are sound; the values jump in the first update and come back later."""
 
 IN_GROUPS: Final = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bench.faults.base import SHARED
 from bench.faults.case import Case, function, gold, monitored, reward_model, untrained
 from bench.faults.changes import few
 
@@ -14,8 +15,8 @@ PENALTY: Final = {"source": "kedge.rewards.penalties:repetitive"}
 HEALTHY: Final = (
     Case("demo settings"),
     Case("monitored by the gold judge", reward=monitored),
-    Case("separate critic, from the reward model", settings={"ppo.critic": "separate"}),
-    Case("separate critic, from the policy", settings={"ppo.critic": "separate", "ppo.critic_init": "policy"}),
+    Case("critic from the policy", settings={"ppo.critic_init": "policy"}),
+    Case("value head on the policy's trunk", settings={**SHARED, "ppo.value_coef": 1.0, "ppo.num_updates": 32}),
     Case("KL in the loss", settings={"ppo.kl_in": "loss"}),
     Case("no reference", settings={"ppo.kl_coef": 0.0}),
     Case("whitened rewards", settings={"ppo.whiten_rewards": True}),

@@ -47,6 +47,7 @@ def test_the_demo_runs_from_scratch_to_a_summary(tmp_path: Path, capsys: pytest.
     for curve in (summary["curves"][name] for name in ("ppo", "ppo-without-kl")):
         assert [point["update"] for point in curve] == [1, 2, 4]
     assert summary["kl"] == read_metrics(tmp_path / "demo" / "ppo")[-1]["objective/kl"]
+    assert summary["explained_variance"] == read_metrics(tmp_path / "demo" / "ppo")[-1]["value/explained_variance"]
     assert summary["seconds"] > 0
     judged = [row["score/gold"] for row in read_metrics(tmp_path / "demo" / "ppo")]
     assert len(judged) == 4

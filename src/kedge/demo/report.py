@@ -39,6 +39,7 @@ class DemoResult:
         curves: Overoptimization curves of PPO (`WITH_KL`) and of PPO without a KL penalty (`WITHOUT_KL`).
         reward_model_accuracy: Share of held-out comparisons on which the reward model agrees with the annotator.
         kl: KL to the SFT policy in the last update, nats per response.
+        explained_variance: Share of the returns' variance that the critic explains, mean of the last quarter of PPO.
         seconds: Duration of the whole demo.
     """
 
@@ -47,6 +48,7 @@ class DemoResult:
     curves: Mapping[str, Sequence[CurvePoint]]
     reward_model_accuracy: float
     kl: float
+    explained_variance: float
     seconds: float
 
     def summary(self) -> dict[str, Any]:
@@ -61,6 +63,7 @@ class DemoResult:
             "gain_over_references": ppo.gain_over(references),
             "reward_model_accuracy": self.reward_model_accuracy,
             "kl": self.kl,
+            "explained_variance": self.explained_variance,
             "curves": {name: [asdict(point) for point in curve] for name, curve in self.curves.items()},
             "num_posts": len(self.posts),
             "seconds": round(self.seconds, 1),
@@ -127,7 +130,8 @@ def _print_figures(result: DemoResult) -> None:
     print(_describe_overoptimization(result.curves[WITHOUT_KL]))
     print(
         f"The reward model agrees with the annotator on {result.reward_model_accuracy:.0%} of held-out comparisons. "
-        f"KL of PPO to SFT: {result.kl:.1f} nats per response."
+        f"KL of PPO to SFT: {result.kl:.1f} nats per response. "
+        f"The critic explains {result.explained_variance:.0%} of the variance of the returns."
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kedge.config import Config, config_from_settings, field_advice
@@ -83,6 +84,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         curves={name: curve.points for name, curve in curves.items()},
         reward_model_accuracy=reward.summary["accuracy"]["value"],
         kl=ppo.metrics[-1]["objective/kl"],
+        explained_variance=fmean(row["value/explained_variance"] for row in ppo.metrics[-(len(ppo.metrics) // 4) :]),
         seconds=time.perf_counter() - started,
     )
     save_result(result, folder)
