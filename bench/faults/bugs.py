@@ -109,10 +109,10 @@ def entropy_flipped() -> Bug:
 
 
 def critic_frozen() -> Bug:
-    """The value loss has no gradient."""
+    """The value loss has a gradient of 0; a warm-up needs one to go through."""
 
     def without_gradient(values: Tensor, *others: Any, **options: Any) -> Any:
-        return clipped_value_loss(values.detach(), *others, **options)
+        return clipped_value_loss(values.detach() + 0.0 * values, *others, **options)
 
     return patch.object(kedge.training.objective, "clipped_value_loss", without_gradient)
 
