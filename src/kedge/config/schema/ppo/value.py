@@ -18,8 +18,9 @@ class ValueConfig(Group):
         "auto",
         meaning="A value head on the policy's trunk (shared), a separate model, or none. Auto: none where "
         "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
-        source="shared: S0, S1, S4, Ziegler; S3, Stiennon and N+ use a separate one, at twice the memory. RLOO and "
-        "GRPO have none",
+        source="shared: S0, S1, S4, Ziegler; it costs nothing, and explains nothing in short runs. S3, Stiennon and "
+        "N+ use a separate one, which learns, at twice the memory and training time (docs/defaults.md). RLOO and GRPO "
+        "have none",
     )
     critic_init: Literal["auto", "reward", "policy"] | str = field(
         "auto",
@@ -27,7 +28,8 @@ class ValueConfig(Group):
         "reward model if there is exactly one (those of weight 0 aside), a decoder with the policy's tokens, else the "
         "policy. Or a trained critic: a folder, a hub id or a run, such as that of `kedge critic`; "
         "ppo.critic=auto is then of its kind.",
-        source="Stiennon, N+: the reward model; VC-PPO and VAPO: a critic trained before PPO",
+        source="Stiennon, N+: the reward model, whose outputs before the last token mean nothing at first: warm it up "
+        "(docs/defaults.md); VC-PPO and VAPO: a critic trained before PPO",
     )
     value_head_init: Literal["zero", "normal"] = field(
         "zero",
@@ -92,7 +94,9 @@ class ValueConfig(Group):
         None,
         ge=0,
         meaning="Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.",
-        source="null: N+ and Ziegler have one rate; Open-Reasoner-Zero has 5e-6 for the critic and 1e-6 for the policy",
+        source="null: N+ and Ziegler have one rate; Open-Reasoner-Zero has 5e-6 for the critic and 1e-6 for the "
+        "policy. kedge, measured (docs/defaults.md): the rate that trained the reward model, about seven times the "
+        "policy's, explains twice as much in a short run",
         too_high="the values jump from update to update, and the advantages with them",
         too_low="the critic lags behind the policy, and explained variance stays low",
     )
