@@ -131,6 +131,10 @@ def test_the_demos_table_and_figure_show_its_record(demo: DemoRecord, tmp_path: 
     assert f"PPO policy {demo.gold_quality['ppo']:.3f}" in kept
 
 
+def test_the_demos_critic_learns(demo: DemoRecord) -> None:
+    assert demo.explained_variance >= 0.5
+
+
 def test_the_demos_duration_is_the_same_everywhere(demo: DemoRecord) -> None:
     """Every sentence that names the demo and a number of minutes states the recorded duration."""
     pages = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *DOCS.glob("*.md"))}
