@@ -22,7 +22,7 @@ HEALTHY: Final = (
     Case("whitened rewards", settings={"ppo.whiten_rewards": True}),
     Case("Ziegler's controller", settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0}),
     Case("programmatic reward", reward=function("tuneful")),
-    Case("gold judge as the reward", reward=lambda base: [gold(base)]),
+    Case("gold judge as the reward", reward=lambda base: [gold(base)], settings={"ppo.num_updates": 24}),
     Case("reward model plus a repetition penalty", reward=lambda base: [*reward_model(base), PENALTY]),
     Case("4 responses per prompt, 16 prompts", settings={"rollout.num_prompts": 16, "rollout.num_responses": 4}),
     Case(
