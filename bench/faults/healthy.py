@@ -22,7 +22,11 @@ HEALTHY: Final = (
     Case("whitened rewards", settings={"ppo.whiten_rewards": True}),
     Case("Ziegler's controller", settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0}),
     Case("programmatic reward", reward=function("tuneful")),
-    Case("gold judge as the reward", reward=lambda base: [gold(base)], settings={"ppo.num_updates": 24}),
+    Case(
+        "gold judge as the reward",  # times ten: the KL penalty, made for a reward model, drowns a quality from 0 to 1
+        reward=lambda base: [gold(base, weight=10.0)],
+        settings={"ppo.value_head_rate": 10.0},  # from 0 to a mean of 7.5
+    ),
     Case("reward model plus a repetition penalty", reward=lambda base: [*reward_model(base), PENALTY]),
     Case("4 responses per prompt, 16 prompts", settings={"rollout.num_prompts": 16, "rollout.num_responses": 4}),
     Case(
