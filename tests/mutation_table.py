@@ -485,6 +485,13 @@ MUTATIONS = (
         f"{QUADRANTS}[1-1.5-False]",
     ),
     Mutation(
+        "critic-that-nothing-needs",
+        "config/schema/ppo/section.py",
+        'return "shared" if self.advantages.needs_values else "none"',
+        'return "shared"',
+        "tests/pipelines/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
+    ),
+    Mutation(
         "sequence-ratio-without-length",
         "algorithm/policy_losses.py",
         "frozen.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)",

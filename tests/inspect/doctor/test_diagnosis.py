@@ -82,6 +82,12 @@ def test_a_suggested_value_follows_from_the_present_one() -> None:
     assert (finding.field, finding.direction) == ("ppo.learning_rate", "too_high")
 
 
+def test_large_steps_of_a_loss_without_ppos_clip_have_no_clip_fraction_by_epoch() -> None:
+    details = [{"update": update, "epochs": [{"approx_kl": 0.3}] * 2} for update in range(1, 17)]
+    run = synthetic_run(metrics={"policy/approx_kl": [0.3] * 16}, details=details)
+    assert diagnose(run)[0].rule == "steps_too_large"
+
+
 @pytest.mark.parametrize(("epochs", "first"), [(5, "ppo.num_epochs"), (4, "ppo.learning_rate")])
 def test_more_epochs_than_in_the_papers_are_reduced_first(epochs: int, first: str) -> None:
     run = synthetic_run(metrics={"policy/clip_fraction": [0.5] * 16}, settings={"ppo.num_epochs": epochs})

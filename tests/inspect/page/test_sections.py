@@ -199,6 +199,12 @@ def test_an_asymmetric_clip_has_its_own_bounds():
     assert (found["low"], found["high"]) == (0.8, 1.3)
 
 
+def test_bounds_for_whole_responses_are_not_drawn_at_the_ratios_of_tokens():
+    config = {**CONFIG, "ppo": {**CONFIG["ppo"], "ratio": "sequence", "clip_range": 3e-4, "clip_range_high": 4e-4}}
+    found = clipping(ppo_record(config=config))
+    assert (found["loss"], found["low"], found["high"]) == ("clipped, by whole responses", 0.8, 1.2)
+
+
 def test_the_frontier_is_over_the_root_of_the_kl_and_marks_the_judges_best():
     found = frontier(ppo_record())
     assert found["root_kl"] == [1, 2, 3, 4, 5]

@@ -65,7 +65,7 @@ def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
         yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
     clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
     wanted = [MOST]
-    if clipped is not None and clipped.first > 0:
+    if clipped is not None and clipped.first > 0 and not clips_sequences(run):
         wanted.append(USUAL_CLIPPED / clipped.first)
     if moved is not None and moved.first > 0:
         wanted.append(math.sqrt(USUAL_MOVED / moved.first))

@@ -63,8 +63,9 @@ def _smaller_steps(run: RunRecord, *, at_start: bool) -> Iterator[Remedy]:
 
 
 def _by_epoch(run: RunRecord) -> str:
-    """Mean clip fraction in the first and in the last epoch."""
-    ends = [(row["epochs"][0], row["epochs"][-1]) for row in run.details if len(row.get("epochs") or ()) > 1]
+    """Mean clip fraction in the first and in the last epoch; empty for a loss without PPO's clip of single tokens."""
+    rows = [row["epochs"] for row in run.details if len(row.get("epochs") or ()) > 1]
+    ends = [(epochs[0], epochs[-1]) for epochs in rows if "clip_fraction" in epochs[0]]
     if not ends:
         return ""
     first, last = (fmean(epoch["clip_fraction"] for epoch in side) for side in zip(*ends, strict=True))

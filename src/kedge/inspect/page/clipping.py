@@ -32,7 +32,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
     return {
         "low": low,
         "high": high,
-        "loss": record.setting("ppo.policy_loss") or "clipped",
+        "loss": _loss(record),
         "span": WIDEST,
         "whole": [
             _merged([_epochs(row)[number] for row in rows if number < len(_epochs(row))], bounds)
@@ -59,7 +59,15 @@ def _epochs(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [epoch for epoch in row.get("epochs") or () if isinstance(epoch, Mapping) and epoch.get("ratios")]
 
 
+def _loss(record: RunRecord) -> str:
+    loss = str(record.setting("ppo.policy_loss") or "clipped")
+    return f"{loss}, by whole responses" if record.setting("ppo.ratio") == "sequence" else loss
+
+
 def _bounds(record: RunRecord) -> tuple[float, float]:
+    """The clip's bounds; PPO's where the configured ones are for the ratio of whole responses, not of tokens."""
+    if record.setting("ppo.ratio") == "sequence":
+        return 0.8, 1.2
     below = as_number(record.setting("ppo.clip_range"))
     below = 0.2 if below is None else below
     above = as_number(record.setting("ppo.clip_range_high"))
