@@ -41,4 +41,5 @@ def test_the_report_and_the_doctor_are_silent_about_critics(folder):
     named = [each.rule for each in (*examination.findings, *examination.gaps)]
     assert not [rule for rule in named if "critic" in rule or "value" in rule]
     page = (folder / "report.html").read_text()
-    assert "xplained variance" not in page
+    assert "Explained variance" not in page
+    assert "Set ppo.critic_check" not in page

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import critic_of
 
 __all__ = ["critic"]
 
@@ -32,7 +33,7 @@ def critic(record: RunRecord) -> dict[str, Any]:
     """
     checks = record.critic_checks
     if not checks:
-        is_possible = record.stage == "ppo" and record.setting("ppo.critic") != "none"
+        is_possible = record.stage == "ppo" and critic_of(record) != "none"
         return {"empty": "Set ppo.critic_check to check the critic." if is_possible else ""}
     last = checks[-1]
     points = [last["prefixes"][at] for at in evenly_spaced(len(last["prefixes"]), MOST_POINTS)]
