@@ -48,6 +48,8 @@ GATE = "tests/test_minimum_gate.py"
 MISSING = "tests/rewards/test_missing_eos.py"
 READING = "tests/rewards/test_reading.py"
 PPO = "tests/pipelines/ppo/test_ppo.py"
+PREFIXES = "tests/algorithm/test_prefix_test.py"
+CONTINUATIONS = "tests/rollout/test_continuations.py"
 
 EACH_TOKEN = "tests/models/test_actor_critic.py::test_each_token_is_evaluated_at_the_position_before_it[llama-shared]"
 ALONE = f"{TRUNK}::test_states_and_gradients_are_those_of_each_row_alone"
@@ -833,6 +835,34 @@ MUTATIONS = (
     ),
     *RELIABILITY,
     *DOCTOR,
+    Mutation(
+        "pairs-of-one-prompt-count-as-pairs-across-prompts",
+        "algorithm/order.py",
+        "(each - each.diagonal().diag() for each in (right, differ))",
+        "(each for each in (right, differ))",
+        f"{PREFIXES}::test_figures_equal_those_of_slow_loops",
+    ),
+    Mutation(
+        "equal-values-count-as-ordered",
+        "algorithm/order.py",
+        "right = (1 + order * torch.sign(guesses[:, None] - guesses[None, :])) / 2",
+        "right = (order * torch.sign(guesses[:, None] - guesses[None, :]) >= 0).double()",
+        f"{PREFIXES}::test_equal_guesses_are_half_right_whatever_the_truth",
+    ),
+    Mutation(
+        "return-of-the-whole-response-in-place-of-the-return-to-go",
+        "pipelines/ppo/prefixes.py",
+        "each.gather(1, starts[:, None])",
+        "each[:, :1]",
+        "tests/pipelines/ppo/test_critic_check.py::test_returns_to_go_equal_those_of_a_slow_loop",
+    ),
+    Mutation(
+        "continuations-longer-than-the-limit-of-the-response",
+        "rollout/continuations.py",
+        "limit = max_new_tokens - cuts[places[0]]",
+        "limit = max_new_tokens",
+        f"{CONTINUATIONS}::test_no_row_reads_more_tokens_than_there_is_room_for",
+    ),
     Mutation(
         "other-peoples-repository-overwritten",
         "models/pushing.py",

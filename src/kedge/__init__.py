@@ -16,6 +16,7 @@ from kedge.version import __version__
 
 if TYPE_CHECKING:
     from kedge.api import (
+        check_critic,
         critic,
         doctor,
         evaluate,
@@ -38,6 +39,7 @@ __all__ = [
     "LoadedModel",
     "Update",
     "__version__",
+    "check_critic",
     "critic",
     "doctor",
     "evaluate",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _FUNCTIONS = (
+    "check_critic",
     "critic",
     "doctor",
     "evaluate",

@@ -27,6 +27,7 @@ from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models.pushing import push_model
+from kedge.pipelines.check_critic import CriticCheckResult, run_check_critic
 from kedge.pipelines.critic import CriticResult, run_critic
 from kedge.pipelines.dry_run import DryRun
 from kedge.pipelines.dry_run import dry_run as time_stage
@@ -45,6 +46,7 @@ from kedge.runs.run import Resume
 __all__ = [
     "LoadedModel",
     "Update",
+    "check_critic",
     "critic",
     "doctor",
     "evaluate",
@@ -394,6 +396,36 @@ def evaluate(
     rows = arguments.rows("data.prompts", prompts)
     function = arguments.function("evaluate.judge", judge)
     return run_evaluate(arguments.config("evaluate"), prompts=rows, judge=function)
+
+
+@with_loaded_models("evaluate")
+def check_critic(
+    *,
+    critic: StrPath,
+    prompts: Data,
+    model: Model | None = None,
+    reward: Weighted | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> CriticCheckResult:
+    """Compare a critic's values of prefixes with the returns of fresh continuations; see `run_check_critic`.
+
+    Args:
+        critic: A run of PPO or of `critic`, or a trained critic (folder or hub id).
+        prompts: As in `ppo`.
+        model: The policy, for a critic that is not a run's.
+        reward: As in `ppo`, in place of the run's.
+        out: The run's folder; must be empty.
+        settings: Fields of the configuration, such as `critic_continuations`.
+
+    Raises:
+        KedgeError: An invalid input; one line.
+    """
+    arguments = Arguments(settings, model=model, out=out)
+    arguments.name("evaluate.critic", critic)
+    rows = arguments.rows("data.prompts", prompts)
+    rewards = None if reward is None else arguments.rewards(reward)
+    return run_check_critic(arguments.config("evaluate"), prompts=rows, reward=rewards)
 
 
 def doctor(run: StrPath) -> list[Finding]:

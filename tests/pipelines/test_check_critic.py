@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kedge
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.doctor import examine
@@ -50,6 +51,15 @@ def place(tmp_path_factory) -> Path:
 def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name, update):
     rows = {row["update"]: row for row in read_evaluations(place / run, CRITIC_CHECKS_FILE)}
     assert check(tmp_path / "check", critic=str(place / name)) == rows[update]
+
+
+def test_the_python_function_is_the_same(place, tmp_path):
+    result = kedge.check_critic(
+        critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=tmp_path / "check", **CHECK
+    )
+    row = read_evaluations(place / "shared", CRITIC_CHECKS_FILE)[-1]
+    assert result.summary["pairs_across"] == row["pairs_across"]
+    assert "pairs, different prompts" in repr(result)
 
 
 def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
