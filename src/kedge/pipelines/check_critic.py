@@ -85,14 +85,16 @@ def run_check_critic(
     steps, settings = PpoSteps(found.config, run, roles, value_warmup_of(found.config)), config.evaluate
     chosen = roles.prompts[: settings.critic_prompts]
     run.data.add("prompts", used=len(chosen))
+    # The unit of whitened rewards is that of all continuations together.
+    at_once = len(chosen) if found.config.ppo.advantages.whiten_rewards else PROMPTS_AT_ONCE
     parts: list[PrefixSample] = []
     with run.started(), closing(PhaseLog(run.folder)) as log, Progress("critic", total=len(chosen)) as progress:
         say(roles.stop_tokens.line)
         log.write("critic", 0, len(chosen))
-        for start in range(0, len(chosen), PROMPTS_AT_ONCE):
+        for start in range(0, len(chosen), at_once):
             part = sample_prefixes(
                 steps,
-                chosen[start : start + PROMPTS_AT_ONCE],
+                chosen[start : start + at_once],
                 coefficients,
                 num_prefixes=settings.critic_prefixes,
                 num_continuations=settings.critic_continuations,
@@ -100,7 +102,7 @@ def run_check_critic(
                 first_prompt=start,
             )
             parts.append(part)
-            done = min(len(chosen), start + PROMPTS_AT_ONCE)
+            done = min(len(chosen), start + at_once)
             log.write("critic", done, len(chosen))
             progress.update(done)
         sample = PrefixSample.joined(parts)

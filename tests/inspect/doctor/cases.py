@@ -74,12 +74,21 @@ def between(value: float, reach: float = 0.05) -> dict[str, float]:
 
 
 def checked(
-    *, gain: float = 0.2, across: float = 0.8, within: float = 0.7, ceiling: float = 0.8, update: int = 16
+    *,
+    gain: float = 0.2,
+    prompt: float = 0.3,
+    across: float = 0.8,
+    within: float = 0.7,
+    ceiling: float = 0.8,
+    update: int = 16,
 ) -> RunRecord:
     """A run whose critic was checked at the start and after an update."""
-    figures = {"explained_variance": between(0.3 + gain), "prompt_explained_variance": between(0.3)}
+    figures = {"explained_variance": between(prompt + gain), "prompt_explained_variance": between(prompt)}
     pairs = {"pairs_across": between(across), "pairs_within": between(within), "ceiling_within": ceiling}
-    rows = [{"update": at, "gain": between(gain if at else -0.5), **figures, **pairs} for at in (0, update)]
+    rows = [
+        {"update": at, "gain": between(gain if at else -0.5), "num_continuations": 8.0, **figures, **pairs}
+        for at in (0, update)
+    ]
     return synthetic_run(critic_checks=rows)
 
 
@@ -504,7 +513,8 @@ CASES = [
              {"win_rate": rate(0.6, 0.09), "num_judged": 60}),
         )
     ),
-    Case("critic_worse_than_prompt_mean", "warning", checked(gain=-0.06), checked(gain=-0.04)),
+    Case("critic_worse_than_prompt_mean", "note", checked(gain=-0.06), checked(gain=-0.04)),
+    Case("critic_worse_than_prompt_mean", "warning", checked(gain=-0.06, prompt=0.1), checked(gain=-0.04, prompt=0.1)),
     Case("critic_worse_than_prompt_mean", "serious", checked(gain=-0.06, across=0.54), checked(gain=-0.06, update=7)),
     Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.56)),
     Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.54, ceiling=0.59)),

@@ -133,3 +133,15 @@ def write_run(folder: Path, record: RunRecord, *, finished: bool = True) -> Path
     if finished:
         (folder / "finished.json").write_text('{"stage": "any"}', encoding="utf-8")
     return folder
+
+
+def critic_check(update: int, gain: float) -> dict[str, object]:
+    """A row of `critic_checks.jsonl`, some of whose figures could not be determined."""
+    half = {"value": 0.5, "low": 0.25, "high": 0.75}
+    prefixes = [{"value": float(at), "returns": 2.0 * at} for at in range(1000)]
+    return {
+        "update": update, "num_prompts": 32, "num_prefixes": 1000, "num_continuations": 8.0, "pairs_across": half,
+        "prompt_pairs_across": half, "ceiling_across": 0.875, "pairs_within": None, "ceiling_within": None,
+        "gain": {"value": gain, "low": gain - 0.1, "high": gain + 0.1}, "prefixes": prefixes,
+        "bins": [{"value": 1.0, "returns": half, "count": 100}],
+    }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.inspect.page import ReportedRun, page_data, render_page
-from tests.inspect.page.records import ppo_record, reward_record, sample
+from tests.inspect.page.records import critic_check, ppo_record, reward_record, sample
 from tests.inspect.page.test_document import NASTY
 
 CHROMIUM = next(
@@ -39,7 +39,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
     runs = [
         ReportedRun(
-            "with <i>KL</i>", ppo_record(samples=samples, evaluations=[{"update": 4, "eval/score": 2.0}]), [FINDING]
+            "with <i>KL</i>",
+            ppo_record(
+                samples=samples, evaluations=[{"update": 4, "eval/score": 2.0}], critic_checks=[critic_check(4, 0.5)]
+            ),
+            [FINDING],
         ),
         ReportedRun("without", ppo_record(), []),
         ReportedRun("reward", reward_record(), []),
@@ -94,7 +98,7 @@ def wait_for_chart(page: Any, title: str) -> Any:
 def test_every_section_is_drawn_and_nothing_is_markup(page):
     # At the load event, and without scrolling: a picture of the page is whole.
     assert page.locator(".js-plotly-plot").count() == page.locator("details[open] .plot, #verdict .plot").count() > 20
-    assert page.locator("main > section:visible").count() == 8
+    assert page.locator("main > section:visible").count() == 9
     assert page.locator("main img, main b b, main script, main i:not(.scale i)").count() == 0
     playwright.expect(page.locator("h2", has_text="with <i>KL</i>").first).to_be_visible()
     playwright.expect(page.locator(".finding")).to_contain_text("<b>35 nats</b>")
@@ -215,6 +219,21 @@ def test_a_page_of_fine_tuning_has_no_empty_sections(opened, tmp_path):
     playwright.expect(page.locator("#curves .plot").first).to_be_hidden()
     page.locator("#curves > details > summary").click()
     playwright.expect(page.locator("#curves .plot[data-drawn]").first).to_be_visible(timeout=LONGEST_WAIT)
+    page.close()
+
+
+def test_a_page_of_a_critics_check_shows_it_and_no_evaluation(opened, tmp_path):
+    record = replace(
+        ppo_record(critic_checks=[critic_check(4, 0.5)], summary={"critic": "runs/ppo"}),
+        facts={"stage": "evaluate"},
+        config={"evaluate": {"critic": "runs/ppo"}},
+    )
+    file = tmp_path / "report.html"
+    file.write_bytes(render_page(page_data([ReportedRun("check", record, [])], title="check")))
+    page = opened.page.context.browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(file.as_uri())
+    page.locator("#critic .plot[data-drawn]").wait_for(timeout=LONGEST_WAIT)
+    assert [each.inner_text() for each in page.locator("nav a:visible").all()] == ["Verdict", "Critic"]
     page.close()
 
 

@@ -22,7 +22,7 @@ from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
-from tests.inspect.page.records import CONFIG, epoch, metric_row, ppo_record, reward_record, sample
+from tests.inspect.page.records import CONFIG, critic_check, epoch, metric_row, ppo_record, reward_record, sample
 
 
 def test_curves_have_columns_and_three_axes():
@@ -304,20 +304,8 @@ def test_of_many_evaluations_the_best_is_always_shown():
     assert (len(found["rows"]), found["left_out"]) == (41, 359)
 
 
-def check(update: int, gain: float) -> dict[str, object]:
-    """A row of `critic_checks.jsonl`, some of whose figures could not be determined."""
-    half = {"value": 0.5, "low": 0.25, "high": 0.75}
-    prefixes = [{"value": float(at), "returns": 2.0 * at} for at in range(1000)]
-    return {
-        "update": update, "num_prompts": 32, "num_prefixes": 1000, "num_continuations": 8.0, "pairs_across": half,
-        "prompt_pairs_across": half, "ceiling_across": 0.875, "pairs_within": None, "ceiling_within": None,
-        "gain": {"value": gain, "low": gain - 0.1, "high": gain + 0.1}, "prefixes": prefixes,
-        "bins": [{"value": 1.0, "returns": half, "count": 100}],
-    }  # fmt: skip
-
-
 def test_the_last_check_of_the_critic_is_shown_beside_a_group_baseline():
-    found = critic(ppo_record(critic_checks=[check(0, 0.0), check(8, -0.25)]))
+    found = critic(ppo_record(critic_checks=[critic_check(0, 0.0), critic_check(8, -0.25)]))
     assert found["sentence"].startswith("1,000 prefixes of responses to 32 prompts, about 8 continuations")
     assert found["sentence"].endswith("The prompt's mean return explains more of the returns than the critic does.")
     across, within = found["figures"][:2]
@@ -326,7 +314,7 @@ def test_the_last_check_of_the_critic_is_shown_beside_a_group_baseline():
     assert [row["update"] for row in found["rows"]] == [0, 8]
     assert found["bins"] == [{"value": 0.5, "low": 0.25, "high": 0.75, "at": 1, "count": 100}]
     assert len(found["points"]) == 300
-    assert "better" not in critic(ppo_record(critic_checks=[check(8, 0.0)]))["sentence"]
+    assert "better" not in critic(ppo_record(critic_checks=[critic_check(8, 0.0)]))["sentence"]
 
 
 def test_why_a_run_ended_early_is_told():

@@ -43,13 +43,15 @@ def _worse(run: RunRecord) -> Symptom | None:
         check[name] for name in ("explained_variance", "prompt_explained_variance", "pairs_across")
     )
     seen = (
-        f"of the mean returns of continuations the critic explains {_share(explained)}, the prompt's mean return "
-        f"{_share(prompt)} (after update {check['update']})"
+        f"of the mean returns of continuations the critic explains {_share(explained)}, the mean return of "
+        f"{check['num_continuations']:.3g} other responses to the prompt {_share(prompt)} (after update "
+        f"{check['update']})"
     )
     if across is not None:
         seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
     is_chance = across is not None and across["low"] <= CHANCE
-    return Symptom("serious" if is_chance else "warning", seen, _remedies(run), "or train without a critic")
+    severity = "serious" if is_chance else "warning" if explained["low"] <= 0 else "note"
+    return Symptom(severity, seen, _remedies(run), "or compare with groups of that size (--preset rloo)")
 
 
 def _remedies(run: RunRecord) -> tuple[Remedy, ...]:
@@ -92,7 +94,8 @@ NEEDS = Needs(updates=0, stages=("ppo", "evaluate"), fits=_is_checked, lacks=_to
 CRITIC_WORSE_THAN_PROMPT_MEAN = Rule(
     "critic_worse_than_prompt_mean",
     "The mean return of a few other responses to the prompt, which is the baseline of RLOO and GRPO, is closer to what "
-    "the policy earns from a prefix than the critic's value is. The critic costs more and helps less.",
+    "the policy earns from a prefix than the critic's value is. With groups of that size, a run without a critic would "
+    "have less noisy advantages.",
     METRICS,
     _worse,
     NEEDS,

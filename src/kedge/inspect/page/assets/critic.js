@@ -1,9 +1,10 @@
 // Checks of the critic: its values of prefixes against the mean returns of fresh continuations.
 
-const withRange = each => (each ? [el("b", {}, format(each.value, 3)), el("span", { class: "muted small" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`)] : "–");
+/** On narrow screens there is no room for the interval. */
+const withRange = each => (each ? [el("b", {}, format(each.value, 3)), el("span", { class: "muted small range" }, ` ${format(each.low, 3)} to ${format(each.high, 3)}`)] : "–");
 
-const criticTable = ({ figures }) => table(["", "critic", "prompt's mean", "perfect critic", "chance"], figures.map(each => [
-  each.label, withRange(each.critic), withRange(each.prompt_mean), each.ceiling === null ? "–" : `about ${format(each.ceiling, 2)}`, format(each.chance, 2)]));
+const criticTable = ({ figures }) => table(["", "critic", "prompt's mean", "perfect", "chance"], figures.map(each => [
+  each.label, withRange(each.critic), withRange(each.prompt_mean), each.ceiling === null ? "–" : format(each.ceiling, 2), format(each.chance, 2)]));
 
 const criticRows = ({ rows }) => table(["Update", "pairs, different prompts", "pairs, same prompt", "explained variance"],
   rows.map(({ update, values }) => [count(update), withRange(values[0]), withRange(values[1]), values[2] ? format(values[2].value, 3) : "–"]));

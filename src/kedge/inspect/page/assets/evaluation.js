@@ -74,10 +74,11 @@ const agreementCard = data => (data.judge_agreement?.length ? card(el("h3", {}, 
 const modelLast = sides => ({ ...sides, named: sides.named.toReversed() });
 
 const evaluation = data => {
-  if (!data.runs.some(run => run.stage === "evaluate")) return null;
+  const judges = run => run.stage === "evaluate" && run.evaluation.empty !== ""; // not the check of a critic
+  if (!data.runs.some(judges)) return null;
   let chosen = "";
   const part = section("evaluation", "Evaluation", "Which response the judge prefers, prompt by prompt. Intervals are bootstrap intervals over prompts.", () => {
-    const runs = data.runs.filter(run => run.stage === "evaluate"), done = runs.filter(run => !run.evaluation.empty);
+    const runs = data.runs.filter(judges), done = runs.filter(run => !run.evaluation.empty);
     const waiting = runs.filter(run => run.evaluation.empty).map(run => empty(`${run.name}: ${run.evaluation.empty}`));
     if (!done.length) return waiting;
     const run = done.find(each => each.name === chosen) ?? done[0], each = run.evaluation;
