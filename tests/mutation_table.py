@@ -430,6 +430,20 @@ MUTATIONS = (
         "tests/training/test_critic_steps.py::test_a_separate_critics_gradient_does_not_shrink_the_policys_step",
     ),
     Mutation(
+        "warm-up-by-result-counted-as-the-most",
+        "training/value_warmup.py",
+        "return self._most if self._length is None else self._length",
+        "return self._most",
+        "tests/pipelines/ppo/test_critic_training.py::test_a_warm_up_that_ends_by_its_result_is_one_of_that_length",
+    ),
+    Mutation(
+        "end-of-the-warm-up-forgotten",
+        "training/value_warmup.py",
+        "return {STATE: self} if self.ends_by_result else {}",
+        "return {}",
+        "tests/pipelines/test_resume.py::test_ppo_goes_on_to_the_bit[3-value_warmup_until=0.1]",
+    ),
+    Mutation(
         "extra-passes-train-the-trunk",
         "models/actor_critic.py",
         "with torch.no_grad():\n                    shared",

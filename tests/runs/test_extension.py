@@ -81,6 +81,11 @@ def test_what_is_stretched_is_said():
     # A warm-up of 6 updates, then a decay to 0 over the other 54, of which 34 are done: 6e-5 · 20/54.
     assert "update 41 has a learning rate of 2.22e-05" in said
     assert "not the one of a run that was this long" in said
+    # A warm-up of the critic that ended after update 5: 55 updates of the policy, 35 of them done.
+    settings = ["ppo.num_updates=60", "ppo.learning_rate=6e-5"]
+    settings += ["ppo.value_warmup_updates=20", "ppo.value_warmup_until=0.3"]
+    said = describe_extension(load_config(None, settings), "ppo", 40, {"value warm-up": {"length": 5}})
+    assert f"update 41 has a learning rate of {6e-5 * 20 / 55:.3g}" in said
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     assert "the evaluation after update 42 is an additional one" in describe_extension(
         load_config(None, settings), "ppo", 42

@@ -11,7 +11,7 @@ from kedge.algorithm.histogram import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of, whitens_advantages
+from kedge.inspect.resolved import critic_of, value_warmup_of, whitens_advantages
 from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
 from tests.training.test_update import make_experience, make_models
 
@@ -120,6 +120,17 @@ def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
     assert whitens_advantages(record) == config.ppo.advantages.whitens_advantages
+
+
+def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():
+    def record(rows, **settings):
+        config = configured(num_updates=9, value_warmup_updates=5, **settings).model_dump(mode="json")
+        return RunRecord(Path("runs/ppo"), config=config, metrics=rows)
+
+    rows = [{"update": update, "value/warmup": float(update <= 2)} for update in (1, 2, 4)]
+    assert value_warmup_of(record(rows, value_warmup_until=0.3)) == 2
+    assert value_warmup_of(record(rows)) == 5
+    assert value_warmup_of(record([], value_warmup_until=0.3)) == 0
 
 
 def test_the_lambdas_of_advantages_and_targets():
