@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kedge
+from kedge.cli import main
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.doctor import examine
@@ -79,6 +80,15 @@ def refused(**settings: Any) -> str:
         run_check_critic(config_from_settings("evaluate", settings), prompts=HELD_OUT)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def test_a_reward_without_a_critic_is_refused(monkeypatch, capsys):
+    flags = ["--model", "m", "--prompts", "Once upon a time", "--judge", "j", "--reward", "r"]
+    monkeypatch.setattr("sys.argv", ["kedge", "evaluate", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "a comparison takes --judge" in capsys.readouterr().err
 
 
 def test_what_cannot_be_checked_is_refused_in_one_line(place, tmp_path):

@@ -30,6 +30,7 @@ from kedge.cli.resolving import resolve, resume_from, time_dry_run
 from kedge.cli.values import IN_MEMORY, announced, literal_prompts, weighted_rewards
 from kedge.config import choose_output, initial_critic
 from kedge.demo.recipe import DURATION
+from kedge.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -276,6 +277,8 @@ def evaluate(
 
         run_check_critic(resolved, prompts=announced(texts))
         return
+    if reward:
+        raise ConfigError("--reward scores the responses of --critic; a comparison takes --judge")
     from kedge.pipelines.evaluate import run_evaluate
 
     run_evaluate(resolved, prompts=announced(texts))
