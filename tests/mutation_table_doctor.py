@@ -65,7 +65,7 @@ DOCTOR = (
     Mutation(
         "the-first-update-is-judged-like-any-other",
         "inspect/diagnosis.py",
-        "if update < self._next and update not in self._first_updates:",
+        "if update < self._next and not is_among_first:",
         "if update < self._next:",
         f"{RUNS}::test_a_serious_finding_is_reported_once_and_early",
     ),
