@@ -128,6 +128,8 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         ),
         (["ppo.value_gradient=head", "ppo.critic=separate"], ["ppo.value_gradient=head needs ppo.critic=shared"]),
         (["ppo.critic_learning_rate=1e-5"], ["ppo.critic_learning_rate needs ppo.critic=separate", "value_head_rate"]),
+        (["ppo.advantage=remax", "ppo.whiten_rewards=true"], ["ppo.whiten_rewards=true scales the rewards", "remax"]),
+        (["ppo.advantage=remax", "ppo.gamma=0.9"], ["ppo.gamma=0.9 scales the rewards", "ppo.gamma=1"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),

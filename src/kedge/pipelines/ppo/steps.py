@@ -263,13 +263,15 @@ class PpoSteps:
         self, batch: SampledBatch, learner: LanguageLearner, result: UpdateResult, update: int
     ) -> dict[str, float]:
         """The FLOPs of the update's phases."""
+        # An update that lost responses can have fewer of them than minibatches.
+        steps_per_pass = min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)
         return self._costs.metrics(
             batch.trained.rollout,
             sampled=batch.rollouts,
             reevaluated=not learner.reused_first_pass and not self.roles.engine.is_exact,
-            num_passes=result.num_steps / self.config.ppo.loop.num_minibatches,
+            num_passes=result.num_steps / steps_per_pass,
             train_policy=self.trains_policy(update),
-            num_critic_passes=len(result.critic_steps) / self.config.ppo.loop.num_minibatches,
+            num_critic_passes=len(result.critic_steps) / steps_per_pass,
         )
 
     def metrics(self, update: int, batch: SampledBatch) -> dict[str, float]:

@@ -93,6 +93,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     if sizes != saved_sizes:
         raise ModelError(
             f"the checkpoint's optimizer does not match: its groups have {saved_sizes} parameters, expected {sizes}"
+            + ("; another version of kedge grouped them; start anew" if sum(sizes) == sum(saved_sizes) else "")
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     restored: dict[int, dict[str, Tensor]] = {}

@@ -141,4 +141,10 @@ class AdvantagesConfig(Group):
                 f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.advantage} compares within "
                 "groups; use false"
             )
+        if self.advantage == "remax" and (self.whiten_rewards or self.gamma < 1):
+            setting = "whiten_rewards=true" if self.whiten_rewards else f"gamma={self.gamma:g}"
+            raise ValueError(
+                f"ppo.{setting} scales the rewards, but not the greedy response's score, which ppo.advantage=remax "
+                "subtracts; use ppo.whiten_rewards=false and ppo.gamma=1"
+            )
         return self
