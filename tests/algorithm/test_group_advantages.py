@@ -125,6 +125,14 @@ def test_a_reward_for_a_token_credits_no_later_token():
     assert found[0].tolist() == pytest.approx([1 - 4 / 8, 1 - 3 / 8, -2 / 8, -1 / 8])
 
 
+@pytest.mark.parametrize("settings", [{}, {"scale_by_std": True}, {"leave_one_out": True}])
+def test_a_response_without_others_is_not_compared_with_itself(settings):
+    rewards, mask = torch.tensor([[1.0, 5.0, 0.0], [2.0, 0.0, 0.0]]), torch.ones(2, 3, dtype=torch.bool)
+    found = ProcessAdvantage(**settings)(rewards, mask, group=torch.tensor([0, 1]))
+    assert (found.advantages == 0).all()
+    assert found.returns.tolist() == [[6.0, 5.0, 0.0], [2.0, 0.0, 0.0]]
+
+
 def test_missing_groups_and_baselines_are_named():
     rewards, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
     for estimator in ESTIMATORS.values():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.groups import group_scores
 from kedge.algorithm.joining import join_rollouts
+from kedge.algorithm.shaping import total_scores
 
 ROWS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1.0, 0.0, 0.1, 0.7, 1.0])), min_size=1, max_size=20)
 
@@ -36,6 +37,19 @@ def test_equal_scores_have_no_spread_although_their_deviation_is_rounded() -> No
     assert group_scores(scores, torch.zeros(8, dtype=torch.long)).has_spread.tolist() == [False]
     scores[3] = torch.nextafter(scores[3], torch.tensor(1.0))
     assert group_scores(scores, torch.zeros(8, dtype=torch.long)).has_spread.tolist() == [True]
+
+
+def test_the_same_token_scores_at_other_tokens_have_no_spread() -> None:
+    steps = torch.zeros(8, 24)
+    for row in range(8):  # in float32 the order of the sum decides its last bits
+        steps[row, torch.randperm(24, generator=torch.Generator().manual_seed(row))[:6]] = torch.tensor(
+            [0.1, 0.2, 0.3, 0.7, 0.1, 0.4]
+        )
+    assert len(set(steps.sum(-1).tolist())) > 1
+    totals = total_scores(torch.full((8,), 0.1), steps)
+    assert group_scores(totals, torch.zeros(8, dtype=torch.long)).has_spread.tolist() == [False]
+    assert totals[0] == pytest.approx(1.9)
+    assert float(total_scores(torch.zeros(1), torch.full((1, 10), 0.1))) == 1.0
 
 
 def test_a_group_of_one_has_no_spread() -> None:

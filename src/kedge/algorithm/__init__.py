@@ -49,7 +49,7 @@ from kedge.algorithm.policy_losses import (
     unclipped_policy_loss,
 )
 from kedge.algorithm.preference import ranking_loss
-from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards
+from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards, total_scores
 
 __all__ = [
     "Advantage",
@@ -97,6 +97,7 @@ __all__ = [
     "shape_rewards",
     "token_logprobs",
     "token_logprobs_and_entropy",
+    "total_scores",
     "truncated_importance_weights",
     "unclipped_policy_loss",
 ]

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.checks import check_same_shape
+from kedge.algorithm.shaping import total_scores
 from kedge.errors import ShapeError
 
 __all__ = ["CriticOutputs", "Experience", "PolicyOutputs", "Rollout", "check_masks"]
@@ -141,7 +142,7 @@ class Experience:
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
         """Each response's score plus those of its tokens."""
-        return self.scores if self.token_scores is None else self.scores + self.token_scores.sum(-1)
+        return total_scores(self.scores, self.token_scores)
 
     @property
     def kl(self) -> Float[Tensor, "batch time"]:

@@ -223,7 +223,7 @@ def _by_group(
     group: Int[Tensor, " batch"] | None,
     comparison: Comparison,
 ) -> Float[Tensor, "batch steps"]:
-    """Compare the numbers of each group; 0 where they are all the same. On the CPU, in float64."""
+    """Compare the numbers of each group; 0 where they are all the same, or of one row. On the CPU, in float64."""
     if group is None:
         raise ShapeError("the advantage compares responses to the same prompt and needs groups, got None")
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
@@ -232,7 +232,7 @@ def _by_group(
     for number in set(cast("list[int]", groups.tolist())):  # pyright: ignore[reportUnknownMemberType]
         rows = groups == number
         known = values[rows][counted[rows]]
-        if len(known) and known.max() > known.min():
+        if int(counted[rows].any(-1).sum()) > 1 and known.max() > known.min():
             compared[rows] = keep_counted(comparison(values[rows], counted[rows]), counted[rows])
     return compared
 

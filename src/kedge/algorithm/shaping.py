@@ -13,7 +13,15 @@ from kedge.algorithm.kl import KLEstimator, kl_estimate
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = ["KLScope", "MissingEosMode", "ScoreAt", "ShapedRewards", "penalize_missing_eos", "shape_rewards"]
+__all__ = [
+    "KLScope",
+    "MissingEosMode",
+    "ScoreAt",
+    "ShapedRewards",
+    "penalize_missing_eos",
+    "shape_rewards",
+    "total_scores",
+]
 
 ScoreAt = Literal["last", "after_last"]
 KLScope = Literal["token", "sequence"]
@@ -25,6 +33,19 @@ class ShapedRewards(NamedTuple):
 
     rewards: Float[Tensor, "*batch time"]
     mask: Bool[Tensor, "*batch time"]
+
+
+def total_scores(
+    scores: Float[Tensor, "*batch"], token_scores: Float[Tensor, "*batch time"] | None
+) -> Float[Tensor, "*batch"]:
+    """Each response's score plus those of its tokens, if any.
+
+    Added in float64 and then rounded, so that the same numbers at other tokens give the same total: groups without
+    spread are recognized by comparing totals.
+    """
+    if token_scores is None:
+        return scores
+    return (scores.double() + token_scores.double().sum(-1)).to(scores.dtype)
 
 
 def penalize_missing_eos(

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.joining import join_rollouts, join_rows
+from kedge.algorithm.shaping import total_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import Responses, ScoredTerms, WeightedReward
@@ -43,7 +44,7 @@ class ScoredRollout:
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
         """Each response's score plus those of its tokens."""
-        return self.scores if self.token_scores is None else self.scores + self.token_scores.sum(-1)
+        return total_scores(self.scores, self.token_scores)
 
     def renumbered(self, first_group: int) -> ScoredRollout:
         """The same responses, with `first_group` added to the numbers of the groups."""
