@@ -20,7 +20,7 @@ from kedge.pipelines.demo import demo_config, rows, start_from_scratch
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["EXAMINED", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
+__all__ = ["CRITIC_FREE", "EXAMINED", "IN_GROUPS", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
 
 NUM_DEMONSTRATIONS: Final = 7000
 NUM_COMPARISONS: Final = 1200
@@ -47,6 +47,20 @@ SHARED: Final[dict[str, Any]] = {
     "ppo.value_clip_range": 0.2,
 }
 """A value head on the policy's trunk in place of the demo's separate critic."""
+CRITIC_FREE: Final[dict[str, Any]] = {
+    "ppo.critic": "none",
+    "ppo.critic_learning_rate": None,
+    "ppo.value_gae_lambda": None,
+    "ppo.value_warmup_updates": 0,
+}
+IN_GROUPS: Final[dict[str, Any]] = {
+    **CRITIC_FREE,
+    "ppo.advantage": "grpo",
+    "ppo.aggregation": "sequence",
+    "rollout.num_prompts": 16,
+    "rollout.num_responses": 4,
+}
+"""Responses that are compared with those to the same prompt."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import kedge.rollout.collect
 import kedge.training.objective
 import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
-from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
 from kedge.algorithm.masking import aggregate
 from kedge.algorithm.policy_losses import clipped_policy_loss
@@ -32,6 +32,7 @@ from kedge.training.optimizer import clip_gradients
 __all__ = [
     "advantages_flipped",
     "critic_frozen",
+    "critic_sees_the_prompt_alone",
     "dropout_on",
     "entropy_flipped",
     "eos_masked",
@@ -115,6 +116,29 @@ def critic_frozen() -> Bug:
         return clipped_value_loss(values.detach() + 0.0 * values, *others, **options)
 
     return patch.object(kedge.training.objective, "clipped_value_loss", without_gradient)
+
+
+def critic_sees_the_prompt_alone() -> Bug:
+    """The value of every action is that of the first: the critic does not read the response."""
+    read = ActorCritic.critic_outputs
+    forward = ActorCritic.forward
+
+    def before_the_response(values: Tensor, rollout: Rollout) -> Tensor:
+        return torch.where(rollout.action_mask, values[:, :1], 0.0)
+
+    def alone(self: ActorCritic, rollout: Rollout, **options: Any) -> CriticOutputs:
+        outputs = read(self, rollout, **options)
+        return replace(outputs, values=before_the_response(outputs.values, rollout))
+
+    def together(self: ActorCritic, rollout: Rollout, **options: Any) -> PolicyOutputs:
+        outputs = forward(self, rollout, **options)
+        assert outputs.values is not None, "the runs of this bug have a critic"
+        return replace(outputs, values=before_the_response(outputs.values, rollout))
+
+    both = ExitStack()
+    both.enter_context(patch.object(ActorCritic, "critic_outputs", alone))
+    both.enter_context(patch.object(ActorCritic, "forward", together))
+    return both
 
 
 def temperature_ignored() -> Bug:

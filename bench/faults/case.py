@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.faults.base import EXAMINED, QUIET, SMALL, Base
+from kedge.pipelines.critic import run_critic
 from kedge.pipelines.demo import demo_config
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
@@ -75,7 +76,7 @@ class Case:
     rule: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: Terms = reward_model
-    stage: Literal["sft", "reward", "ppo"] = "ppo"
+    stage: Literal["sft", "reward", "critic", "ppo"] = "ppo"
     change: Callable[[Rows], Rows] = unchanged
     start: Callable[[Base], Path] = sft_policy
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -125,4 +126,13 @@ def _reward(case: Case, base: Base, out: Path) -> None:
         )
 
 
-RUNS = {"ppo": _ppo, "sft": _sft, "reward": _reward}
+def _critic(case: Case, base: Base, out: Path) -> None:
+    settings = {"reward": case.reward(base), **QUIET, **EXAMINED, **case.settings}
+    with case.bug():
+        run_critic(
+            demo_config("critic", case.start(base), out, seed=base.seed, **settings),
+            prompts=case.change(base.prompts()),
+        )
+
+
+RUNS = {"ppo": _ppo, "sft": _sft, "reward": _reward, "critic": _critic}

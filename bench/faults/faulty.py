@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.faults import bugs
-from bench.faults.base import SHARED
+from bench.faults.base import IN_GROUPS, SHARED
 from bench.faults.case import Case, function, monitored, reward_model, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.demo import recipe
@@ -18,12 +18,8 @@ AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedu
 HOT_HEAD: Final = {**SHARED, "ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
 """The policy's steps are sound; the values jump in the first update and come back later."""
 
-IN_GROUPS: Final = {
-    "ppo.advantage": "grpo",
-    "ppo.aggregation": "sequence",
-    "rollout.num_prompts": 16,
-    "rollout.num_responses": 4,
-}
+CHECKED: Final = {"ppo.critic_check": 12}
+"""The critic's values are held against fresh continuations, at the start and at the end."""
 
 SAMPLER: Final = (
     Case("sampler weights up to 3 updates old", "stale_rollouts", bug=bugs.stale_sampler(4, recorded=True)),
@@ -79,6 +75,14 @@ STEPS: Final = (
 CRITIC: Final = (
     Case("critic frozen", "dead_critic", bug=bugs.critic_frozen),
     Case("value_coef 0", "dead_critic", {"ppo.value_coef": 0.0}),
+    Case("critic frozen, checked", "critic_worse_than_prompt_mean", CHECKED, bug=bugs.critic_frozen),
+    Case(
+        "critic that sees the prompt alone",
+        "critic_blind_within_prompts",
+        CHECKED,
+        bug=bugs.critic_sees_the_prompt_alone,
+    ),
+    Case("critic of a random reward", "critic_explains_nothing", reward=function("noise"), stage="critic"),
     Case("value clip range 0.001", "value_clip_binding", {"ppo.value_clip_range": 1e-3}),
     Case(
         "reward × 100, value loss in score units",

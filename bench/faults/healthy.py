@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.faults.base import SHARED
+from bench.faults.base import CRITIC_FREE, IN_GROUPS, SHARED
 from bench.faults.case import Case, function, gold, monitored, reward_model, untrained
 from bench.faults.changes import few
 
@@ -43,6 +43,9 @@ HEALTHY: Final = (
         settings={"ppo.score_at": "after_last", "ppo.advantage": "monte_carlo"},
     ),
     Case("bf16", settings={"runtime.precision": "bf16"}),
+    Case("RLOO", settings={**IN_GROUPS, "ppo.advantage": "rloo"}),
+    Case("REINFORCE++", settings={**CRITIC_FREE, "ppo.advantage": "reinforce++"}),
+    Case("critic before PPO", stage="critic"),
     Case("SFT", stage="sft", start=untrained, change=few(4000)),
     Case("reward model", stage="reward"),
 )

@@ -37,19 +37,18 @@ def resolve(
     return config if resumed else with_values(config, {"out": str(choose_output(config.out, stage))})
 
 
-def resume_from(config: Config, resume: str | None, allow_changes: list[str] | None) -> Any:
+def resume_from(config: Config, stage: str, resume: str | None, allow_changes: list[str] | None) -> Any:
     """How the pipeline resumes; None for a new run. Exits if the run has finished and is not extended."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
         return None
+    from kedge.runs.extension import LENGTHS
     from kedge.runs.run import Resume, finished_run
 
     if folder := finished_run(config):
-        typer.echo(
-            f"{folder} has finished: there is nothing to resume. To extend it, raise ppo.num_updates, sft.num_epochs, "
-            "reward_model.num_epochs or critic.num_epochs."
-        )
+        extend = f" To extend it, raise {LENGTHS[stage]}." if stage in LENGTHS else ""
+        typer.echo(f"{folder} has finished: there is nothing to resume.{extend}")
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))
 

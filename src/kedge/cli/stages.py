@@ -66,7 +66,7 @@ def sft(
         return time_dry_run(resolved, "sft", resume)
     from kedge.pipelines.sft import run_sft
 
-    run_sft(resolved, resume=resume_from(resolved, resume, allow_changes))
+    run_sft(resolved, resume=resume_from(resolved, "sft", resume, allow_changes))
 
 
 @app.command(cls=Command)
@@ -100,7 +100,7 @@ def reward(
         return time_dry_run(resolved, "reward", resume)
     from kedge.pipelines.reward import run_reward
 
-    run_reward(resolved, resume=resume_from(resolved, resume, allow_changes))
+    run_reward(resolved, resume=resume_from(resolved, "reward", resume, allow_changes))
 
 
 @app.command(cls=Command)
@@ -134,7 +134,7 @@ def critic(
         return time_dry_run(resolved, "critic", resume)
     from kedge.pipelines.critic import run_critic
 
-    run_critic(resolved, resume=resume_from(resolved, resume, allow_changes))
+    run_critic(resolved, resume=resume_from(resolved, "critic", resume, allow_changes))
 
 
 @app.command(cls=Command)
@@ -170,7 +170,7 @@ def ppo(
         return time_dry_run(resolved, "ppo", resume)
     from kedge.pipelines.ppo import run_ppo
 
-    run_ppo(resolved, resume=resume_from(resolved, resume, allow_changes))
+    run_ppo(resolved, resume=resume_from(resolved, "ppo", resume, allow_changes))
 
 
 @app.command(cls=Command)
@@ -208,7 +208,7 @@ def rlhf(
         return time_dry_run(resolved, "rlhf", resume)
     from kedge.pipelines.rlhf import run_rlhf
 
-    run_rlhf(resolved, resume=resume_from(resolved, resume, allow_changes))
+    run_rlhf(resolved, resume=resume_from(resolved, "rlhf", resume, allow_changes))
 
 
 @app.command(cls=Command)

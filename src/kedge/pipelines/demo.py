@@ -98,7 +98,7 @@ def demo_config(stage: str, model: Path, out: Path, *, seed: int, **settings: An
     """The configuration of one stage of the demo.
 
     Args:
-        stage: `sft`, `reward` or `ppo`.
+        stage: `sft`, `reward`, `critic` or `ppo`.
         model: Folder of the model to start from.
         out: Output folder.
         seed: Seed of every random stream.

@@ -14,7 +14,7 @@ from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.optimizer import learning_rate_at
 from kedge.training.value_warmup import ValueWarmup
 
-__all__ = ["check_extension", "describe_extension", "lengthening"]
+__all__ = ["LENGTHS", "check_extension", "describe_extension", "lengthening"]
 
 LENGTHS = {
     "ppo": "ppo.num_updates",
