@@ -170,6 +170,12 @@ CASES = [
     metrics("responses_unscored", "note", {"reward/unscored": [20.0] * 16}, {"reward/unscored": [12.0] * 16}),
     metrics(
         "responses_unscored",
+        "note",
+        {"reward/unscored": [40.0] * 16, "group/sampled": [256.0] * 16},
+        {"reward/unscored": [20.0] * 16, "group/sampled": [256.0] * 16},  # of several rounds of sampling
+    ),
+    metrics(
+        "responses_unscored",
         "warning",
         {"reward/unscored": [80.0] * 16},
         {"reward/unscored": [80.0] * 16, "reward/mine_given_up": [80.0] * 16},

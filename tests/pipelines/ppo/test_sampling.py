@@ -78,6 +78,7 @@ def test_resampling_fills_the_update_with_groups_that_have_spread(whole: tuple[P
         solved = sum(score == 1.0 for score in scores)
         assert row["reward/score_mean"] == pytest.approx(sum(scores) / len(scores), rel=1e-5)
         assert row["group/constant"] == pytest.approx(solved / len(scores))
+        assert row["group/sampled"] == len(scores)
         assert row["group/unused"] == len(scores) - 9 >= solved
     assert sum(row["group/resamples"] for row in rows) > 0
     assert next(rounds, None) is None

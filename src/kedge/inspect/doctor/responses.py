@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
@@ -18,6 +19,7 @@ __all__ = [
     "eos_is_scored",
     "nearly_all_truncated",
     "num_responses",
+    "num_sampled",
     "selected_by_score",
     "unscored_share",
 ]
@@ -58,7 +60,7 @@ def nearly_all_truncated(run: RunRecord) -> bool:
 def unscored_share(run: RunRecord) -> float:
     """Share of the responses that were left out of the updates because they have no score."""
     unscored = read(run, "reward/unscored", at_least=1)
-    return sum(unscored.values) / (len(unscored) * num_responses(run)) if unscored else 0.0
+    return sum(unscored.values) / num_sampled(run, unscored.updates) if unscored else 0.0
 
 
 def selected_by_score(run: RunRecord) -> str:
@@ -70,6 +72,13 @@ def selected_by_score(run: RunRecord) -> str:
 def num_responses(run: RunRecord) -> int:
     """Responses per update, which determine the error of a mean score."""
     return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
+
+
+def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
+    """Responses that were sampled in these updates: more than trained on, if groups without spread were resampled."""
+    sampled = read(run, "group/sampled", at_least=1)
+    known = dict(zip(sampled.updates, sampled.values, strict=True)) if sampled else {}
+    return sum(known.get(update, num_responses(run)) for update in updates)
 
 
 def _truncated(run: RunRecord) -> Symptom | None:

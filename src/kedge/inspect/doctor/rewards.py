@@ -7,7 +7,7 @@ import math
 from kedge.inspect.doctor.finding import Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses
+from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
@@ -54,12 +54,12 @@ def _function_failing(run: RunRecord) -> Symptom | None:
     totals = {name: sum(counter.values) for name, counter in counters.items()}
     if not any(totals.values()):
         return None
-    scored = len(run.metrics) * num_responses(run)
+    scored = num_sampled(run, [row["update"] for row in run.metrics])
     lost = {name: count for name, count in totals.items() if name.endswith("_given_up") and count}
     failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
     slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
     seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
-    seen += [f"{name}: {count:g} of {scored} responses" for name, count in lost.items()]
+    seen += [f"{name}: {count:g} of {scored:g} responses" for name, count in lost.items()]
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
@@ -85,7 +85,7 @@ def _unscored(run: RunRecord) -> Symptom | None:
         max(0.0, count - failed.get(update, 0.0))
         for update, count in zip(unscored.updates, unscored.values, strict=True)
     ]
-    share = sum(none) / (len(none) * num_responses(run))
+    share = sum(none) / num_sampled(run, unscored.updates)
     if share <= MANY_UNSCORED:
         return None
     return Symptom(

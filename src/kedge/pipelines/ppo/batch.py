@@ -60,7 +60,11 @@ class SampledBatch:
         rollout, scores = self.scored.rollout, self.scored.total_scores
         groups = describe_groups(rollout, scores)
         if groups:
-            groups |= {"group/resamples": self.num_rounds - 1, "group/unused": self.num_unused}
+            groups |= {
+                "group/resamples": self.num_rounds - 1,
+                "group/sampled": len(self.scored.terms.scores),
+                "group/unused": self.num_unused,
+            }
         return {
             **(describe_responses(rollout, scores) if self.num_unused else {}),
             **self.scored.metrics(),
