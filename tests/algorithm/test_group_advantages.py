@@ -133,6 +133,18 @@ def test_a_response_without_others_is_not_compared_with_itself(settings):
     assert found.returns.tolist() == [[6.0, 5.0, 0.0], [2.0, 0.0, 0.0]]
 
 
+def test_a_kl_in_the_reward_is_all_that_differs_between_equal_scores_and_grpo_scales_it_up():
+    """What docs/family.md says about a KL in the reward: it is compared, however small it is."""
+    rewards, mask = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    rewards[:, 2] = 1.0
+    rewards[:, 0] = torch.tensor([-1e-4, 1e-4, -1e-4, 1e-4])
+    group = torch.zeros(4, dtype=torch.long)
+    small = GroupMeanAdvantage()(rewards, mask, group=group).advantages
+    large = GroupMeanAdvantage(scale_by_std=True)(rewards, mask, group=group).advantages
+    assert small.abs().max() < 2e-4
+    assert large.abs().min() > 0.8
+
+
 def test_missing_groups_and_baselines_are_named():
     rewards, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
     for estimator in ESTIMATORS.values():

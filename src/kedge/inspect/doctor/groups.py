@@ -92,8 +92,8 @@ def _length_bias(run: RunRecord) -> Symptom | None:
 
 GROUPS_WITHOUT_SPREAD = Rule(
     "groups_without_spread",
-    "The responses to most prompts score alike. The advantages of these prompts are 0: they are sampled, scored and "
-    "evaluated, and teach nothing.",
+    "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
+    "they are sampled, scored and evaluated, and teach nothing about the score.",
     ("group/constant",),
     _without_spread,
     Needs(("group/constant",), MIN_TREND, fits=_compares),
