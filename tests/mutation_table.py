@@ -387,6 +387,27 @@ MUTATIONS = (
         f"{GROUPS}::test_equal_scores_have_no_spread_although_their_deviation_is_rounded",
     ),
     Mutation(
+        "totals-of-token-scores-in-float32",
+        "algorithm/shaping.py",
+        "(scores.double() + token_scores.double().sum(-1)).to(scores.dtype)",
+        "scores + token_scores.sum(-1)",
+        f"{GROUPS}::test_the_same_token_scores_at_other_tokens_have_no_spread",
+    ),
+    Mutation(
+        "a-single-response-compared-with-itself",
+        "algorithm/group_advantages.py",
+        "int(counted[rows].any(-1).sum()) > 1 and known.max()",
+        "known.max()",
+        "tests/algorithm/test_group_advantages.py::test_a_response_without_others_is_not_compared_with_itself",
+    ),
+    Mutation(
+        "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
+        "pipelines/ppo/steps.py",
+        "min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)",
+        "self.config.ppo.loop.num_minibatches",
+        f"{SAMPLING}::test_an_update_is_smaller_where_the_rounds_do_not_fill_it",
+    ),
+    Mutation(
         "resampled-groups-merged-with-the-first",
         "pipelines/ppo/sampling.py",
         "scored.renumbered(len(prompts))",
