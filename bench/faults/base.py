@@ -16,17 +16,22 @@ from kedge.demo import recipe
 from kedge.demo.gold_evaluation import sample_summaries
 from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
+from kedge.pipelines.critic import run_critic
 from kedge.pipelines.demo import demo_config, rows, start_from_scratch
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["CRITIC_FREE", "EXAMINED", "IN_GROUPS", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
+__all__ = ["CRITIC_FREE", "EXAMINED", "GOLD_WEIGHT", "IN_GROUPS", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
 
 NUM_DEMONSTRATIONS: Final = 7000
 NUM_COMPARISONS: Final = 1200
 NUM_SAMPLED_COMPARISONS: Final = 1000
 NUM_NORMALIZATION: Final = 128
 NUM_PROMPTS: Final = 1024
+
+GOLD_WEIGHT: Final = 10.0
+"""The KL penalty is made for a reward model; without this factor it would drown a quality from 0 to 1."""
+CRITIC: Final = {"critic.num_responses": 4, "critic.learning_rate": 2e-3, "critic.num_epochs": 2}
 
 QUIET: Final[dict[str, Any]] = {"runtime.report": False, "runtime.plots": False, "runtime.num_threads": 1}
 EXAMINED: Final = {"data.eval_fraction": 0.15}
@@ -90,6 +95,15 @@ class Base:
         """The reward model."""
         return self.folder / "reward" / "model"
 
+    @property
+    def critic(self) -> Path:
+        """A critic of the gold judge's score, trained before PPO: twelve updates are too few to learn its values."""
+        return self.folder / "critic" / "model"
+
+    def gold(self, **changes: Any) -> dict[str, Any]:
+        """The gold judge as a term of the reward."""
+        return {"source": "bench.faults.judge:gold", "name": "gold", "settings": {"world": self.seed}, **changes}
+
     def world(self, split: str = "train") -> World:
         """The world that the models were trained on."""
         return World(self.seed, split, partial(_render, load_tokenizer(self.start)))
@@ -137,6 +151,11 @@ def _train(base: Base) -> None:
         demo_config("reward", base.policy, base.folder / "reward", seed=base.seed, **QUIET | EXAMINED),
         comparisons=base.comparisons(),
         demonstrations=base.demonstrations(NUM_NORMALIZATION),
+    )
+    reward = [base.gold(weight=GOLD_WEIGHT)]
+    run_critic(
+        demo_config("critic", base.policy, base.folder / "critic", seed=base.seed, reward=reward, **QUIET | CRITIC),
+        prompts=base.prompts(),
     )
 
 

@@ -15,7 +15,7 @@ from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["Case", "Rows", "Terms", "function", "gold", "monitored", "reward_model", "run_case", "untrained"]
+__all__ = ["Case", "Rows", "Terms", "function", "monitored", "reward_model", "run_case", "untrained"]
 
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]
@@ -27,14 +27,9 @@ def reward_model(base: Base, **changes: Any) -> list[dict[str, Any]]:
     return [{"source": str(base.reward), "name": "reward", **changes}]
 
 
-def gold(base: Base, **changes: Any) -> dict[str, Any]:
-    """The gold judge as a term of the reward."""
-    return {"source": "bench.faults.judge:gold", "name": "gold", "settings": {"world": base.seed}, **changes}
-
-
 def monitored(base: Base) -> list[dict[str, Any]]:
     """The base's reward model, with the gold judge as a term of weight 0."""
-    return [*reward_model(base), gold(base, weight=0.0)]
+    return [*reward_model(base), base.gold(weight=0.0)]
 
 
 def function(name: str, **changes: Any) -> Terms:
@@ -69,6 +64,7 @@ class Case:
         stage: The stage to run.
         change: Transforms the base's prompts, demonstrations or comparisons, depending on the stage.
         start: The folder of the initial model.
+        critic: The folder of a critic that PPO starts from; None for the demo's.
         bug: A bug to patch in for the duration of the run.
     """
 
@@ -79,6 +75,7 @@ class Case:
     stage: Literal["sft", "reward", "critic", "ppo"] = "ppo"
     change: Callable[[Rows], Rows] = unchanged
     start: Callable[[Base], Path] = sft_policy
+    critic: Callable[[Base], Path] | None = None
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -104,6 +101,8 @@ def run_case(case: Case, base: Base, out: Path) -> None:
 def _ppo(case: Case, base: Base, out: Path) -> None:
     start = case.start(base)
     settings = {"reward": case.reward(base), **SMALL, **case.settings}
+    if case.critic is not None:
+        settings["ppo.critic_init"] = str(case.critic(base))
     with case.bug():
         run_ppo(demo_config("ppo", start, out, seed=base.seed, **settings), prompts=case.change(base.prompts()))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.faults.base import CRITIC_FREE, IN_GROUPS, SHARED
-from bench.faults.case import Case, function, gold, monitored, reward_model, untrained
+from bench.faults.base import CRITIC_FREE, GOLD_WEIGHT, IN_GROUPS, SHARED
+from bench.faults.case import Case, function, monitored, reward_model, untrained
 from bench.faults.changes import few
 
 __all__ = ["HEALTHY"]
@@ -23,9 +23,9 @@ HEALTHY: Final = (
     Case("Ziegler's controller", settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0}),
     Case("programmatic reward", reward=function("tuneful")),
     Case(
-        "gold judge as the reward",  # times ten: the KL penalty, made for a reward model, drowns a quality from 0 to 1
-        reward=lambda base: [gold(base, weight=10.0)],
-        settings={"ppo.value_head_rate": 10.0},  # from 0 to a mean of 7.5
+        "gold judge as the reward",
+        reward=lambda base: [base.gold(weight=GOLD_WEIGHT)],
+        critic=lambda base: base.critic,
     ),
     Case("reward model plus a repetition penalty", reward=lambda base: [*reward_model(base), PENALTY]),
     Case("4 responses per prompt, 16 prompts", settings={"rollout.num_prompts": 16, "rollout.num_responses": 4}),
