@@ -349,3 +349,7 @@ def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path
     with pytest.raises(KedgeError):
         kedge.rlhf(model=models / "policy", **data, reward=lambda nothing_here: [], out=tmp_path / "other", **small)
     assert not (tmp_path / "other").exists()
+
+
+def test_completion_offers_the_functions() -> None:
+    assert set(kedge.__all__) <= set(dir(kedge))

@@ -81,3 +81,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'kedge' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The names that `import kedge` provides, for completion in a shell or a notebook."""
+    return sorted({*globals(), *__all__})

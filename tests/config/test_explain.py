@@ -162,3 +162,14 @@ def test_what_the_schedule_mentions_only_when_it_matters() -> None:
     assert "fewer if ppo.early_stop_kl is exceeded" in special
     without = schedule_in_words(load_config(preset="rloo"))
     assert "No critic is loaded or trained: ppo.advantage=rloo needs none." in without
+
+
+def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:
+    text = schedule_in_words(load_config(preset="dapo", overrides=["ppo.num_updates=2", "rollout.num_prompts=8"]))
+    assert "128 responses, at most 8,192 new tokens" in text  # 8 × 16 responses of 64 tokens: those of one round
+    assert "The run makes 2 updates: 256 responses to train on," in text
+    assert "32 optimizer steps; more responses are sampled in the additional rounds." in text
+    small = ["ppo.num_updates=4", "rollout.num_prompts=16", "ppo.critic_check=2"]
+    sizes = ["ppo.critic_check_prompts=8", "ppo.critic_check_prefixes=2", "ppo.critic_check_continuations=4"]
+    # 3 checks of 16 responses, 64 continuations and 32 further responses, for 4 updates of 16
+    assert "336 responses (5.25 times those trained on)" in schedule_in_words(load_config(overrides=[*small, *sizes]))

@@ -373,3 +373,16 @@ def test_a_page_of_many_long_runs_stays_small():
     data = page_data(runs, title="many", headlines=[Headline("win rate", 0.5, 0.4, 0.6)])
     assert len(json.dumps(data)) < 3_000_000
     assert data["headlines"][0]["low"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("stage", "update", "ending"),
+    [
+        ("evaluate", 0, "8 continuations of each."),
+        ("evaluate", 6, "8 continuations of each, after update 6."),
+        ("ppo", 0, "8 continuations of each, before the first update."),
+    ],
+)
+def test_a_critic_that_is_no_run_of_ppos_was_checked_after_no_update(stage: str, update: int, ending: str):
+    record = replace(ppo_record(), facts={"stage": stage}, critic_checks=[{**critic_check(update, 0.1), "gain": None}])
+    assert critic(record)["sentence"].endswith(ending)

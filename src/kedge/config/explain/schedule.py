@@ -64,10 +64,14 @@ def _left_out(config: Config) -> list[str]:
 def _run(config: Config, num_prompts_available: int | None, num_held_out: int | None) -> list[str]:
     loop, updates = config.ppo.loop, config.ppo.loop.num_updates
     prompts = updates * config.rollout.num_prompts
+    # The number of responses that replace groups without spread is not known beforehand.
+    resamples = config.ppo.grouping.constant_groups == "resample"
     lines = [
-        f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}, "
+        f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
+        f"{' to train on' if resamples else ''}, "
         f"at most {_count(updates * config.responses_per_update * config.rollout.max_new_tokens, 'new token')}, "
-        f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}.",
+        f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}"
+        f"{'; more responses are sampled in the additional rounds' if resamples else ''}.",
     ]
     if warmup := config.ppo.value.value_warmup_updates:
         lines.append(_warmup(config, warmup))
@@ -78,7 +82,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
     lines += [*_evaluation(config, num_held_out), *_critic_checks(config, num_held_out)]
     if num_prompts_available:
-        least = "at least " if config.ppo.grouping.constant_groups == "resample" else ""
+        least = "at least " if resamples else ""
         lines.append(
             f"It uses {least}{_count(prompts, 'prompt')} from the {num_prompts_available:,} available: "
             f"{prompts / num_prompts_available:.3g} passes over them."
@@ -113,7 +117,7 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     return [
         f"{most.capitalize()}{_count(prompts, 'held-out prompt')} are answered before the first update, every "
         f"{_count(evaluation.eval_every, 'update')} and at the end, and the responses are {judged}: "
-        f"{_count(number, 'evaluation')}, {most}{_count(responses, 'response')} ({share:.1%} of those trained on)."
+        f"{_count(number, 'evaluation')}, {most}{_count(responses, 'response')} ({_share(share)} those trained on)."
     ]
 
 
@@ -131,8 +135,13 @@ def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
         f"The critic is checked before the first update, every {_count(check.critic_check, 'update')} and at the end: "
         f"up to {_count(prefixes, 'prefix')} of responses to {_count(prompts, 'held-out prompt')}, "
         f"{_count(continuations, 'continuation')} of each: {_count(number, 'check')}, at most "
-        f"{_count(responses, 'response')} ({share:.1%} of those trained on)."
+        f"{_count(responses, 'response')} ({_share(share)} those trained on)."
     ]
+
+
+def _share(share: float) -> str:
+    """A part of the responses in percent, a multiple of them as a factor."""
+    return f"{share:.1%} of" if share < 1 else f"{share:.3g} times"
 
 
 def _count(number: int, noun: str) -> str:

@@ -44,8 +44,8 @@ def _worse(run: RunRecord) -> Symptom | None:
     )
     seen = (
         f"of the mean returns of continuations the critic explains {_share(explained)}, the mean return of "
-        f"{check['num_continuations']:.3g} other responses to the prompt {_share(prompt)} (after update "
-        f"{check['update']})"
+        f"{check['num_continuations']:.3g} other responses to the prompt {_share(prompt)}"
+        f"{_place(check)}"
     )
     if across is not None:
         seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
@@ -71,10 +71,15 @@ def _blind(run: RunRecord) -> Symptom | None:
     return Symptom(
         "note",
         f"its values order {_share(within)} of the pairs of prefixes of one prompt right, where chance is 50% and a "
-        f"perfect critic would reach about {check['ceiling_within']:.0%} (after update {check['update']})",
+        f"perfect critic would reach about {check['ceiling_within']:.0%}{_place(check)}",
         (),
         "train the critic for longer, or compare with an advantage from groups of responses (--preset rloo)",
     )
+
+
+def _place(check: Mapping[str, Any]) -> str:
+    """When the critic was checked; one that `kedge critic` trained has no update."""
+    return f" (after update {check['update']})" if check["update"] else ""
 
 
 def _share(interval: Mapping[str, float]) -> str:

@@ -38,7 +38,7 @@ def critic(record: RunRecord) -> dict[str, Any]:
     last = checks[-1]
     points = [last["prefixes"][at] for at in evenly_spaced(len(last["prefixes"]), MOST_POINTS)]
     return {
-        "sentence": _sentence(last),
+        "sentence": _sentence(last, _place(record, last)),
         "figures": [
             {
                 "label": label,
@@ -60,7 +60,14 @@ def critic(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _sentence(check: Mapping[str, Any]) -> str:
+def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
+    """When the critic was checked; a critic that is no run of PPO's has no update."""
+    if check["update"]:
+        return f", after update {check['update']:,}"
+    return ", before the first update" if record.stage == "ppo" else ""
+
+
+def _sentence(check: Mapping[str, Any], place: str) -> str:
     """What was compared, and whether the critic is the better baseline."""
     gain = _interval(check, "gain")
     verdict = ""
@@ -72,7 +79,7 @@ def _sentence(check: Mapping[str, Any]) -> str:
         verdict = " The check does not tell the critic from the prompt's mean return."
     return (
         f"{check['num_prefixes']:,} prefixes of responses to {check['num_prompts']:,} prompts, about "
-        f"{check['num_continuations']:.3g} continuations of each, after update {check['update']:,}.{verdict}"
+        f"{check['num_continuations']:.3g} continuations of each{place}.{verdict}"
     )
 
 
