@@ -207,6 +207,9 @@ EDGES: list[Edge] = [
     # Until the policy is trained, it can neither move nor score better.
     *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.value_warmup_updates": 9}),
     *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.value_warmup_updates": 8}),
+    # The ratios of an update's only step are 1, so that neither figure can be anything but 0.
+    *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.num_epochs": 1, "ppo.num_minibatches": 1}),
+    *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.num_epochs": 1, "ppo.num_minibatches": 2}),
     *metrics("reward_flat", (SILENT, FLAT), **{"ppo.value_warmup_updates": 5}),
     *metrics("reward_flat", (WARNING, FLAT), **{"ppo.value_warmup_updates": 4}),
     *metrics(

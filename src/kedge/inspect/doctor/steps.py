@@ -73,6 +73,8 @@ def _by_epoch(run: RunRecord) -> str:
 
 
 def _too_small(run: RunRecord) -> Symptom | None:
+    if not _has_further_steps(run):
+        return None
     clipped = read(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
     moved = read(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
     if clipped is None or moved is None or clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
@@ -86,6 +88,11 @@ def _too_small(run: RunRecord) -> Symptom | None:
         f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
         (scale(run, "ppo.learning_rate", 10.0), scale(run, "ppo.num_epochs", 2.0)),
     )
+
+
+def _has_further_steps(run: RunRecord) -> bool:
+    """Whether an update takes more than one step: the first one's ratios are 1, whatever the learning rate."""
+    return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
 
 
 def _distance(kl: Series | None) -> str:
@@ -106,5 +113,5 @@ STEPS_TOO_SMALL = Rule(
     "The policy barely moves: the run spends its compute without learning.",
     ("policy/clip_fraction", "policy/approx_kl", "objective/kl", "reward/score_mean"),
     _too_small,
-    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, of_policy=True),
+    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, fits=_has_further_steps, of_policy=True),
 )
