@@ -134,6 +134,9 @@ def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
     os.environ.update(
         PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
     )
+    # The fork server is one for all tests of a process: another test may have made it import the package first.
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("kedge", "tests", "bench")]:
+        del sys.modules[name]
     gc.freeze()  # pytest collects garbage several times, and what was imported before the fork is none
 
     import pytest
