@@ -13,10 +13,9 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
 
-# One thread per process, and idle threads sleep instead of spinning: the test processes share the cores. Three of them,
-# because a third of the time is spent waiting for processes that tests start.
+# One thread per process, and idle threads sleep instead of spinning: the test processes share the cores.
 test: lint types
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 # What takes minutes, too: thousands of generated cases, kills at random moments.
 test-all: test
