@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from kedge.config import Config, config_from_settings, initial_critic
 from kedge.data.tables import table_rows
 from kedge.errors import ConfigError
-from kedge.loaded_model import LoadedModel
+from kedge.loaded_model import LoadedModel, is_pretrained
 from kedge.rewards import RewardSpec, RewardTerm
 
 __all__ = ["Arguments", "Data", "Model", "StrPath", "Weighted"]
@@ -85,7 +85,7 @@ class Arguments:
 
     def function(self, field: str, judge: RewardSpec | LoadedModel | None) -> Callable[..., Any] | None:
         """A Python function; None for a model or function given by name."""
-        if callable(judge) and not hasattr(judge, "save_pretrained"):
+        if callable(judge) and not is_pretrained(judge):
             return judge
         self.name(field, judge)
         return None
@@ -132,8 +132,7 @@ def _terms(reward: object) -> list[RewardTerm]:
 
 
 def _weighted(spec: object, weight: object) -> RewardTerm:
-    is_model = hasattr(spec, "save_pretrained")  # which can be called, too
-    if is_model or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
+    if is_pretrained(spec) or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
         raise ConfigError(
             f"reward must be a folder, a hub id, 'module:function', a function, kedge.LoadedModel(model, tokenizer), "
             f"or a list of these; not a "

@@ -18,7 +18,7 @@ from kedge.models.pretrained import quiet_transformers
 from kedge.output import IN_MEMORY_FOLDER, is_run, writing
 from kedge.rewards import RewardTerm
 
-__all__ = ["LoadedModel", "with_loaded_models"]
+__all__ = ["LoadedModel", "is_pretrained", "with_loaded_models"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +33,11 @@ MODEL_ARGUMENTS = {
     "reward": "reward",
 }
 """The arguments of the stages' functions that name models, and the names of their folders."""
+
+
+def is_pretrained(value: object) -> bool:
+    """Whether a value is a model or tokenizer of transformers, by a method: its classes are slow to import."""
+    return hasattr(value, "save_pretrained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer"):
-            if not hasattr(getattr(self, name), "save_pretrained"):
+            if not is_pretrained(getattr(self, name)):
                 raise ConfigError(
                     f"LoadedModel: the {name} is a {type(getattr(self, name)).__name__}; expected a transformers {name}"
                 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, load_config, with_values
+from kedge.config.schema.section import Section
 from kedge.errors import ConfigError
 from kedge.inspect.record import read_config
 from kedge.logs.progress import say
@@ -129,4 +130,4 @@ def _plain(value: Any) -> Any:
     """A section or a list of them as settings."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    return value.model_dump() if hasattr(value, "model_dump") else value
+    return value.model_dump() if isinstance(value, Section) else value
