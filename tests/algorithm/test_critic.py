@@ -115,6 +115,15 @@ def test_explained_variance_of_a_perfect_a_shifted_and_a_constant_critic(ragged)
     assert explained_variance(batch.values, torch.ones_like(batch.values), batch.mask) == 0
 
 
+def test_returns_that_differ_by_rounding_only_are_constant() -> None:
+    values = torch.linspace(-0.9, 0.9, 24).view(4, 6)
+    returns = (1.0 - values) + values  # an advantage of exactly 1 − V, added to V again
+    mask = torch.ones_like(values, dtype=torch.bool)
+    assert returns.var() > 0, "the case needs rounding"
+    assert explained_variance(values, returns, mask) == 0
+    assert explained_variance(values, returns + 1e-4 * values, mask) != 0
+
+
 @pytest.mark.usefixtures("unchecked")
 class TestErrors:
     def test_shapes_must_agree_and_something_must_count(self):

@@ -14,6 +14,10 @@ from kedge.algorithm.masking import Aggregation, aggregate, keep_counted, masked
 __all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
 
 
+_ROUNDING_STEPS = 8
+"""Returns are constant if their standard deviation is below so many rounding steps of the largest."""
+
+
 class ValueLoss(NamedTuple):
     """A value loss, and the share of counted tokens whose clipped error is strictly larger."""
 
@@ -94,7 +98,7 @@ def explained_variance(
         mask: True = counts.
 
     Returns:
-        The share; 0 if the returns are constant.
+        The share; 0 if the returns are constant, up to the rounding of returns that are sums of advantages and values.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -104,7 +108,8 @@ def explained_variance(
     check_counted(mask, values=values, returns=returns)
     spread = _variance(returns, mask)
     unexplained = _variance(returns - values, mask)
-    return torch.where(spread > 0, 1.0 - unexplained / spread, 0.0)
+    rounding = _ROUNDING_STEPS * torch.finfo(returns.dtype).eps * keep_counted(returns, mask).abs().max()
+    return torch.where(spread > rounding.square(), 1.0 - unexplained / spread, 0.0)
 
 
 def _variance(x: Tensor, mask: Tensor) -> Tensor:
