@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cases import Case, Results, cpu_cases, gpu_cases, measure_case
+from bench.cases import Case, Results, cpu_cases, family_cases, gpu_cases, measure_case
 from bench.machine import available_cores, describe_machine, describe_versions
-from bench.page import cpu_tables, write_page
+from bench.page import FAMILY, cpu_tables, write_page
 from bench.processes import BenchError, run_alone
 from bench.record import Record
 from bench.systems import Machine, Runner
-from bench.tables import gpu_table
+from bench.tables import Table, family_table, gpu_table
 
 HERE = Path(__file__).parent
 WORK, PAGE = HERE / ".work", HERE.parent / "docs" / "benchmarks.md"
-CPU_RECORD, GPU_RECORD = HERE / "results" / "cpu.json", HERE / "results" / "gpu.json"
+CPU_RECORD, GPU_RECORD, FAMILY_RECORD = (HERE / "results" / f"{name}.json" for name in ("cpu", "gpu", "family"))
 QUICK_UPDATES = 3
 
 
@@ -41,19 +41,29 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> None:
     """Measure the cases, print their tables and save the record; a partial run does not replace the record."""
-    check_peer(options.peer)
+    if not options.family:
+        check_peer(options.peer)
     runner = Runner(WORK, options.peer, Machine("cuda" if options.gpu else "cpu", options.threads))
     WORK.mkdir(exist_ok=True)
     card = card_facts(runner) if options.gpu else {}
-    cases = (gpu_cases if options.gpu else cpu_cases)(num_rounds=options.rounds)
+    cases = (family_cases if options.family else gpu_cases if options.gpu else cpu_cases)(num_rounds=options.rounds)
     results: Results = {}
     for case in chosen(cases, options.only):
         results[case.name] = measure_case(quick(case) if options.quick else case, runner, report)
-    record = Record(describe_machine(options.threads), describe_versions(options.peer), options.rounds, results, card)
-    for table in [gpu_table(results["gpu"], card)] if options.gpu else cpu_tables(record):
+    versions = describe_versions(None if options.family else options.peer)
+    record = Record(describe_machine(options.threads), versions, options.rounds, results, card)
+    for table in tables_of(record, options):
         print(f"\n{table.title}\n{table.markdown()}")
     partial = options.only or options.quick
-    record.save(WORK / "partial.json" if partial else GPU_RECORD if options.gpu else CPU_RECORD)
+    whole = FAMILY_RECORD if options.family else GPU_RECORD if options.gpu else CPU_RECORD
+    record.save(WORK / "partial.json" if partial else whole)
+
+
+def tables_of(record: Record, options: argparse.Namespace) -> list[Table]:
+    """The tables of what was measured."""
+    if options.family:
+        return [family_table(FAMILY, record.results["family"])]
+    return [gpu_table(record.results["gpu"], record.card)] if options.gpu else cpu_tables(record)
 
 
 def publish() -> None:
@@ -64,8 +74,8 @@ def publish() -> None:
     """
     if not CPU_RECORD.is_file():
         raise BenchError("no results to write the page from; run `make bench` first")
-    gpu = Record.load(GPU_RECORD) if GPU_RECORD.is_file() else None
-    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu), encoding="utf-8")
+    gpu, family = (Record.load(file) if file.is_file() else None for file in (GPU_RECORD, FAMILY_RECORD))
+    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family), encoding="utf-8")
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
@@ -127,6 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the cases that have a target")
     parser.add_argument("--threads", type=int, default=available_cores(), help="CPU threads of each process")
     parser.add_argument("--quick", action="store_true", help="one round of three updates; writes no page")
+    parser.add_argument("--family", action="store_true", help="PPO and its relatives, without TRL")
     parser.add_argument("--gpu", action="store_true", help="half a billion parameters on a CUDA GPU")
     parser.add_argument("--page", action="store_true", help="only write the page, from the last results")
     return parser.parse_args()

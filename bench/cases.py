@@ -19,6 +19,7 @@ __all__ = [
     "Case",
     "Results",
     "cpu_cases",
+    "family_cases",
     "gpu_cases",
     "measure_case",
 ]
@@ -93,6 +94,30 @@ def _shared(load: Workload) -> Job:
 
 def _sft(load: Workload) -> Job:
     return Job("sft", load, ("runtime.precision=fp32",))
+
+
+def family_cases(*, num_rounds: int) -> list[Case]:
+    """PPO and its relatives on full lengths, in fp32, with equally many responses and epochs."""
+    base = Job("ppo", FULL, ("runtime.precision=fp32",))
+    group = replace(base, num_responses=8)
+    jobs = {name: _with(group if name in GROUPS else base, *own) for name, own in FAMILY.items()}
+    return [Case("family", jobs | {SFT: _sft(FULL)}, num_rounds)]
+
+
+FAMILY = {
+    "PPO, head on the policy's trunk": ("ppo.critic=shared",),
+    "PPO, separate critic": ("ppo.critic=separate",),
+    "PPO, separate critic, two passes": ("ppo.critic=separate", "ppo.num_critic_epochs=2"),
+    "RLOO": ("ppo.advantage=rloo",),
+    "GRPO": ("ppo.advantage=grpo", "ppo.aggregation=sequence", "ppo.kl_in=loss", "ppo.kl_estimator=k3"),
+    "REINFORCE++": ("ppo.advantage=reinforce++",),
+}
+GROUPS = ("RLOO", "GRPO")
+"""Those with eight responses to each prompt."""
+
+
+def _with(job: Job, *settings: str) -> Job:
+    return replace(job, settings=(*job.settings, *settings))
 
 
 def growth_cases(*, num_rounds: int) -> list[Case]:

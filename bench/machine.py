@@ -35,14 +35,14 @@ def describe_machine(num_threads: int) -> dict[str, str]:
     }
 
 
-def describe_versions(peer: Path) -> dict[str, str]:
-    """Package versions of both environments."""
+def describe_versions(peer: Path | None) -> dict[str, str]:
+    """Package versions of both environments; of kedge's alone without a peer."""
+    own = {"kedge's": _listed([f"{name} {version(name)}" for name in PACKAGES])}
+    if peer is None:
+        return own
     code = f"from importlib.metadata import version\nfor name in {PEER_PACKAGES}: print(name, version(name))"
     printed = subprocess.run([str(peer), "-c", code], capture_output=True, text=True, check=True).stdout
-    return {
-        "kedge's": _listed([f"{name} {version(name)}" for name in PACKAGES]),
-        "TRL's": _listed(printed.splitlines()),
-    }
+    return {**own, "TRL's": _listed(printed.splitlines())}
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from bench.tables import (
     Table,
     comparison_table,
     empty_gpu_table,
+    family_table,
     gpu_table,
     growth_table,
     sft_table,
@@ -16,13 +17,14 @@ from bench.tables import (
 )
 from bench.targets import target_table
 
-__all__ = ["cpu_tables", "write_page"]
+__all__ = ["FAMILY", "cpu_tables", "write_page"]
 
 COMPARED = {
     "variable": "Variable lengths, 5.8 million parameters",
     "full": "Full lengths, 5.8 million parameters",
     "size-m": "Variable lengths, 14 million parameters",
 }
+FAMILY = "An update in SFT steps"
 GROWING = {
     "batch": "Batch size",
     "response": "Response length, all responses of full length",
@@ -63,6 +65,14 @@ parentheses; figures without parentheses come from a single round.
   responses up to and including EOS. TRL's phase *train* is everything outside the other three.
 """
 
+RELATIVES = """\
+## With and without a critic
+
+kedge only, fp32, full lengths, 5.8 million parameters, 32 responses and four epochs for all; RLOO and GRPO have eight
+responses to each of four prompts, the others one to each of 32. The FLOP limit is the metric `cost/sft_steps`: a
+forward pass of policy, reward model and reference, and of a separate critic for its values, then every training pass.
+"""
+
 GROWTH = """\
 ## How the cost scales
 
@@ -93,6 +103,7 @@ COMMANDS = """\
 ```bash
 make bench        # first creates an environment for TRL in bench/.peer
 make bench-gpu    # the GPU table; needs a CUDA GPU
+python -m bench --family    # PPO and its relatives; needs no TRL
 ```
 
 `python -m bench --help` lists further options: selected cases, more rounds, another number of threads. kedge's settings
@@ -101,12 +112,13 @@ for full lengths, apart from models and data:
 """
 
 
-def write_page(record: Record, gpu: Record | None) -> str:
+def write_page(record: Record, gpu: Record | None, family: Record | None = None) -> str:
     """The page as Markdown.
 
     Args:
         record: The CPU record, with all cases.
         gpu: The GPU record, or None without a GPU.
+        family: The record of `--family`, or None.
     """
     tables = case_tables(record)
     compared = [_section(table) for name in COMPARED for table in tables[name]]
@@ -118,6 +130,7 @@ def write_page(record: Record, gpu: Record | None) -> str:
         f"## Targets\n\n{target_table(record.results).markdown()}\n",
         "## Compared with TRL\n",
         *compared,
+        *([] if family is None else [_family(family)]),
         GROWTH,
         *growing,
         VOCABULARY,
@@ -152,6 +165,10 @@ def case_tables(record: Record) -> dict[str, list[Table]]:
 
 def _section(table: Table) -> str:
     return f"### {table.title}\n\n{table.markdown()}\n"
+
+
+def _family(record: Record) -> str:
+    return f"{RELATIVES}\n{_section(family_table(FAMILY, record.results['family']))}\n{_facts(record)}"
 
 
 def _facts(record: Record) -> str:

@@ -30,6 +30,7 @@ class Job:
         workload: Models, prompts and lengths.
         settings: Further settings of kedge, `name=value`.
         batch: Responses per update; sequences per step.
+        num_responses: Responses to each prompt.
         num_epochs: Passes over an update's responses.
         num_updates: Updates to run; fine-tuning makes one pass over the demonstrations instead.
         num_dropped: Initial updates that are not counted.
@@ -40,6 +41,7 @@ class Job:
     workload: Workload = field(default_factory=Workload)
     settings: tuple[str, ...] = ()
     batch: int = 32
+    num_responses: int = 1
     num_epochs: int = 4
     num_updates: int = 5
     num_dropped: int = 2
@@ -56,6 +58,7 @@ class Measurement:
         num_tokens: Real tokens of prompts and responses per update; mean.
         peak_memory: GiB.
         first_update: Seconds from the process's start until its first row was on disk.
+        flop_limit: The arithmetic of an update in SFT steps, as counted by kedge (`cost/sft_steps`); 0 for TRL and SFT.
     """
 
     seconds: float
@@ -63,6 +66,7 @@ class Measurement:
     num_tokens: float
     peak_memory: float
     first_update: float
+    flop_limit: float = 0.0
 
     @classmethod
     def of(cls, finished: Finished, rows: list[dict[str, Any]], *, num_dropped: int) -> Measurement:
@@ -77,7 +81,8 @@ class Measurement:
         gaps = [end - start for start, end in pairwise(ends)][num_dropped - 1 :]
         phases = {name: median(row.get(f"time/{name}", 0.0) for row in counted) for name in PHASES}
         tokens = [row["tokens_per_second"] * row["time/update"] for row in counted]
-        return cls(median(gaps), phases, sum(tokens) / len(tokens), finished.peak_memory, ends[0])
+        limit = median(row.get("cost/sft_steps", 0.0) for row in counted)
+        return cls(median(gaps), phases, sum(tokens) / len(tokens), finished.peak_memory, ends[0], limit)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,8 @@ def settings(job: Job) -> list[str]:
             f"ppo.num_epochs={job.num_epochs}",
             "ppo.num_minibatches=1",
             f"ppo.learning_rate={LEARNING_RATE}",
-            f"rollout.num_prompts={job.batch}",
+            f"rollout.num_prompts={job.batch // job.num_responses}",
+            f"rollout.num_responses={job.num_responses}",
             f"rollout.max_new_tokens={job.workload.max_response}",
             "rollout.missing_eos_score=null",
         ]

@@ -91,6 +91,20 @@ def sft_table(measured: dict[str, list[Measurement]]) -> Table:
     return Table(title, ["system", "SFT steps", "FLOP limit", "share of the limit reached"], rows)
 
 
+def family_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
+    """Cost of an update of each algorithm in SFT steps, measured and counted."""
+    rows = []
+    for name, runs in measured.items():
+        if name == SFT:
+            continue
+        steps, limit = ratios(runs, measured[SFT], "seconds"), median(run.flop_limit for run in runs)
+        share = f"{100 * limit / median(steps):.0f} %"
+        cells = [name, with_spread(steps, ""), f"{limit:.2f}", share]
+        rows.append([*cells, _median(runs, "seconds"), _median(runs, "peak_memory")])
+    header = ["algorithm", "SFT steps", "FLOP limit", "share of the limit reached", "s per update", "peak GiB"]
+    return Table(title, header, rows)
+
+
 def growth_table(title: str, case: Case, measured: dict[str, list[Measurement]]) -> Table:
     """Cost of an update, and per real token, as one quantity grows; the first job is the baseline."""
     header = [

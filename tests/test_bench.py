@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.__main__ import chosen
-from bench.cases import ALIKE, DEFAULT, PADDING_SHARES, PEER, SFT, SHARED, Results, cpu_cases, gpu_cases
+from bench.cases import ALIKE, DEFAULT, PADDING_SHARES, PEER, SFT, SHARED, Results, cpu_cases, family_cases, gpu_cases
 from bench.figures import flop_limit, growths, ratios, spread
 from bench.page import write_page
 from bench.processes import BenchError, Finished, environment, run_alone
@@ -219,7 +219,20 @@ def test_the_page_tells_a_gpus_figures() -> None:
     assert [cell.strip() for cell in row.split("|")][1:-1] == [DEFAULT, "1.00", "2,000", "1.00", "25 %", "1.00"]
 
 
-@pytest.mark.parametrize("case", [*cpu_cases(num_rounds=1), *gpu_cases(num_rounds=1)], ids=lambda case: case.name)
+def test_the_page_has_the_cost_of_each_relative() -> None:
+    [case] = family_cases(num_rounds=1)
+    runs = {name: [replace(measured(5.2), flop_limit=4.68)] for name in case.jobs} | {SFT: [measured(1.3)]}
+    page = write_page(whole_record(), None, Record({"processor": "another"}, {}, 1, {"family": runs}))
+    [row] = [line for line in page.splitlines() if line.startswith("| RLOO")]
+    assert [cell.strip() for cell in row.split("|")][2:6] == ["4.00", "4.68", "117 %", "5.20"]
+    assert "- processor: another" in page
+    assert "| RLOO" not in write_page(whole_record(), None)
+
+
+ALL_CASES = [*cpu_cases(num_rounds=1), *gpu_cases(num_rounds=1), *family_cases(num_rounds=1)]
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 def test_kedge_understands_its_settings(case: Any) -> None:
     for job in case.jobs.values():
         load_config(overrides=settings(job))
