@@ -552,8 +552,8 @@ MUTATIONS = (
     Mutation(
         "leave-one-out-with-itself",
         "algorithm/group_advantages.py",
-        "(sums.sum() - sums) / others.clamp(min=1)",
-        "sums.sum() / (others + counts)",
+        "(means.sum() - means) / (mask.any(-1).sum() - 1)",
+        "means.sum() / mask.any(-1).sum()",
         f"{GROUP_ADVANTAGES}::test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one",
     ),
     Mutation(

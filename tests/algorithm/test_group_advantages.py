@@ -104,7 +104,7 @@ def test_remax_subtracts_the_score_of_the_greedy_response(ragged, seed):
 @settings(max_examples=12)
 @given(SEEDS)
 def test_process_rewards_are_normalized_first_and_summed_afterwards(ragged, name, seed):
-    """GRPO §4.1.3 and PRIME's leave-one-out, with every token as a step."""
+    """GRPO §4.1.3, and PRIME's mean over the other responses of each one's mean, with every token as a step."""
     batch = ragged(seed)
     found = ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")(
         batch.rewards, batch.mask, group=GROUP
@@ -112,8 +112,10 @@ def test_process_rewards_are_normalized_first_and_summed_afterwards(ragged, name
     for row, mask in enumerate(batch.mask):
         own = batch.rewards[row][mask].tolist()
         peers = [other for other in range(5) if GROUP[other] == GROUP[row] and (other != row or name != "rloo")]
-        steps = [step for other in peers for step in batch.rewards[other][batch.mask[other]].tolist()]
-        mean, scale = statistics.mean(steps), statistics.stdev(steps) if name == "grpo" else 1.0
+        steps = [batch.rewards[other][batch.mask[other]].tolist() for other in peers]
+        every = [step for response in steps for step in response]
+        mean = statistics.mean(map(statistics.mean, steps) if name == "rloo" else every)
+        scale = statistics.stdev(every) if name == "grpo" else 1.0
         expected = [sum((step - mean) / scale for step in own[t:]) for t in range(len(own))]
         assert found[row][mask].tolist() == pytest.approx(expected)
 

@@ -121,6 +121,7 @@ def test_a_section_lists_its_fields(section: str) -> None:
         ("S0, S3; N+ takes 0.1", ["S0", "S3", "N+"]),
         ("Dr. GRPO for constant", ["Dr. GRPO"]),
         ("VC-PPO warms up", ["VC-PPO"]),
+        ("Those of Open-Reasoner-Zero and C51", ["Open-Reasoner-Zero", "C51"]),
         ("PPO eq. 7", ["PPO"]),
         ("kedge", []),
     ],

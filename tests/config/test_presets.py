@@ -241,6 +241,25 @@ def test_an_algorithm_names_only_fields_that_it_changes(preset: Preset) -> None:
     assert {name: cited.source for name, cited in preset.values.items() if cited.value == defaults[name]} == {}
 
 
+def test_how_often_an_algorithm_of_the_family_uses_its_samples() -> None:
+    """Responses per prompt, passes, and steps per pass; by hand."""
+    loops = {preset.name: load_config(preset=preset.name) for preset in FAMILY}
+    assert {
+        name: (each.rollout.num_responses, each.ppo.loop.num_epochs, each.ppo.loop.num_minibatches)
+        for name, each in loops.items()
+    } == {
+        "rloo": (4, 1, 2),  # appendix C: 512 responses, 256 per step, 2 steps; table 1: k = 4
+        "grpo": (64, 1, 1),  # §4.2: 64 outputs, a single update
+        "dr-grpo": (8, 1, 1),  # table 6: 8 responses, 1 inner epoch
+        "reinforce++": (1, 4, 1),  # k = 1; the rest is PPO's
+        "dapo": (16, 1, 16),  # §4.1: 512 × 16 responses, 512 per step
+        "gspo": (16, 1, 4),  # §5.1: four minibatches
+        "cispo": (16, 1, 16),  # MiniMax-M1 §3.1: 16 rounds per batch; 16 responses in ScaleRL
+        "vapo": (16, 1, 16),  # §5.1: 512 × 16 responses, 512 per step
+        "sao": (1, 1, 1),  # §4.1: 128 responses per step, group size 1
+    }
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_value_is_cited_and_valid(name: str) -> None:
     preset = PRESETS[name]

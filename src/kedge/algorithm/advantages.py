@@ -149,7 +149,7 @@ class LengthAdaptiveLambda:
     Args:
         alpha: α > 0; VAPO uses 0.05.
 
-    Source: VAPO (arXiv 2504.05118) §4.2; spec §6.25, §9.
+    Source: VAPO (arXiv 2504.05118) eq. 4 and 5; α: §5.1; spec §6.25, §9.
     """
 
     alpha: float

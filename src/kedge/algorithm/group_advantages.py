@@ -42,7 +42,7 @@ class LeaveOneOutAdvantage:
     Args:
         gamma: discount γ in [0, 1] of the rewards in S.
 
-    Source: RLOO (arXiv 2402.14740) §3.3; spec §9.
+    Source: RLOO (arXiv 2402.14740) §2.3; spec §9.
     """
 
     gamma: float = 1.0
@@ -73,7 +73,8 @@ class GroupMeanAdvantage:
         gamma: discount γ in [0, 1] of the rewards in S.
         scale_by_std: True is GRPO. False is Dr. GRPO, and with whitening over the batch REINFORCE++ with a baseline.
 
-    Source: GRPO (arXiv 2402.03300) §4.1.2; Dr. GRPO (arXiv 2503.20783) §3.2; REINFORCE++ (arXiv 2501.03262); spec §9.
+    Source: GRPO (arXiv 2402.03300) §4.1.2; Dr. GRPO (arXiv 2503.20783) §3.2; REINFORCE++ (arXiv 2501.03262 v9) eq. 6
+        and 7; spec §9.
     """
 
     gamma: float = 1.0
@@ -162,12 +163,12 @@ class GreedyBaselineAdvantage:
 class ProcessAdvantage:
     """For rewards per token: A_t = Σ_{k≥t} r̃_k, with each token's reward r̃ compared with the group's first.
 
-    r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean over the other responses' tokens
+    r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean of the other responses' mean rewards
 
     Every token is a step. Added to the advantage of the rest of the reward.
 
     Args:
-        leave_one_out: compare with the other responses only.
+        leave_one_out: compare with the other responses only, of which each counts once, however long it is.
         scale_by_std: divide by the standard deviation.
 
     Source: GRPO (arXiv 2402.03300) §4.1.3; leave one out: PRIME (arXiv 2502.01456); spec §9.
@@ -246,7 +247,6 @@ def _standardized(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _less_others(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the other rows; 0 for a row without others."""
-    sums, counts = keep_counted(values, mask).sum(-1, keepdim=True), mask.sum(-1, keepdim=True)
-    others = counts.sum() - counts
-    return torch.where(others > 0, values - (sums.sum() - sums) / others.clamp(min=1), 0.0)
+    """The mean over the other rows that count, of which there is at least one, of each one's mean."""
+    means = keep_counted(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return values - (means.sum() - means) / (mask.any(-1).sum() - 1)

@@ -29,7 +29,7 @@ def positive_nll(
         normalizer: N of the whole minibatch, or any number above 0 if it has no correct response, so that the losses of
             its parts add up.
 
-    Source: VAPO (arXiv 2504.05118) §4.3, whose coefficient is 0.1.
+    Source: VAPO (arXiv 2504.05118) eq. 9; its coefficient is 0.1 (§5.1).
     """
     check_positive(normalizer=normalizer)
     return -keep_counted(logprobs, mask & positive.unsqueeze(-1)).sum() / normalizer

@@ -38,7 +38,7 @@ sequence:  ρ_t = exp(log π_t − sg(log π_t) + sg(1/n·Σ_k (log π_k − log
 The value is the same at all tokens of a response, and the gradient at token t is ρ·∇log π_t. With the aggregation
 `sequence` that is the gradient of the clipped mean ratio itself.
 
-Source: GSPO (arXiv 2507.18071) §4.2 (the ratio) and §4.3 (the form per token).
+Source: GSPO (arXiv 2507.18071) eq. 7 (the ratio), eq. 13 and 14 (the form per token).
 """
 
 # exp(20) is half a billion: a larger ratio only means that something is broken, and an overflow to inf would make the
@@ -113,7 +113,7 @@ def clipped_policy_loss(
         ShapeError: when the shapes differ or nothing counts.
         ConfigError: for a clip range out of bounds.
 
-    Source: PPO eq. 7; dual clip: arXiv 1912.09729 eq. 5; clip higher: DAPO eq. 10; spec §6.27.
+    Source: PPO eq. 7; dual clip: Ye et al. 2019 (arXiv 1912.09729); clip higher: DAPO eq. 10; spec §6.27.
     """
     _check_clip(clip_range, clip_range_high, dual_clip)
     check_counted(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
@@ -273,7 +273,7 @@ def cispo_policy_loss(
         ShapeError: when the shapes differ or nothing counts.
         ConfigError: for a clip range out of bounds.
 
-    Source: CISPO (MiniMax-M1, arXiv 2506.13585); spec §6.27.
+    Source: CISPO (MiniMax-M1, arXiv 2506.13585) eq. 4 and 5; spec §6.27.
     """
     check_positive(clip_range_high=clip_range_high)
     check_counted(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
@@ -329,7 +329,7 @@ def double_sided_policy_loss(
         ShapeError: when the shapes differ or nothing counts.
         ConfigError: for a clip range out of bounds.
 
-    Source: SAO (arXiv 2607.07508), GLM-5; spec §6.27.
+    Source: SAO (arXiv 2607.07508) §3.1; spec §6.27.
     """
     _check_clip(clip_range, clip_range_high, None)
     check_counted(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)

@@ -49,7 +49,8 @@ def critic_pass(
     Returns:
         The metrics of each step taken, and whether all were taken.
 
-    Source: Open-Reasoner-Zero (arXiv 2503.24290) trains the critic in 12 steps for each one of the policy; spec §6.31.
+    Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
+        each one of the policy, on the minibatches of one pass. Spec §6.31.
     """
     steps: list[dict[str, float]] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

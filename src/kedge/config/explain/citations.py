@@ -29,6 +29,9 @@ SOURCES = {
     "ScaleRL": "Khatri et al. 2025, arXiv 2510.13786",
     "SAO": "Hou et al. 2026, arXiv 2607.07508",
     "VC-PPO": "Yuan et al. 2025, arXiv 2503.01491",
+    "Open-Reasoner-Zero": "Hu et al. 2025, arXiv 2503.24290",
+    "C51": "Bellemare et al. 2017, arXiv 1707.06887",
+    "DQN": "Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
     "OpenAI Baselines": "github.com/openai/baselines",
 }
 

@@ -103,7 +103,8 @@ GROUP_CONFIGS = (
     Row("importance_sampling_level", "`ppo.ratio`"),
     Row(
         "scale_rewards",
-        "`ppo.advantage`: grpo for group, dr_grpo for none, reinforce++_baseline for batch",
+        "`ppo.advantage`: grpo for group, dr_grpo for none. Closest to batch is reinforce++_baseline, which divides by "
+        "the standard deviation of the advantages; TRL divides by that of the scores",
     ),
     Row("normalize_advantages", "`ppo.whiten_advantages`"),
     Row("reward_weights", "`reward`: a mapping of sources to weights"),

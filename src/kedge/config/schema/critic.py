@@ -47,7 +47,7 @@ class CriticConfig(Section):
         9e-6,
         ge=0,
         meaning="Peak learning rate of Adam, for a separate critic.",
-        source="OpenRLHF's critic (7B); small models use 10 to 1000 times as much",
+        source="the default of OpenRLHF's critic; small models use 10 to 1000 times as much",
         too_high="the held-out loss rises from the first evaluation on",
         too_low="the critic stays the least-squares fit that it starts as",
     )

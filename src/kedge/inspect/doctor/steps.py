@@ -32,7 +32,7 @@ MANY_EPOCHS = 4
 
 
 def clips_sequences(run: RunRecord) -> bool:
-    """Whether whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.1)."""
+    """Whether whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.2)."""
     return run.setting("ppo.ratio") == "sequence"
 
 

@@ -121,7 +121,7 @@ class ReturnsLoss:
         value_after_last: The state after the last action has a value as well.
         precision: Number format of the matrix products.
 
-    Source: S4, N+ (½); VC-PPO §3 (Monte Carlo targets); spec §6.28.
+    Source: S4, N+ (½); VAPO §4.1, after VC-PPO (Monte Carlo targets); spec §6.28.
     """
 
     actor_critic: ActorCritic

@@ -41,7 +41,8 @@ class ObjectiveConfig(Group):
         None,
         gt=0,
         meaning="ε for ratios above 1; null uses clip_range on both sides.",
-        source="PPO clips both sides alike; DAPO uses 0.28. With policy_loss=cispo, ratios may reach 5 (ScaleRL)",
+        source="PPO clips both sides alike; DAPO and VAPO use 0.28. With policy_loss=cispo, ratios may reach 5 "
+        "(ScaleRL)",
         too_high="the probability of rare tokens with a lucky reward grows unchecked",
         too_low="unlikely tokens can hardly become likely, and entropy falls",
     )
@@ -113,7 +114,7 @@ class ObjectiveConfig(Group):
     positive_nll_min_score: float = field(
         1.0,
         meaning="Score from which a response counts as good for ppo.positive_nll_coef, token scores included.",
-        source="kedge: verifiers score 1 for correct; VAPO's score is 1 or −1",
+        source="kedge: verifiers score 1 for correct, and 0 or −1 otherwise (VC-PPO, DAPO: −1)",
         too_high="no response is imitated",
         too_low="poor responses are imitated, too",
     )

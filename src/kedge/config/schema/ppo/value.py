@@ -94,9 +94,9 @@ class ValueConfig(Group):
         None,
         ge=0,
         meaning="Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.",
-        source="null: N+ and Ziegler have one rate; Open-Reasoner-Zero has 5e-6 for the critic and 1e-6 for the "
-        "policy. kedge, measured (docs/defaults.md): the rate that trained the reward model, about seven times the "
-        "policy's, explains twice as much in a short run",
+        source="null: N+ and Ziegler have one rate. Of those with two, VAPO's critic has twice the policy's, those of "
+        "Open-Reasoner-Zero and SAO five times (5e-6 and 1e-6). kedge, measured (docs/defaults.md): the rate that "
+        "trained the reward model, about seven times the policy's, explains twice as much in a short run",
         too_high="the values jump from update to update, and the advantages with them",
         too_low="the critic lags behind the policy, and explained variance stays low",
     )
@@ -125,7 +125,8 @@ class ValueConfig(Group):
         ge=1,
         meaning="Passes of the critic over the responses for each pass of the policy. The first is the policy's own; "
         "the others train only the parameters that are the critic's alone: a separate critic, or a shared value head.",
-        source="1 in the papers on short responses; Open-Reasoner-Zero: 12, SAO: 2",
+        source="1 in the papers on short responses; SAO: 2. Open-Reasoner-Zero takes 12 steps of the critic for each "
+        "one of the policy, but within one pass",
         too_high="the critic is overfitted to the batch: value/loss falls while value/explained_variance, on new "
         "responses, does not rise",
         too_low="the critic lags behind the policy, and explained variance stays low",
@@ -141,7 +142,7 @@ class ValueConfig(Group):
         ge=0,
         meaning="First updates that train only the critic, at the peak learning rate, with the policy frozen. The "
         "learning-rate schedule and the controllers of the coefficients start after them.",
-        source="off in the papers on short responses; VC-PPO warms up for long ones",
+        source="off in the papers on short responses; VC-PPO pretrains the critic for long ones, VAPO for 50 steps",
         too_high="updates are spent without training the policy",
         too_low="the first policy steps follow an untrained critic",
     )
