@@ -12,7 +12,7 @@ import pytest
 
 from bench.processes import BenchError
 from bench.study.child import outcome_of, with_critic
-from bench.study.page import write_page
+from bench.study.page import draw_page, write_page
 from bench.study.plan import PLAN, Plan, read_plan
 from bench.study.sorting import character_tokenizer, demonstrations, numbers, scratchpad, verify
 from bench.study.statistics import improvement, interquartile_mean, with_interval
@@ -180,6 +180,17 @@ def test_the_small_study_goes_through_every_part_to_its_page() -> None:
     page = write_page(study)
     assert re.search(r"^\| rloo +\| 0\.600 \(0\.600–0\.600\) +\|", page, re.MULTILINE)
     assert "| none: ppo-stack" in page
+    assert "](pictures/study-sort.svg)" in page
+
+
+def test_a_picture_has_both_budgets_and_a_line_per_algorithm(tmp_path: Path) -> None:
+    study = recorded(read_plan(small=True), 0.5)
+    draw_page(study, tmp_path)
+    [file] = tmp_path.iterdir()
+    text = file.read_text(encoding="utf-8")
+    assert file.name == "study-sort.svg"
+    for words in ("At equal FLOPs", "At equal sampled tokens", *study.plan.algorithms):
+        assert words in text
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -95,7 +95,7 @@ def write_page(study: Study) -> str:
     found = tables(study)
     if not found:
         return text + "\nNo run is recorded yet.\n"
-    parts = [text, *_findings(study), f"## Measurements\n\n{_effort(study.outcomes.values())}\n"]
+    parts = [text, *_findings(study), f"## Measurements\n\n{_effort(study.outcomes.values())}\n", *_pictures(study)]
     for table in found:
         parts.append(f"### {table.title}\n\n{table.markdown()}\n")
     return "\n".join(parts)
@@ -112,6 +112,16 @@ def draw_page(study: Study, folder: Path) -> None:
 def _findings(study: Study) -> list[str]:
     """What was found, once everything that the plan asks for is recorded."""
     return [FINDINGS.read_text(encoding="utf-8")] if FINDINGS.is_file() and study.plan.tasks else []
+
+
+def _pictures(study: Study) -> list[str]:
+    """The curves of every task that has been compared."""
+    return [
+        f"![{TITLES[task]}: the held-out score over FLOPs and over sampled tokens, a line per algorithm]"
+        f"(pictures/{PICTURE.format(task)})\n"
+        for task in study.tasks
+        if compared(study, task)
+    ]
 
 
 def _item(text: str) -> str:
