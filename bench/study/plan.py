@@ -76,7 +76,7 @@ class Plan:
         tasks: By name.
         algorithms: By name.
         common: Settings of every run.
-        critic_checks: Further settings of runs with a critic, except while they are tuned: the prefix test.
+        critic_checks: Further settings of compared runs with a critic: the prefix test.
         num_epochs: The grid's second axis.
         tuning_seeds: Seeds of the tuning, which no comparison uses.
         seeds: Seeds of the comparison.
@@ -112,9 +112,12 @@ class Plan:
         return [self._unit(task, settings, seed) for seed in self.seeds]
 
     def changed(self, task: str, change: str | None, point: Mapping[str, Any]) -> list[Unit]:
-        """The runs of a change of the ablated algorithm; of the algorithm itself if the change is None."""
-        changes = {} if change is None else self.ablation.changes[change]
-        settings = self._checked({**self.algorithms[self.ablation.of].settings, **point, **changes})
+        """The runs of a change of the ablated algorithm, without the prefix test, which changes no run.
+
+        Those of the algorithm itself, if the change is None, are the comparison's.
+        """
+        whole = {**self.algorithms[self.ablation.of].settings, **point}
+        settings = self._checked(whole) if change is None else {**whole, **self.ablation.changes[change]}
         return [self._unit(task, settings, seed) for seed in self.ablation.seeds]
 
     def _checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
