@@ -431,14 +431,14 @@ MUTATIONS = (
     # Advantages: spec §6.25 and §6.26.
     Mutation(
         "padding-bootstrapped",
-        "algorithm/advantages.py",
+        "algorithm/gae.py",
         "next_values = torch.where(counts, value, next_values)",
         "next_values = value",
         f"{ADVANTAGES}::test_with_an_outcome_reward_the_last_advantage_is_reward_minus_value",
     ),
     Mutation(
         "lambda-forgotten",
-        "algorithm/advantages.py",
+        "algorithm/gae.py",
         "residual + gamma * gae_lambda * carried",
         "residual + gamma * carried",
         f"{ADVANTAGES}::test_a_hand_computed_episode",
@@ -473,7 +473,7 @@ MUTATIONS = (
     ),
     Mutation(
         "length-with-padding",
-        "algorithm/advantages.py",
+        "algorithm/gae.py",
         "lengths = mask.sum(-1).clamp(min=1).to(dtype)",
         "lengths = torch.full_like(mask[..., 0], mask.shape[-1], dtype=dtype)",
         f"{ADVANTAGES}::test_a_lambda_per_response_follows_its_length",
@@ -509,9 +509,9 @@ MUTATIONS = (
     # Losses: spec §6.27–6.32.
     Mutation(
         "ratio-from-probabilities",
-        "algorithm/policy_losses.py",
-        "rho = _of_level(log_ratio, mask, ratio).exp()\n    high",
-        "rho = logprobs.exp() / (old_logprobs.exp() + 1e-8)\n    high",
+        "algorithm/surrogate.py",
+        "log_rho.exp(), advantages",
+        "logprobs.exp() / (old_logprobs.exp() + 1e-8), advantages",
         f"{POLICY}::test_absurd_ratios_stay_finite[1.0-100.0-clipped]",
     ),
     Mutation(
@@ -530,7 +530,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sequence-ratio-without-length",
-        "algorithm/policy_losses.py",
+        "algorithm/surrogate.py",
         "frozen.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)",
         "frozen.sum(-1, keepdim=True)",
         f"{POLICY}::test_gspo_agrees_with_a_loop_over_the_sequences",
@@ -538,8 +538,8 @@ MUTATIONS = (
     Mutation(
         "cispo-gradient-through-the-weight",
         "algorithm/policy_losses.py",
-        "rho = _of_level(log_ratio, mask, ratio).exp().detach()",
-        "rho = _of_level(log_ratio, mask, ratio).exp()",
+        "rho, cap = tokens.rho.detach(),",
+        "rho, cap = tokens.rho,",
         f"{POLICY}::test_cispo_caps_the_weight_and_keeps_every_gradient",
     ),
     Mutation(
@@ -566,8 +566,8 @@ MUTATIONS = (
     Mutation(
         "bad-tokens-unclipped",
         "algorithm/policy_losses.py",
-        "rho.clamp(1.0 - clip_range, 1.0 + high)",
-        "rho.clamp(max=1.0 + high)",
+        "rho.clamp(low, high)",
+        "rho.clamp(max=high)",
         f"{QUADRANTS}[-1-0.5-False]",
     ),
     Mutation(
@@ -609,8 +609,8 @@ MUTATIONS = (
     Mutation(
         "entropy-punished",
         "training/objective.py",
-        "losses.append(-self.entropy_coef * entropy)",
-        "losses.append(self.entropy_coef * entropy)",
+        "losses.append(-self.entropy_coef * aggregate(",
+        "losses.append(self.entropy_coef * aggregate(",
         f"{OBJECTIVE}::test_the_total_is_the_weighted_sum_of_its_terms",
     ),
     Mutation(

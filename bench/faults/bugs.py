@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import kedge.models.actor_critic
+import kedge.pipelines.ppo.settings
 import kedge.pipelines.sft
 import kedge.rollout.collect
 import kedge.training.objective
@@ -97,7 +98,7 @@ def advantages_flipped() -> Bug:
     def flipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *others: Any, **options: Any) -> Any:
         return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
 
-    return patch.object(kedge.training.objective, "clipped_policy_loss", flipped)
+    return patch.object(kedge.pipelines.ppo.settings, "clipped_policy_loss", flipped)
 
 
 def entropy_flipped() -> Bug:

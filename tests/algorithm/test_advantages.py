@@ -257,7 +257,7 @@ class TestErrors:
         if kind in ("total", "to_go"):
             assert estimate(kind, self.ONE, None, self.MASK).advantages.isfinite().all()
         else:
-            with pytest.raises(ShapeError, match=r"Advantage needs values, got None"):
+            with pytest.raises(ShapeError, match=r"the advantage needs values, got None"):
                 estimate(kind, self.ONE, None, self.MASK)
 
     def test_a_lambda_per_row_is_checked_too(self):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.policy_losses import unclipped_policy_loss
 from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
@@ -122,7 +123,7 @@ def test_importance_weights_scale_the_gradient_of_tokens_that_the_sampler_saw_di
     expected[0, 0], expected[1, 4] = math.exp(-0.5), 2.0
     torch.testing.assert_close(weighted.importance_weights, expected * rollout.action_mask, atol=1e-5, rtol=1e-5)
     by_hand = replace(weighted, advantages=weighted.advantages * expected, importance_weights=None)
-    objective = make_objective(policy_loss="unclipped", value_coef=0.0)
+    objective = make_objective(surrogate=unclipped_policy_loss, value_coef=0.0)
     pairs = zip(gradients(models, weighted, objective, None), gradients(models, by_hand, objective, 12), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)

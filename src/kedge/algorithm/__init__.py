@@ -1,23 +1,22 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
-In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages (or group_advantages) ·
-policy_losses · critic (or histogram).
+In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages (gae,
+group_advantages) · policy_losses (surrogate) · critic (or histogram).
 Data types: experience. Reward model: preference. Used by all of them: masking, checks. Evaluation: statistics.
-Imports only torch, and jaxtyping for shape annotations.
+Imports only torch, and jaxtyping and typing_extensions for annotations.
 """
 
 from kedge.algorithm.advantages import (
     Advantage,
-    Advantages,
+    AdvantageInputs,
     GeneralizedAdvantage,
-    LengthAdaptiveLambda,
     NStepAdvantage,
     RewardToGo,
     TotalReward,
-    generalized_advantages,
 )
 from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
+from kedge.algorithm.gae import Advantages, LengthAdaptiveLambda, generalized_advantages
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
     GroupMeanAdvantage,
@@ -39,9 +38,15 @@ from kedge.algorithm.logprobs import (
     token_logprobs_and_entropy,
     truncated_importance_weights,
 )
-from kedge.algorithm.masking import aggregate, aggregation_normalizer, keep_counted, masked_mean, masked_whiten
+from kedge.algorithm.masking import (
+    Averaging,
+    aggregate,
+    aggregation_normalizer,
+    keep_counted,
+    masked_mean,
+    masked_whiten,
+)
 from kedge.algorithm.policy_losses import (
-    PolicyLoss,
     cispo_policy_loss,
     clipped_policy_loss,
     double_sided_policy_loss,
@@ -50,10 +55,13 @@ from kedge.algorithm.policy_losses import (
 )
 from kedge.algorithm.preference import ranking_loss
 from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards, total_scores
+from kedge.algorithm.surrogate import PolicyLoss, Surrogate, SurrogateOptions
 
 __all__ = [
     "Advantage",
+    "AdvantageInputs",
     "Advantages",
+    "Averaging",
     "Bins",
     "Experience",
     "GeneralizedAdvantage",
@@ -70,6 +78,8 @@ __all__ = [
     "RewardToGo",
     "Rollout",
     "ShapedRewards",
+    "Surrogate",
+    "SurrogateOptions",
     "TotalReward",
     "ValueLoss",
     "adapt_entropy_coef",

@@ -1,170 +1,90 @@
-"""Advantages and returns from rewards: one protocol and the classical estimators."""
+"""The weights of the policy gradient: one protocol, and the estimators with a critic or without any comparison.
+
+Estimators that compare the responses to a prompt are in `group_advantages`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import TypedDict, Unpack
 
-from kedge.algorithm.checks import check_counted, check_positive, check_same_shape, check_share
+from kedge.algorithm.checks import check_positive
+from kedge.algorithm.gae import Advantages, LengthAdaptiveLambda, generalized_advantages
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ShapeError
 
 __all__ = [
     "Advantage",
-    "Advantages",
+    "AdvantageInputs",
     "GeneralizedAdvantage",
-    "LengthAdaptiveLambda",
     "NStepAdvantage",
+    "Need",
     "RewardToGo",
     "TotalReward",
-    "generalized_advantages",
+    "required",
+    "reward_to_go",
+    "total_reward",
 ]
 
+Need = Literal["values", "group", "baseline"]
+"""What an estimator needs besides rewards: a critic, several responses to a prompt, or the score of a greedy one."""
 
-class Advantages(NamedTuple):
-    """Advantages for the policy loss, and returns for the value loss."""
+_REMEDIES = {
+    "values": "add a critic",
+    "group": "number the responses by their prompt",
+    "baseline": "score a greedy response per prompt",
+}
 
-    advantages: Float[Tensor, "*batch time"]
-    returns: Float[Tensor, "*batch time"]
+
+class AdvantageInputs(TypedDict, total=False):
+    """What an estimator may use besides rewards; the same for all, and each reads what it `needs`.
+
+    Attributes:
+        values: V_t, the critic's value of the state before step t.
+        group: number of each row's prompt.
+        baseline: score of the greedy response to each row's prompt.
+    """
+
+    values: Float[Tensor, "batch time"] | None
+    group: Int[Tensor, " batch"] | None
+    baseline: Float[Tensor, " batch"] | None
 
 
 class Advantage(Protocol):
     """The weights Ψ_t of the policy gradient E[Σ_t Ψ_t·∇log π(a_t)], and the critic's targets.
 
+    Every estimator has `gamma`, the discount γ of the rewards, in [0, 1].
+
     Source: GAE eq. 1; spec §6.25, §9.
     """
 
-    @property
-    def needs_values(self) -> bool:
-        """Whether the estimator uses a critic."""
-        ...
-
-    @property
-    def needs_groups(self) -> bool:
-        """Whether the estimator compares responses to the same prompt."""
-        ...
-
-    @property
-    def needs_baseline(self) -> bool:
-        """Whether the estimator needs a score of another response to the same prompt, as ReMax does."""
-        ...
+    needs: ClassVar[Need | None]
 
     def __call__(
         self,
         rewards: Float[Tensor, "batch time"],
         mask: Bool[Tensor, "batch time"],
-        *,
-        values: Float[Tensor, "batch time"] | None = None,
-        group: Int[Tensor, " batch"] | None = None,
-        baseline: Float[Tensor, " batch"] | None = None,
+        **inputs: Unpack[AdvantageInputs],
     ) -> Advantages:
         """Estimate the advantages.
 
         Args:
             rewards: one number per step.
             mask: True = counts; masked steps within a row are skipped.
-            values: V_t, the critic's value of the state before step t.
-            group: number of each row's prompt.
-            baseline: score of the greedy response to each row's prompt.
+            inputs: see `AdvantageInputs`.
 
         Returns:
             `.advantages` and `.returns`, 0 in masked slots. No gradient.
 
         Raises:
-            ShapeError: shapes differ, nothing counts, or required values, groups or baselines are missing.
+            ShapeError: shapes differ, nothing counts, or what the estimator needs is missing.
         """
         ...
-
-
-@torch.no_grad()
-def generalized_advantages(
-    rewards: Float[Tensor, "*batch time"],
-    values: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    gamma: float,
-    gae_lambda: float | Float[Tensor, "*batch"],
-    bootstrap_values: Float[Tensor, "*batch"] | None = None,
-) -> Advantages:
-    """Generalized advantage estimation.
-
-    δ_t = r_t + γ·V_{t+1} − V_t,   A_t = δ_t + γλ·A_{t+1},   returns_t = A_t + V_t
-
-    The next step is the next *counted* one: masked steps within a row, such as a tool's output, are skipped.
-    The returns keep the rewards' scale. Whiten the advantages only afterwards: returns computed from whitened
-    advantages would train the critic on a quantity unrelated to the rewards.
-
-    Args:
-        rewards: one number per step.
-        values: V_t, the critic's value of the state before step t.
-        mask: True = counts; one row is one episode.
-        gamma: discount γ in [0, 1].
-        gae_lambda: λ in [0, 1], for all rows or per row: 0 is the TD residual (bias), 1 the Monte Carlo return − V
-            (variance).
-        bootstrap_values: value of the state after each row's last counted step, for an episode truncated by a time
-            limit; 0 by default, the value after a terminal step.
-
-    Returns:
-        `.advantages` and `.returns`, 0 in masked slots. No gradient.
-
-    Raises:
-        ShapeError: when the shapes differ or nothing counts.
-        ConfigError: when γ or λ is outside [0, 1].
-
-    Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
-    """
-    check_share(gamma=gamma)
-    check_counted(mask, rewards=rewards, values=values)
-    check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
-    if isinstance(gae_lambda, Tensor):
-        check_same_shape(gae_lambda=gae_lambda, mask_without_time=mask[..., 0])
-        check_share(smallest_gae_lambda=float(gae_lambda.min()), largest_gae_lambda=float(gae_lambda.max()))
-    else:
-        check_share(gae_lambda=gae_lambda)
-    next_values = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
-    carried = torch.zeros_like(next_values)
-    columns: list[Tensor] = []
-    for reward, value, counts in zip(
-        reversed(rewards.unbind(-1)), reversed(values.unbind(-1)), reversed(mask.unbind(-1)), strict=True
-    ):
-        residual = reward + gamma * next_values - value
-        carried = torch.where(counts, residual + gamma * gae_lambda * carried, carried)
-        next_values = torch.where(counts, value, next_values)
-        columns.append(carried)
-    advantages = keep_counted(torch.stack(columns[::-1], dim=-1), mask)
-    return Advantages(advantages=advantages, returns=keep_counted(advantages + values, mask))
-
-
-@dataclass(frozen=True)
-class LengthAdaptiveLambda:
-    """λ = 1 − 1/(α·l) for a response of l tokens, clamped to [0, 1].
-
-    The coefficients λᵏ of GAE then sum to α·l: the estimate reaches over the same share of every response. Up to
-    l = 1/α tokens the formula is not positive; λ is then 0, the TD residual.
-
-    Args:
-        alpha: α > 0; VAPO uses 0.05.
-
-    Source: VAPO (arXiv 2504.05118) eq. 4 and 5; α: §5.1; spec §6.25, §9.
-    """
-
-    alpha: float
-
-    def __call__(
-        self, mask: Bool[Tensor, "*batch time"], dtype: torch.dtype = torch.float32
-    ) -> Float[Tensor, "*batch"]:
-        """One λ per row of a mask; l counts its True entries.
-
-        Raises:
-            ConfigError: α is not above 0.
-        """
-        check_positive(length_adaptive_alpha=self.alpha)
-        lengths = mask.sum(-1).clamp(min=1).to(dtype)
-        return (1.0 - 1.0 / (self.alpha * lengths)).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -175,7 +95,7 @@ class GeneralizedAdvantage:
     contain no value of the critic itself.
 
     Args:
-        gamma: discount γ in [0, 1].
+        gamma: γ.
         gae_lambda: λ in [0, 1], or one per response by its length.
         value_gae_lambda: λ of the returns, in [0, 1]; None for that of the advantages.
 
@@ -186,25 +106,14 @@ class GeneralizedAdvantage:
     gamma: float
     gae_lambda: float | LengthAdaptiveLambda
     value_gae_lambda: float | None = None
-    needs_values: bool = True
-    needs_groups: bool = False
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "values"
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        known = _required(values, type(self).__name__)
-        use = self.gae_lambda
-        gae_lambda = use(mask, known.dtype) if isinstance(use, LengthAdaptiveLambda) else use
-        found = generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=gae_lambda)
-        return _with_returns(found, rewards, known, mask, self.gamma, self.value_gae_lambda)
+        values, use = required(inputs, "values"), self.gae_lambda
+        gae_lambda = use(mask, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
+        found = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=gae_lambda)
+        return _with_returns(found, rewards, values, mask, self.gamma, self.value_gae_lambda)
 
 
 @dataclass(frozen=True)
@@ -212,7 +121,7 @@ class NStepAdvantage:
     """A_t = r_t + … + γ^{n−1}·r_{t+n−1} + γⁿ·V_{t+n} − V_t; n = 1 is TD, n = the response's length is Monte Carlo.
 
     Args:
-        gamma: discount γ in [0, 1].
+        gamma: γ.
         num_steps: n ≥ 1.
         value_gae_lambda: λ of the returns, in [0, 1]; None for A_t + V_t.
 
@@ -222,24 +131,14 @@ class NStepAdvantage:
     gamma: float
     num_steps: int
     value_gae_lambda: float | None = None
-    needs_values: bool = True
-    needs_groups: bool = False
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "values"
 
     @torch.no_grad()
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`. Computed from the Monte Carlo advantages M: A_t = M_t − γⁿ·M_{t+n}."""
         check_positive(num_steps=self.num_steps)
-        known = _required(values, type(self).__name__)
-        monte_carlo = generalized_advantages(rewards, known, mask, gamma=self.gamma, gae_lambda=1.0).advantages
+        values = required(inputs, "values")
+        monte_carlo = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=1.0).advantages
         # Counted steps first, in order, so that "n steps later" skips the masked ones, which are 0.
         order = torch.argsort((~mask).int(), dim=-1, stable=True)
         packed = monte_carlo.gather(-1, order)
@@ -247,8 +146,8 @@ class NStepAdvantage:
         later[..., : -self.num_steps] = packed[..., self.num_steps :]
         tail = self.gamma**self.num_steps * torch.zeros_like(later).scatter(-1, order, later)
         advantages = keep_counted(monte_carlo - tail, mask)
-        found = Advantages(advantages, keep_counted(advantages + known, mask))
-        return _with_returns(found, rewards, known, mask, self.gamma, self.value_gae_lambda)
+        found = Advantages(advantages, keep_counted(advantages + values, mask))
+        return _with_returns(found, rewards, values, mask, self.gamma, self.value_gae_lambda)
 
 
 @dataclass(frozen=True)
@@ -259,56 +158,51 @@ class RewardToGo:
     """
 
     gamma: float
-    needs_values: bool = False
-    needs_groups: bool = False
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = None
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        no_critic = torch.zeros_like(rewards)
-        to_go = generalized_advantages(rewards, no_critic, mask, gamma=self.gamma, gae_lambda=1.0).advantages
+        to_go = reward_to_go(rewards, mask, self.gamma)
         return Advantages(to_go, returns=to_go)
 
 
 @dataclass(frozen=True)
 class TotalReward:
-    """Ψ_t = Σ_k γᵏ·r_k over the whole response, the same at every step; the critic's target is the reward to go.
+    """Ψ_t = S = Σ_k γᵏ·r_k over the whole response, the same at every step; the critic's target is the reward to go.
 
     Source: GAE §2; spec §9 (REINFORCE).
     """
 
     gamma: float
-    needs_values: bool = False
-    needs_groups: bool = False
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = None
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        to_go = RewardToGo(self.gamma)(rewards, mask).advantages
-        first = to_go.gather(-1, mask.int().argmax(-1, keepdim=True))
-        return Advantages(keep_counted(first.expand_as(to_go), mask), returns=to_go)
+        to_go = reward_to_go(rewards, mask, self.gamma)
+        return Advantages(keep_counted(total_reward(to_go, mask).expand_as(to_go), mask), returns=to_go)
 
 
-def _required(values: Tensor | None, name: str) -> Tensor:
-    if values is None:
-        raise ShapeError(f"{name} needs values, got None; add a critic")
-    return values
+def reward_to_go(
+    rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], gamma: float
+) -> Float[Tensor, "batch time"]:
+    """G_t = Σ_{k≥t} γ^{k−t}·r_k: GAE with λ = 1 and no critic."""
+    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma=gamma, gae_lambda=1.0).advantages
+
+
+def total_reward(to_go: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch 1"]:
+    """S, the reward to go at the first counted step."""
+    return to_go.gather(-1, mask.int().argmax(-1, keepdim=True))
+
+
+def required(inputs: AdvantageInputs, name: Need) -> Tensor:
+    """The input of this name.
+
+    Raises:
+        ShapeError: it is missing.
+    """
+    if (found := inputs.get(name)) is None:
+        raise ShapeError(f"the advantage needs {name}, got None; {_REMEDIES[name]}")
+    return found
 
 
 def _with_returns(

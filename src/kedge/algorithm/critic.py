@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.checks import check_counted, check_positive
-from kedge.algorithm.masking import Aggregation, aggregate, keep_counted, masked_mean
+from kedge.algorithm.masking import Averaging, aggregate, keep_counted, masked_mean
 
 __all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
 
@@ -33,9 +34,7 @@ def clipped_value_loss(
     *,
     clip_range: float | None,
     huber_delta: float | None = None,
-    aggregation: Aggregation = "token",
-    constant_length: int | None = None,
-    normalizer: Tensor | float | None = None,
+    **averaging: Unpack[Averaging],
 ) -> ValueLoss:
     """Squared error of the critic: the larger of the unclipped error and the error with V at most ε from V_old.
 
@@ -51,9 +50,7 @@ def clipped_value_loss(
         mask: True = counts; the reward mask, which can have one more slot than the action mask.
         clip_range: ε > 0 in the unit of the values, so it must fit their scale; None for the unclipped error.
         huber_delta: δ > 0 in the unit of the values; None for the squared error.
-        aggregation: as in `aggregate`.
-        constant_length: as in `aggregate`.
-        normalizer: as in `aggregate`.
+        **averaging: see `aggregate`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -69,9 +66,7 @@ def clipped_value_loss(
         check_positive(value_clip_range=clip_range)
         held = values.clamp(old_values - clip_range, old_values + clip_range)
         losses = torch.maximum(free, _doubled_penalty(held - returns, huber_delta))
-    loss = 0.5 * aggregate(
-        losses, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer
-    )
+    loss = 0.5 * aggregate(losses, mask, **averaging)
     return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kedge.algorithm.advantages import Advantages, RewardToGo, TotalReward
+from kedge.algorithm.advantages import AdvantageInputs, Need, required, reward_to_go, total_reward
 from kedge.algorithm.checks import check_counted, check_same_shape
+from kedge.algorithm.gae import Advantages
 from kedge.algorithm.masking import keep_counted
-from kedge.errors import ShapeError
 
 __all__ = [
     "GreedyBaselineAdvantage",
@@ -39,28 +40,15 @@ class LeaveOneOutAdvantage:
 
     The baseline does not contain the response itself, so the gradient is unbiased.
 
-    Args:
-        gamma: discount γ in [0, 1] of the rewards in S.
-
     Source: RLOO (arXiv 2402.14740) §2.3; spec §9.
     """
 
     gamma: float = 1.0
-    needs_values: bool = False
-    needs_groups: bool = True
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "group"
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        return _compared(rewards, mask, group, self.gamma, _less_others)
+        return _compared(rewards, mask, inputs, self.gamma, _less_others)
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ class GroupMeanAdvantage:
     The standard deviation has Bessel's correction, as in every common implementation.
 
     Args:
-        gamma: discount γ in [0, 1] of the rewards in S.
+        gamma: γ.
         scale_by_std: True is GRPO. False is Dr. GRPO, and with whitening over the batch REINFORCE++ with a baseline.
 
     Source: GRPO (arXiv 2402.03300) §4.1.2; Dr. GRPO (arXiv 2503.20783) §3.2; REINFORCE++ (arXiv 2501.03262 v9) eq. 6
@@ -79,21 +67,11 @@ class GroupMeanAdvantage:
 
     gamma: float = 1.0
     scale_by_std: bool = False
-    needs_values: bool = False
-    needs_groups: bool = True
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "group"
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        return _compared(rewards, mask, group, self.gamma, _standardized if self.scale_by_std else _less_mean)
+        return _compared(rewards, mask, inputs, self.gamma, _standardized if self.scale_by_std else _less_mean)
 
 
 @dataclass(frozen=True)
@@ -102,61 +80,34 @@ class OptimalBaselineAdvantage:
 
     The baseline with the least variance if every token's gradient has the same norm and they are orthogonal.
 
-    Args:
-        gamma: discount γ in [0, 1] of the rewards in S.
-
     Source: OPO (arXiv 2505.23585); spec §9.
     """
 
     gamma: float = 1.0
-    needs_values: bool = False
-    needs_groups: bool = True
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "group"
 
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        return _compared(rewards, mask, group, self.gamma, _less_mean, repeat_by_length=True)
+        return _compared(rewards, mask, inputs, self.gamma, _less_mean, repeat_by_length=True)
 
 
 @dataclass(frozen=True)
 class GreedyBaselineAdvantage:
     """A = S − the score of the greedy response to the same prompt.
 
-    Args:
-        gamma: discount γ in [0, 1] of the rewards in S.
-
     Source: ReMax (arXiv 2310.10505); spec §9.
     """
 
     gamma: float = 1.0
-    needs_values: bool = False
-    needs_groups: bool = False
-    needs_baseline: bool = True
+    needs: ClassVar[Need | None] = "baseline"
 
     @torch.no_grad()
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        if baseline is None:
-            raise ShapeError("GreedyBaselineAdvantage needs a baseline, got None; score a greedy response per prompt")
-        totals, to_go = TotalReward(self.gamma)(rewards, mask)
+        baseline, to_go = required(inputs, "baseline"), reward_to_go(rewards, mask, self.gamma)
         check_same_shape(baseline=baseline, mask_without_time=mask[:, 0])
-        return Advantages(keep_counted(totals - baseline.to(totals.dtype).unsqueeze(-1), mask), to_go)
+        compared = total_reward(to_go, mask) - baseline.to(to_go.dtype).unsqueeze(-1)
+        return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 
 
 @dataclass(frozen=True)
@@ -165,7 +116,7 @@ class ProcessAdvantage:
 
     r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean of the other responses' mean rewards
 
-    Every token is a step. Added to the advantage of the rest of the reward.
+    Every token is a step, and γ = 1. Added to the advantage of the rest of the reward.
 
     Args:
         leave_one_out: compare with the other responses only, of which each counts once, however long it is.
@@ -176,57 +127,43 @@ class ProcessAdvantage:
 
     leave_one_out: bool = False
     scale_by_std: bool = False
-    needs_values: bool = False
-    needs_groups: bool = True
-    needs_baseline: bool = False
+    needs: ClassVar[Need | None] = "group"
 
     @torch.no_grad()
-    def __call__(
-        self,
-        rewards: Tensor,
-        mask: Tensor,
-        *,
-        values: Tensor | None = None,
-        group: Tensor | None = None,
-        baseline: Tensor | None = None,
-    ) -> Advantages:
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
         check_counted(mask, rewards=rewards)
         comparison = _standardized if self.scale_by_std else _less_others if self.leave_one_out else _less_mean
-        compared = _by_group(keep_counted(rewards, mask), mask, group, comparison).to(rewards)
-        to_go = RewardToGo(1.0)(rewards, mask).returns
-        return Advantages(RewardToGo(1.0)(compared, mask).advantages, to_go)
+        compared = _by_group(keep_counted(rewards, mask), mask, required(inputs, "group"), comparison).to(rewards)
+        return Advantages(reward_to_go(compared, mask, 1.0), reward_to_go(rewards, mask, 1.0))
 
 
 @torch.no_grad()
 def _compared(
     rewards: Float[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],
-    group: Int[Tensor, " batch"] | None,
+    inputs: AdvantageInputs,
     gamma: float,
     comparison: Comparison,
     *,
     repeat_by_length: bool = False,
 ) -> Advantages:
     """Advantages from one total per response; with `repeat_by_length` each counts as often as it has tokens."""
-    totals, to_go = TotalReward(gamma)(rewards, mask)
-    if not repeat_by_length:
-        first = mask.int().argmax(-1, keepdim=True)
-        totals = totals.gather(-1, first)
-    counted = mask if repeat_by_length else mask.any(-1, keepdim=True)
-    compared = _by_group(totals, counted, group, comparison).to(rewards)
+    to_go = reward_to_go(rewards, mask, gamma)
+    totals, counted = total_reward(to_go, mask), mask.any(-1, keepdim=True)
+    if repeat_by_length:
+        totals, counted = totals.expand_as(mask), mask
+    compared = _by_group(totals, counted, required(inputs, "group"), comparison).to(rewards)
     return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 
 
 def _by_group(
     numbers: Float[Tensor, "batch steps"],
     mask: Bool[Tensor, "batch steps"],
-    group: Int[Tensor, " batch"] | None,
+    group: Int[Tensor, " batch"],
     comparison: Comparison,
 ) -> Float[Tensor, "batch steps"]:
     """Compare the numbers of each group; 0 where they are all the same, or of one row. On the CPU, in float64."""
-    if group is None:
-        raise ShapeError("the advantage compares responses to the same prompt and needs groups, got None")
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
     values, counted, groups = numbers.cpu().double(), mask.cpu(), group.cpu()
     compared = torch.zeros_like(values)

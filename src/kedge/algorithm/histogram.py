@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.checks import check_counted
-from kedge.algorithm.masking import Aggregation, aggregate, keep_counted, masked_mean
+from kedge.algorithm.masking import Averaging, aggregate, keep_counted, masked_mean
 from kedge.errors import ConfigError
 
 __all__ = ["Bins", "HistogramLoss", "histogram_value_loss"]
@@ -90,9 +91,7 @@ def histogram_value_loss(
     mask: Bool[Tensor, "*batch time"],
     *,
     bins: Bins,
-    aggregation: Aggregation = "token",
-    constant_length: int | None = None,
-    normalizer: Tensor | float | None = None,
+    **averaging: Unpack[Averaging],
 ) -> HistogramLoss:
     """Cross-entropy of the critic's histogram with a Gaussian around the return (HL-Gauss).
 
@@ -105,9 +104,7 @@ def histogram_value_loss(
         returns: R, from unwhitened advantages; frozen.
         mask: True = counts.
         bins: The support.
-        aggregation: as in `aggregate`.
-        constant_length: as in `aggregate`.
-        normalizer: as in `aggregate`.
+        **averaging: see `aggregate`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -118,6 +115,6 @@ def histogram_value_loss(
     returns = keep_counted(returns, mask).detach()
     log_probs = torch.where(mask.unsqueeze(-1), logits, 0.0).log_softmax(-1)
     losses = -(bins.target(returns) * log_probs).sum(-1)
-    loss = aggregate(losses, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer)
+    loss = aggregate(losses, mask, **averaging)
     outside = (returns < bins.low) | (returns > bins.high)
     return HistogramLoss(loss, masked_mean(outside.to(losses.dtype), mask))

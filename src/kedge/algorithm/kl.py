@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from kedge.algorithm.checks import check_choice, check_counted, check_finite, check_positive, check_same_shape
-from kedge.algorithm.masking import Aggregation, aggregate, keep_counted
+from kedge.algorithm.masking import Averaging, aggregate, keep_counted
 from kedge.errors import ConfigError
 
 __all__ = [
@@ -79,9 +80,7 @@ def kl_loss(
     mask: Bool[Tensor, "*batch time"],
     *,
     estimator: KLEstimator = "k2",
-    aggregation: Aggregation = "token",
-    constant_length: int | None = None,
-    normalizer: Tensor | float | None = None,
+    **averaging: Unpack[Averaging],
 ) -> Float[Tensor, ""]:
     """KL to the reference as a loss term; the caller multiplies it by β.
 
@@ -91,9 +90,7 @@ def kl_loss(
         mask: True = counts.
         estimator: k2, whose expected gradient is that of KL(π‖π_ref), or k3 (as in GRPO), whose expected gradient is
             that of KL(π_ref‖π). k1 is rejected: its expected gradient is 0.
-        aggregation: as in `aggregate`.
-        constant_length: as in `aggregate`.
-        normalizer: as in `aggregate`.
+        **averaging: see `aggregate`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
@@ -106,7 +103,7 @@ def kl_loss(
     check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
     blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
     estimate = kl_estimate(*blank, estimator=estimator)
-    return aggregate(estimate, mask, aggregation=aggregation, constant_length=constant_length, normalizer=normalizer)
+    return aggregate(estimate, mask, **averaging)
 
 
 def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int) -> float:

@@ -11,13 +11,30 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from kedge.algorithm.checks import check_choice, check_counted, check_positive
 from kedge.errors import ShapeError
 
-__all__ = ["Aggregation", "aggregate", "aggregation_normalizer", "keep_counted", "masked_mean", "masked_whiten"]
+__all__ = [
+    "Aggregation",
+    "Averaging",
+    "aggregate",
+    "aggregation_normalizer",
+    "keep_counted",
+    "masked_mean",
+    "masked_whiten",
+]
 
 Aggregation = Literal["token", "sequence", "constant"]
+
+
+class Averaging(TypedDict, total=False):
+    """How a loss per token becomes one number: the options of `aggregate`, which every loss accepts and passes on."""
+
+    aggregation: Aggregation
+    constant_length: int | None
+    normalizer: Tensor | float | None
 
 
 def keep_counted(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -82,7 +82,7 @@ def collect_experience(
     Source: spec §4.17, §5, §6.25–26.
     """
     check_masks(rollout)
-    if advantage.needs_values and not actor_critic.has_critic:
+    if advantage.needs == "values" and not actor_critic.has_critic:
         raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
     after_last = score_at == "after_last"
 

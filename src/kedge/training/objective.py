@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,22 +13,12 @@ from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.histogram import Bins, histogram_value_loss
 from kedge.algorithm.imitation import positive_nll
 from kedge.algorithm.kl import KLEstimator, kl_loss
-from kedge.algorithm.masking import Aggregation, aggregate, aggregation_normalizer
-from kedge.algorithm.policy_losses import (
-    PolicyLoss,
-    Ratio,
-    cispo_policy_loss,
-    clipped_policy_loss,
-    double_sided_policy_loss,
-    kl_penalty_policy_loss,
-    unclipped_policy_loss,
-)
+from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer
+from kedge.algorithm.surrogate import Ratio, Surrogate
 from kedge.training.learner import Batch
 from kedge.training.metrics import Metric
 
-__all__ = ["Divisors", "Objective", "Surrogate", "Terms"]
-
-Surrogate = Literal["clipped", "unclipped", "kl_penalty", "cispo", "double_sided"]
+__all__ = ["Divisors", "Objective", "Terms"]
 
 
 @dataclass(frozen=True)
@@ -69,12 +58,8 @@ class Objective:
     """total = policy + c_v·value − c_e·entropy (+ β·KL to the reference) (+ μ·NLL of positive examples)
 
     Args:
-        policy_loss: The surrogate: `clipped` (PPO), `unclipped`, `kl_penalty`, `cispo` or `double_sided`.
+        surrogate: The policy loss, with its own settings, such as its clip range.
         ratio: Its ratio: each token's own, or the geometric mean over the response (GSPO).
-        clip_range: ε: the ratio is clipped to [1 − ε, 1 + ε].
-        clip_range_high: The upper ε if it differs (clip-higher).
-        dual_clip: Bound c > 1 on the loss of actions with negative advantage, or None.
-        surrogate_kl_coef: β of the `kl_penalty` surrogate's KL to the old policy.
         value_clip_range: ε_v, absolute, in `value_unit`; None for the unclipped error. Unused with bins.
         value_coef: c_v, on top of the value loss's own ½.
         value_unit: Values and returns are divided by it in the value loss and its clip. 1 keeps the reward's unit, as
@@ -92,14 +77,10 @@ class Objective:
     Source: PPO eq. 9; spec §6.27–32.
     """
 
-    clip_range: float
+    surrogate: Surrogate
     value_clip_range: float | None
     value_coef: float
-    policy_loss: Surrogate = "clipped"
     ratio: Ratio = "token"
-    clip_range_high: float | None = None
-    dual_clip: float | None = None
-    surrogate_kl_coef: float = 0.0
     value_unit: float = 1.0
     value_huber_delta: float | None = None
     value_bins: Bins | None = None
@@ -129,11 +110,50 @@ class Objective:
             batch: The experience of the same rows.
             divisors: The minibatch's.
         """
+        losses: list[Tensor] = []
+        policy, metrics = self._policy_term(outputs, batch, divisors)
+        if outputs.values is not None:
+            value, value_metrics = self._value_term(outputs, batch, divisors)
+            losses.append(value)
+            metrics |= value_metrics
+        if self.train_policy:
+            averaging = self._averaging(divisors.policy)
+            losses.append(policy)
+            if self.entropy_coef:
+                losses.append(-self.entropy_coef * aggregate(outputs.entropy, batch.action_mask, **averaging))
+            if self.kl_coef:
+                losses.append(self.kl_coef * self._reference_kl(outputs, batch, averaging))
+            if self.positive_nll_coef:
+                assert batch.positive is not None, "imitation needs to know the positive examples"
+                nll = positive_nll(outputs.logprobs, batch.action_mask, batch.positive, normalizer=divisors.positive)
+                losses.append(self.positive_nll_coef * nll)
+                metrics["loss/positive_nll"] = Metric(losses[-1])
+        loss = sum(losses[1:], losses[0])
+        return Terms(loss, _detached({"loss/total": Metric(loss), **metrics}))
+
+    def critic_terms(self, outputs: CriticOutputs, batch: Batch, divisors: Divisors) -> Terms:
+        """The value term alone, c_v·value, for a step that trains the critic only; arguments as in `__call__`."""
+        loss, metrics = self._value_term(outputs, batch, divisors)
+        return Terms(loss, _detached(metrics))
+
+    def _averaging(self, divisor: int) -> Averaging:
+        return {"aggregation": self.aggregation, "constant_length": self.constant_length, "normalizer": divisor}
+
+    def _policy_term(
+        self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors
+    ) -> tuple[Tensor, dict[str, Metric]]:
         mask = batch.action_mask
-        averaging = {"aggregation": self.aggregation, "constant_length": self.constant_length}
-        policy = self._policy_loss(outputs, batch, {**averaging, "normalizer": divisors.policy})
+        policy = self.surrogate(
+            outputs.logprobs,
+            batch.old_logprobs,
+            batch.advantages,
+            mask,
+            ratio=self.ratio,
+            importance_weights=batch.importance_weights,
+            **self._averaging(divisors.policy),
+        )
         share = policy.num_tokens / divisors.actions
-        metrics = {
+        return policy.loss, {
             "policy/loss": Metric(policy.loss),
             "policy/approx_kl": Metric(share * policy.approx_kl),
             "policy/clip_fraction": Metric(share * policy.clip_fraction),
@@ -142,62 +162,11 @@ class Objective:
             "policy/ratio_min": Metric(policy.ratio_min, "min"),
             "policy/ratio_max": Metric(policy.ratio_max, "max"),
         }
-        losses: list[Tensor] = []
-        if outputs.values is not None:
-            value, value_metrics = self._value_term(outputs, batch, divisors, averaging)
-            losses.append(value)
-            metrics |= value_metrics
-        if self.train_policy:
-            losses.append(policy.loss)
-            if self.entropy_coef:
-                entropy = aggregate(outputs.entropy, mask, normalizer=divisors.policy, **averaging)
-                losses.append(-self.entropy_coef * entropy)
-            if self.kl_coef:
-                losses.append(self.kl_coef * self._reference_kl(outputs, batch, divisors, averaging))
-            if self.positive_nll_coef:
-                assert batch.positive is not None, "imitation needs to know the positive examples"
-                nll = positive_nll(outputs.logprobs, mask, batch.positive, normalizer=divisors.positive)
-                losses.append(self.positive_nll_coef * nll)
-                metrics["loss/positive_nll"] = Metric(losses[-1])
-        loss = sum(losses[1:], losses[0])
-        return Terms(loss, _detached({"loss/total": Metric(loss), **metrics}))
-
-    def critic_terms(self, outputs: CriticOutputs, batch: Batch, divisors: Divisors) -> Terms:
-        """The value term alone, c_v·value, for a step that trains the critic only; arguments as in `__call__`."""
-        averaging = {"aggregation": self.aggregation, "constant_length": self.constant_length}
-        loss, metrics = self._value_term(outputs, batch, divisors, averaging)
-        return Terms(loss, _detached(metrics))
-
-    def _policy_loss(self, outputs: PolicyOutputs, batch: Batch, averaging: dict[str, Any]) -> PolicyLoss:
-        tensors = (outputs.logprobs, batch.old_logprobs, batch.advantages, batch.action_mask)
-        settings = {**averaging, "importance_weights": batch.importance_weights, "ratio": self.ratio}
-        high = self.clip_range if self.clip_range_high is None else self.clip_range_high
-        if self.policy_loss == "unclipped":
-            return unclipped_policy_loss(*tensors, **settings)
-        if self.policy_loss == "kl_penalty":
-            return kl_penalty_policy_loss(*tensors, kl_coef=self.surrogate_kl_coef, **settings)
-        if self.policy_loss == "cispo":
-            return cispo_policy_loss(*tensors, clip_range_high=high, **settings)
-        if self.policy_loss == "double_sided":
-            return double_sided_policy_loss(
-                *tensors, clip_range=self.clip_range, clip_range_high=self.clip_range_high, **settings
-            )
-        return clipped_policy_loss(
-            *tensors,
-            clip_range=self.clip_range,
-            clip_range_high=self.clip_range_high,
-            dual_clip=self.dual_clip,
-            **settings,
-        )
 
     def _value_term(
-        self,
-        outputs: PolicyOutputs | CriticOutputs,
-        batch: Batch,
-        divisors: Divisors,
-        averaging: dict[str, Any],
+        self, outputs: PolicyOutputs | CriticOutputs, batch: Batch, divisors: Divisors
     ) -> tuple[Tensor, dict[str, Metric]]:
-        mask, averaging = batch.reward_mask, {**averaging, "normalizer": divisors.value}
+        mask, averaging = batch.reward_mask, self._averaging(divisors.value)
         share = mask.sum() / divisors.value_slots
         if self.value_bins is not None:
             assert outputs.value_logits is not None, "a histogram's loss needs its logits"
@@ -220,16 +189,13 @@ class Objective:
         metrics = {"value/loss": Metric(value.loss), "value/clip_fraction": Metric(share * value.clip_fraction)}
         return self.value_coef * value.loss, metrics
 
-    def _reference_kl(
-        self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors, averaging: dict[str, Any]
-    ) -> Tensor:
+    def _reference_kl(self, outputs: PolicyOutputs, batch: Batch, averaging: Averaging) -> Tensor:
         assert batch.ref_logprobs is not None, "a KL in the loss needs the reference's log probabilities"
         return kl_loss(
             outputs.logprobs,
             batch.ref_logprobs,
             batch.action_mask,
             estimator=self.kl_estimator,
-            normalizer=divisors.policy,
             **averaging,
         )
 

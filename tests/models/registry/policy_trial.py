@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from kedge.algorithm.advantages import GeneralizedAdvantage
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.errors import KedgeError
 from kedge.models import (
     ActorCritic,
@@ -145,7 +147,7 @@ def train(model: LanguageModel, rollout: Rollout) -> None:
             LanguageLearner(models, TEMPERATURE, micro_batch_tokens=60),
             build_optimizer(models.parameters(), learning_rate=1e-3),
             experience,
-            Objective(clip_range=0.2, value_clip_range=None, value_coef=0.5),
+            Objective(surrogate=partial(clipped_policy_loss, clip_range=0.2), value_clip_range=None, value_coef=0.5),
             num_epochs=1,
             num_minibatches=2,
             max_grad_norm=1.0,

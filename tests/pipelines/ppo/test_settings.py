@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 
-from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
+from kedge.algorithm.advantages import GeneralizedAdvantage, NStepAdvantage
+from kedge.algorithm.gae import LengthAdaptiveLambda
 from kedge.algorithm.histogram import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo.advantages import AdvantagesConfig
@@ -115,8 +116,8 @@ def test_delta_and_bins_belong_to_their_losses():
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     config = configured(advantage=advantage, num_responses=2)
     estimator = advantage_of(config)
-    assert config.ppo.advantages.needs_values == estimator.needs_values
-    assert config.ppo.resolved_critic == ("shared" if estimator.needs_values else "none")
+    assert config.ppo.advantages.needs_values == (estimator.needs == "values")
+    assert config.ppo.resolved_critic == ("shared" if estimator.needs == "values" else "none")
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
     assert whitens_advantages(record) == config.ppo.advantages.whitens_advantages

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from kedge.algorithm.advantages import (
     Advantage,
     GeneralizedAdvantage,
-    LengthAdaptiveLambda,
     NStepAdvantage,
     RewardToGo,
     TotalReward,
 )
 from kedge.algorithm.experience import Experience
+from kedge.algorithm.gae import LengthAdaptiveLambda
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
     GroupMeanAdvantage,
@@ -21,9 +23,17 @@ from kedge.algorithm.group_advantages import (
     ProcessAdvantage,
 )
 from kedge.algorithm.histogram import Bins
+from kedge.algorithm.policy_losses import (
+    cispo_policy_loss,
+    clipped_policy_loss,
+    double_sided_policy_loss,
+    kl_penalty_policy_loss,
+    unclipped_policy_loss,
+)
+from kedge.algorithm.surrogate import Surrogate
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
-from kedge.training.objective import Objective, Surrogate
+from kedge.training.objective import Objective
 from kedge.training.value_warmup import ValueWarmup
 
 __all__ = [
@@ -34,6 +44,7 @@ __all__ = [
     "objective_of",
     "process_advantage_of",
     "reward_kl_coef",
+    "surrogate_of",
     "value_bins_of",
     "value_warmup_of",
 ]
@@ -41,15 +52,6 @@ __all__ = [
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
 """Returns with a smaller standard deviation are treated as constant; scaling them up would only amplify noise."""
-
-SURROGATES: dict[str, Surrogate] = {
-    "clipped": "clipped",
-    "unclipped": "unclipped",
-    "kl_penalty_fixed": "kl_penalty",
-    "kl_penalty_adaptive": "kl_penalty",
-    "cispo": "cispo",
-    "double_sided": "double_sided",
-}
 
 
 def advantage_of(config: Config) -> Advantage:
@@ -78,9 +80,25 @@ def advantage_of(config: Config) -> Advantage:
 def process_advantage_of(config: Config) -> Advantage | None:
     """The estimator of the part of the rewards that a process reward gives per token; None to add it to the others."""
     name = config.ppo.advantages.advantage
-    if not advantage_of(config).needs_groups:
+    if advantage_of(config).needs != "group":
         return None
     return ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
+
+
+def surrogate_of(config: Config, coefficients: Coefficients) -> Surrogate:
+    """The policy loss selected by `ppo.policy_loss`."""
+    use = config.ppo.objective
+    low, high = use.clip_range, use.clip_range if use.clip_range_high is None else use.clip_range_high
+    kl_penalty = partial(kl_penalty_policy_loss, kl_coef=coefficients.surrogate_kl_coef)
+    surrogates: dict[str, Surrogate] = {
+        "clipped": partial(clipped_policy_loss, clip_range=low, clip_range_high=high, dual_clip=use.dual_clip),
+        "unclipped": unclipped_policy_loss,
+        "kl_penalty_fixed": kl_penalty,
+        "kl_penalty_adaptive": kl_penalty,
+        "cispo": partial(cispo_policy_loss, clip_range_high=high),
+        "double_sided": partial(double_sided_policy_loss, clip_range=low, clip_range_high=high),
+    }
+    return surrogates[use.policy_loss]
 
 
 def coefficients_of(config: Config) -> Coefficients:
@@ -143,12 +161,8 @@ def objective_of(
     """
     ppo = config.ppo
     return Objective(
-        policy_loss=SURROGATES[ppo.objective.policy_loss],
+        surrogate=surrogate_of(config, coefficients),
         ratio=ppo.objective.ratio,
-        clip_range=ppo.objective.clip_range,
-        clip_range_high=ppo.objective.clip_range_high,
-        dual_clip=ppo.objective.dual_clip,
-        surrogate_kl_coef=coefficients.surrogate_kl_coef,
         value_clip_range=ppo.value.value_clip_range,
         value_coef=ppo.value.value_weight,
         value_huber_delta=ppo.value.value_huber_delta if ppo.value.value_loss == "huber" else None,

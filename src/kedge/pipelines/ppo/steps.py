@@ -58,7 +58,7 @@ class PpoSteps:
     @property
     def needs_baseline(self) -> bool:
         """Whether the advantages need the score of a greedy response to each prompt."""
-        return advantage_of(self.config).needs_baseline
+        return advantage_of(self.config).needs == "baseline"
 
     @property
     def pad_id(self) -> int:
