@@ -67,10 +67,14 @@ class PpoLog:
         """The metrics of an update's experience, scores and optimizer steps."""
         return {**describe_experience(experience), **batch.metrics(), **result.metrics()}
 
-    def say_missing_eos(self) -> None:
-        """Say which score `rollout.missing_eos_score=auto` has become."""
-        rollout, score = self.config.rollout, self.roles.missing_eos.metrics().get("reward/missing_eos_score")
-        if rollout.missing_eos_score == "auto" and score is not None:
+    @contextmanager
+    def saying_missing_eos(self) -> Iterator[None]:
+        """Say which score `rollout.missing_eos_score=auto` has become, if this turns out in the block."""
+        missing_eos, rollout = self.roles.missing_eos, self.config.rollout
+        was_known = missing_eos.is_known
+        yield
+        score = missing_eos.metrics().get("reward/missing_eos_score")
+        if not was_known and rollout.missing_eos_score == "auto" and score is not None:
             effect = f"scores {score:.4g}" if rollout.missing_eos_mode == "replace" else f"loses {-score:.4g}"
             self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
 

@@ -16,12 +16,10 @@ from kedge.errors import KedgeError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.costs import write_roles
-from kedge.pipelines.ppo.critic_check import CriticChecks
 from kedge.pipelines.ppo.early_end import EarlyEnd
-from kedge.pipelines.ppo.evaluating import HeldOutEvaluation
-from kedge.pipelines.ppo.fixed_prompts import FixedPrompts
 from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
+from kedge.pipelines.ppo.measuring import Measurements
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.sampling import Sampling
@@ -107,36 +105,25 @@ def train(
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     warmup = value_warmup_of(config)
-    steps = PpoSteps(config, run, roles, warmup)
+    steps, coefficients = PpoSteps(config, run, roles, warmup), coefficients_of(config)
     seed = stream_seed(config.runtime.seed, "prompts")
     prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
-    coefficients = coefficients_of(config)
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         sampling = Sampling(prompts, check=guard.check_rollout, say=log.progress.say)
-        fixed = FixedPrompts.of(steps, log)
+        measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
-        held_out, ending = HeldOutEvaluation(steps, log), EarlyEnd(config, loop.best)
-        critic_checks = CriticChecks(steps, log)
-        resumed |= {**held_out.state, **ending.state, **warmup.state}
+        resumed |= {**measurements.state, **ending.state, **warmup.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
 
-        at_start = loop.done == 0
         for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}
             with guarded_update(config, update, warmup, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
 
-                is_known = roles.missing_eos.is_known
-                batch = sampling.batch(now, update, clock)  # prompts, responses and their scores
-                if not is_known:
-                    log.say_missing_eos()
-                if at_start:  # scored as in training, with the score for a missing stop token that is known now
-                    at_start = False
-                    with clock.paused():
-                        fixed.sample(0, coefficients)
-                        loop.see(0, held_out.measure(0, coefficients))
-                        critic_checks.measure(0, coefficients)
+                with log.saying_missing_eos():
+                    batch = sampling.batch(now, update, clock)  # prompts, responses and their scores
+                measurements.at_start(coefficients, clock)
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
@@ -160,13 +147,12 @@ def train(
                     **now.metrics(update, batch),
                     **clock.metrics(num_tokens=batch.num_tokens),
                     **memory_in_use(run.device),
-                    **held_out.measure(update, coefficients),
-                    **critic_checks.measure(update, coefficients),
+                    **measurements.metrics(update, coefficients),
                 }
                 log.write(update, metrics, experience, batch.trained.prompts, result)
                 if now.trains_policy(update) and not result.refused:
                     coefficients.adapt(metrics, num_responses=experience.num_rows)
-                fixed.sample(update, coefficients)
+                measurements.sample_fixed(update, coefficients)
                 loop.see(update, metrics)
                 ending.see(metrics)
                 if line := warmup.see(update, metrics):
