@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kedge.errors import OutputError
 from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.output import REJECTED_FILE, REWARD_LOG, check_output, first_free_folder, replace_file, writing
+from kedge.pipelines import reward
 from tests.tiny import save_tiny_policy
 
 
@@ -85,6 +87,18 @@ def test_a_file_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch, tmp_path
         replace_file(path, [b"c"])
     assert path.read_bytes() == b"ab"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_summary_of_a_stage_is_complete_or_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = SimpleNamespace(mean=0.0, std=1.0, agreement=None, outcome=SimpleNamespace(num_steps=3))
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match=r"summary.json cannot be written: No space left on device"):
+        reward._write_summary(tmp_path, report, num_comparisons=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_saved_files_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kedge.errors import OutputError
 
@@ -31,6 +32,7 @@ __all__ = [
     "REWARD_LOG",
     "ROLES_FILE",
     "SAMPLED_FOLDER",
+    "SUMMARY_FILE",
     "SWEEP_FILE",
     "best_checkpoint",
     "check_output",
@@ -42,6 +44,7 @@ __all__ = [
     "replace_file",
     "share_as_usual",
     "sync_folder",
+    "write_summary",
     "writing",
 ]
 
@@ -56,6 +59,9 @@ FINISHED_FILE = "finished.json"
 
 SAMPLED_FOLDER = "sampled"
 """In the run of a critic: the responses that it is fitted to, in parts."""
+
+SUMMARY_FILE = "summary.json"
+"""The results of a run or a chain; a folder that contains it counts as finished."""
 
 SWEEP_FILE = "sweep.json"
 """The settings and results of a sweep. A folder that contains it is a sweep's."""
@@ -201,6 +207,11 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
         finally:
             part.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the results of a run, a chain or a comparison, atomically; errors as in `replace_file`."""
+    replace_file(folder / SUMMARY_FILE, [json.dumps(summary, indent=2).encode(), b"\n"])
 
 
 def share_as_usual(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from kedge.logs.plots.palette import POLICY, QUALITY, REFERENCES, START, WIN_RAT
 from kedge.logs.plots.results import Panel, Row, draw_intervals, draw_overoptimization
 from kedge.logs.plots.style import save_figure
 from kedge.logs.table import Cell, print_table
+from kedge.output import write_summary
 
 __all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "draw_curve", "print_result", "save_result"]
 
@@ -72,8 +72,7 @@ class DemoResult:
 
 def save_result(result: DemoResult, folder: Path) -> None:
     """Write `summary.json` and the plots."""
-    summary = json.dumps(result.summary(), indent=2)
-    (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
+    write_summary(folder, result.summary())
     _plot(result, folder / "plots")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from kedge.evaluation.judges import ScoredResponses
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
-from kedge.output import JUDGMENTS_FILE, replace_file
+from kedge.output import JUDGMENTS_FILE, write_summary
 
 __all__ = ["Evaluation", "report"]
 
@@ -110,7 +109,7 @@ def report(evaluation: Evaluation, folder: Path, *, plots: bool) -> dict[str, An
             lines.write(row)
     if plots and evaluation.frontier:
         _plot(evaluation, folder / "plots" / "frontier.png")
-    replace_file(folder / "summary.json", [json.dumps(summary, indent=2).encode(), b"\n"])
+    write_summary(folder, summary)
     _print(evaluation, summary)
     return summary
 

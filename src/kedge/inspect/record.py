@@ -30,6 +30,7 @@ from kedge.output import (
     PROGRESS_FILE,
     RESPONSES_FILE,
     ROLES_FILE,
+    SUMMARY_FILE,
     best_checkpoint,
 )
 
@@ -44,7 +45,6 @@ __all__ = [
     "read_run",
 ]
 
-SUMMARY_FILE = "summary.json"
 QUIET_SECONDS = 60.0
 """A run that has written nothing for this long, and for three of its own updates, counts as stopped."""
 

@@ -15,7 +15,7 @@ from kedge.inspect.page.demo import demo_frontier, demo_headlines
 from kedge.inspect.record import RunRecord, read_json_object, read_run
 from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
-from kedge.output import is_run, is_sweep, replace_file, writing
+from kedge.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 
 __all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
 
@@ -128,7 +128,7 @@ def _headlines(folders: Sequence[Path]) -> list[Headline]:
 
 def _summary(folder: Path) -> Mapping[str, Any]:
     """The summary of a chain; empty if it has none yet, or if the folder is a single run."""
-    path = folder / "summary.json"
+    path = folder / SUMMARY_FILE
     return {} if is_run(folder) or not path.is_file() else read_json_object(path)
 
 

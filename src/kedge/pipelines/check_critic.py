@@ -8,7 +8,6 @@ Source: VinePPO (arXiv 2410.01679), section 7.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
-from kedge.output import replace_file
+from kedge.output import write_summary
 from kedge.pipelines.ppo.finished_critic import find_critic
 from kedge.pipelines.ppo.prefixes import NOTHING_TO_CHECK, PrefixSample, sample_prefixes
 from kedge.pipelines.ppo.roles import load_roles
@@ -117,7 +116,7 @@ def run_check_critic(
         "reward": roles.reward.name,
         **_figures(test),
     }
-    replace_file(run.folder / "summary.json", [json.dumps(summary, indent=2).encode(), b"\n"])
+    write_summary(run.folder, summary)
     _print(summary, test)
     run.finish({"num_prefixes": test.num_prefixes})
     leave_stage_report(found.config, run.folder, interrupted=False)

@@ -5,7 +5,6 @@ prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
-from kedge.output import RESPONSES_FILE, replace_file
+from kedge.output import RESPONSES_FILE, write_summary
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import leave_stage_report, say_findings
 from kedge.runs.load_policy import load_policy, sampling_of
@@ -108,7 +107,7 @@ def run_generate(
         **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": asdict(score)}),
     }
-    replace_file(run.folder / "summary.json", [json.dumps(summary, indent=2).encode(), b"\n"])
+    write_summary(run.folder, summary)
     run.finish({"num_responses": len(repeated)})
     print_table(
         f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",

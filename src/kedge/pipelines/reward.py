@@ -8,7 +8,6 @@ Source: spec §3.8–11.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from kedge.config import Config
 from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
 from kedge.inspect.notebook.runs import shown_run
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.output import write_summary
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_comparisons, load_demonstrations
@@ -175,7 +175,7 @@ def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: 
         "normalization": {"mean": report.mean, "std": report.std},
         **({} if report.agreement is None else report.agreement.summary()),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_summary(folder, summary)
     return summary
 
 

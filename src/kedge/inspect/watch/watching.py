@@ -14,7 +14,7 @@ from rich.text import Text
 from kedge.errors import DataError
 from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import render_page
-from kedge.inspect.record import QUIET_SECONDS, RESULTS, SUMMARY_FILE, last_written
+from kedge.inspect.record import QUIET_SECONDS, RESULTS, last_written
 from kedge.inspect.report import collect_page, runs_in
 from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
 from kedge.inspect.watch.sweep import SweepFollower, draw_sweep
@@ -22,7 +22,16 @@ from kedge.local_server import LocalServer
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, FINISHED_FILE, INCIDENTS_FILE, PROGRESS_FILE, SWEEP_FILE, is_run, is_sweep
+from kedge.output import (
+    CONFIG_FILE,
+    FINISHED_FILE,
+    INCIDENTS_FILE,
+    PROGRESS_FILE,
+    SUMMARY_FILE,
+    SWEEP_FILE,
+    is_run,
+    is_sweep,
+)
 from kedge.texts import printable
 
 __all__ = ["serve_run", "watch_run"]

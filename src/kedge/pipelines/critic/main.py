@@ -11,7 +11,6 @@ Source: VC-PPO (arXiv 2503.01491) and VAPO (2504.05118): value pretraining on Mo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.inspect.notebook.runs import shown_run
 from kedge.models import save_policy, save_scalar_model
+from kedge.output import write_summary
 from kedge.pipelines.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.pipelines.critic.sampling import Sampled, sample_returns
 from kedge.runs.callbacks import Callback, Watcher
@@ -144,7 +144,7 @@ def _write_summary(config: Config, run: Run, sampled: Sampled, loss: ReturnsLoss
         **explained.summary(),
         **sampled.summary(),
     }
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_summary(run.folder, summary)
     return summary
 
 

@@ -9,11 +9,11 @@ Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from kedge.config import Config, with_values
+from kedge.output import write_summary
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.rlhf.folder import published_policy, write_rows
@@ -106,7 +106,7 @@ def run_rlhf(
             policy = ppo.model
 
     summary = summarize(sft, rounds)
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_summary(run.folder, summary)
     run.finish({})
     print_rounds(run.folder, summary)
     say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
