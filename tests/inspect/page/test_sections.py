@@ -13,7 +13,7 @@ from kedge.inspect.page import FrontierPoint, Headline, ReportedRun, page_data
 from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.cost import cost
 from kedge.inspect.page.critic import critic
-from kedge.inspect.page.curves import curves
+from kedge.inspect.page.curves import curves, drawn_metrics
 from kedge.inspect.page.frontier import frontier
 from kedge.inspect.page.held_out import held_out
 from kedge.inspect.page.panels import find_panels
@@ -22,6 +22,7 @@ from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
+from kedge.inspect.watch.series import labeled_series
 from tests.inspect.page.records import CONFIG, critic_check, epoch, metric_row, ppo_record, reward_record, sample
 
 
@@ -76,6 +77,35 @@ def test_the_verdict_says_how_a_run_ended(state, beginning):
 def test_a_score_that_moved_less_than_a_tenth_of_its_spread_stayed():
     rows = [metric_row(1, **{"reward/score_mean": 1.0}), metric_row(2, **{"reward/score_mean": 1.04})]
     assert "the score stayed near 1.04" in describe_run(ppo_record(metrics=rows))[0]
+
+
+GROUPED = {"group/constant": 0.5, "group/sampled": 30.0, "group/unused": 12.0, "group/resamples": 2.0}
+
+
+def test_responses_that_were_thrown_away_are_counted():
+    config = {**CONFIG, "ppo": {**CONFIG["ppo"], "constant_groups": "resample"}}
+    rows = [metric_row(update, **GROUPED) for update in range(1, 6)]
+    assert describe_run(ppo_record(config=config, metrics=rows))[2] == (
+        "60 of 150 sampled responses (40%) were thrown away, because all responses to their prompt score the same "
+        "(ppo.constant_groups=resample); 10 additional rounds of sampling replaced them."
+    )
+    config["ppo"]["constant_groups"] = "drop"
+    rows = [{**row, "group/resamples": 0.0} for row in rows]
+    assert describe_run(ppo_record(config=config, metrics=rows))[2].endswith("(ppo.constant_groups=drop).")
+    assert len(describe_run(ppo_record(config=config, metrics=[{**row, "group/unused": 0.0} for row in rows]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shown"),
+    [({}, True), ({"kl_coef": 0.05, "kl_in": "reward"}, True), ({"kl_coef": 0.0}, False), ({"kl_in": "loss"}, False)],
+)
+def test_the_score_less_its_kl_cost_is_shown_only_where_the_kl_is_in_the_reward(settings, is_shown):
+    rows = [metric_row(update, **{"reward/total": 0.5 * update, "reward/kl": 0.5}) for update in range(1, 6)]
+    record = ppo_record(config={**CONFIG, "ppo": {**CONFIG["ppo"], **settings}}, metrics=rows)
+    shown = ("Score less KL cost" in {row["label"] for row in first_and_last(record)},
+             "reward/total" in drawn_metrics(record), "reward/kl" in drawn_metrics(record),
+             "score less KL cost" in dict(labeled_series(record)))  # fmt: skip
+    assert shown == (is_shown,) * 4
 
 
 def test_every_stage_has_two_sentences():

@@ -10,6 +10,7 @@ from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import selected_by_score
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import charges_kl
 
 __all__ = ["BETA_TOO_LARGE", "BETA_TOO_SMALL", "KL_EXPLODING", "KL_NEGATIVE", "KL_SIGN_FLIPPED"]
 
@@ -87,12 +88,13 @@ def _exploding(run: RunRecord) -> Symptom | None:
 
 def _net_loss(run: RunRecord) -> str:
     """States that the policy pays more for its KL than its score has gained; empty if it does not."""
-    total, score_std = read(run, "reward/total", at_least=MIN_TREND), read(run, "reward/score_std")
+    name, metric = ("score minus KL cost", "reward/total") if charges_kl(run) else ("the score", "reward/score_mean")
+    total, score_std = read(run, metric, at_least=MIN_TREND), read(run, "reward/score_std")
     if total is None or score_std is None:
         return ""
     if total.late >= total.first - max(score_std.first, SIGNIFICANT * total.rise_error):
         return ""
-    return f"; score minus KL cost has fallen from {fmt(total.first)} to {fmt(total.late)}"
+    return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
 
 
 def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
@@ -196,7 +198,7 @@ KL_EXPLODING = Rule(
     "kl_exploding",
     "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
     "it, so its scores can no longer be trusted.",
-    ("objective/kl", "response/length", "reward/total", "reward/score_std"),
+    ("objective/kl", "response/length", "reward/total", "reward/score_mean", "reward/score_std"),
     _exploding,
     Needs(("objective/kl", "response/length"), MIN_LEVEL),
 )

@@ -9,6 +9,7 @@ from typing import Any
 from kedge.inspect.page.numbers import Reduce, as_number, blocks, mean_of, rounded
 from kedge.inspect.page.panels import PANELS, matches
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import KL_COSTS, charges_kl
 
 __all__ = ["curves", "drawn_metrics", "items_per_update", "reduction"]
 
@@ -56,7 +57,8 @@ def items_per_update(record: RunRecord) -> int | None:
 def drawn_metrics(record: RunRecord) -> list[str]:
     """The metrics of a run that some chart shows."""
     patterns = [pattern for panel in PANELS.get(record.stage, ()) for pattern in panel.lines]
-    names = dict.fromkeys(name for row in record.metrics for name in row if name != "update")
+    hidden = {"update"} if charges_kl(record) else {"update", *KL_COSTS}
+    names = dict.fromkeys(name for row in record.metrics for name in row if name not in hidden)
     return [name for name in names if any(matches(pattern, name) for pattern in patterns)]
 
 

@@ -111,7 +111,7 @@ PPO = (
             "reward/kl": "KL cost",
             "reward/score_std": "standard deviation of the scores",
         },
-        "What PPO maximizes, the cost of the KL, and the spread of scores to learn from.",
+        "What PPO maximizes and the cost of the KL, if it is in the reward; and the spread of scores to learn from.",
     ),
     Panel(
         "Reward and distance",

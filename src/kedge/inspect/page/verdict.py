@@ -13,6 +13,7 @@ from kedge.inspect.page.generation import describe_generation
 from kedge.inspect.page.numbers import as_number, mean_of, noise, numbers_of, rounded
 from kedge.inspect.page.wording import figure, typographic
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import KL_COSTS, charges_kl
 
 __all__ = ["describe_run", "first_and_last"]
 
@@ -25,6 +26,9 @@ CERTAIN = 3.0
 
 NEGLIGIBLE = 0.01
 """Part of the larger of two values below which their difference means nothing."""
+
+COUNTS = ("unused", "sampled", "resamples")
+"""Responses that were not trained on and all of them, and additional rounds of sampling, per update: `group/…`."""
 
 FEWEST = 4
 """Values from which on a series shows how noisy it is."""
@@ -68,6 +72,7 @@ PPO_ROWS = (
     Row("response/length", "Response length", "tokens"),
     Row("response/eos_rate", "EOS rate", "share", "up"),
     Row("response/repetition", "Repetition", "share", "down"),
+    Row("group/constant", "Prompts without spread", "share"),
     Row("tokens_per_second", "Tokens per second", "1/s"),
 )
 SUPERVISED_ROWS = (
@@ -96,6 +101,8 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
     `change` is `better` or `worse` if the metric has a good direction and moved by more than noise, or else empty.
     """
     rows = ROWS.get(record.stage, SUPERVISED_ROWS)
+    if not charges_kl(record):
+        rows = tuple(row for row in rows if row.metric not in KL_COSTS)
     judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
     found = ((row, _ends(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
     return [
@@ -111,7 +118,7 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def describe_run(record: RunRecord) -> list[str]:
-    """One or two sentences about the run, and a third if it ended early."""
+    """One or two sentences about the run, and one more each if responses were thrown away and if it ended early."""
     if record.stage == "evaluate":
         return describe_evaluation(record)
     if record.stage == "generate":
@@ -120,7 +127,7 @@ def describe_run(record: RunRecord) -> list[str]:
         return [f"{_progress(record)}.", "No metrics yet."]
     ended = [f"It ended early: {typographic(record.ended_early)}."] if record.ended_early else []
     if record.stage == "ppo":
-        return [_reward_sentence(record), _behavior_sentence(record), *ended]
+        return [_reward_sentence(record), _behavior_sentence(record), *_unused_sentence(record), *ended]
     if record.stage == "reward":
         return [_loss_sentence(record), _accuracy_sentence(record), *ended]
     if record.stage == "critic":
@@ -204,6 +211,18 @@ def _behavior_sentence(record: RunRecord) -> str:
     if stopped := _ends(record, "response/eos_rate"):
         parts.append(f"{stopped.last:.0%} of responses end with a stop token")
     return _sentence(parts) or "No other metrics were measured."
+
+
+def _unused_sentence(record: RunRecord) -> list[str]:
+    """How many of the sampled responses were thrown away; none if all were trained on."""
+    unused, sampled, rounds = (sum(numbers_of(record.metrics, f"group/{name}")) for name in COUNTS)
+    if not unused:
+        return []
+    more = f"; {rounds:,.0f} additional rounds of sampling replaced them" if rounds else ""
+    return [
+        f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
+        f"responses to their prompt score the same (ppo.constant_groups={record.setting('ppo.constant_groups')}){more}."
+    ]
 
 
 def _loss_sentence(record: RunRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import KL_COSTS, charges_kl
 from kedge.texts import printable
 
 __all__ = ["labeled_series"]
@@ -57,7 +58,8 @@ def labeled_series(record: RunRecord) -> list[tuple[str, Sequence[float]]]:
         terms = list(known)[:MOST_TERMS] if len(known) > 1 else []
         first, *others = PPO.items()
         names = dict([first, *((_shortened(term.removeprefix("score/")), term) for term in terms), *others])
-    series = ((label, record.series(name)[1]) for label, name in names.items())
+    hidden = () if charges_kl(record) else KL_COSTS
+    series = ((label, record.series(name)[1]) for label, name in names.items() if name not in hidden)
     return [(label, values) for label, values in series if values]
 
 
