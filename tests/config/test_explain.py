@@ -6,8 +6,9 @@ import pytest
 
 from kedge.config import Config, explain, load_config, schedule_in_words
 from kedge.config.explain.citations import SOURCES, cited_works
-from kedge.config.explain.describe import all_fields, section_type
+from kedge.config.explain.describe import accepts, all_fields, section_type
 from kedge.config.libraries.names import foreign_answer, foreign_names
+from kedge.config.presets import PRESETS
 from kedge.config.schema.field import field_doc
 from kedge.errors import ConfigError
 
@@ -18,6 +19,22 @@ def test_every_field_is_explained(name: str, field) -> None:
     parts = (name, doc.meaning, doc.source, doc.too_high or "", doc.too_low or "")
     for part in (*parts, "accepts", "default", "source"):
         assert part in text
+
+
+def test_no_field_accepts_just_any_text() -> None:
+    """What a text stands for is said, except where the text itself is meant."""
+    assert accepts(dict(all_fields())["ppo.critic_init"]) == "auto, reward, policy, or a folder, a hub id or a run"
+    plain = [name for name, field in all_fields() if re.search(r"(^|, )(or )?text\b", accepts(field))]
+    assert plain == ["rollout.stop_token"]
+
+
+def test_every_cited_paper_is_listed() -> None:
+    fields = [f"{field_doc(field).meaning} {field_doc(field).source}" for _, field in all_fields()]
+    presets = [f"{preset.about} {cited.source}" for preset in PRESETS.values() for cited in preset.values.values()]
+    cited = set(re.findall(r"\d{4}\.\d{5}", " ".join([*fields, *presets])))
+    assert cited - set(re.findall(r"arXiv (\S+\d)", " ".join(SOURCES.values()))) == set()
+    for name in ("RLOO", "GRPO", "Dr. GRPO", "REINFORCE++", "OPO", "ReMax"):
+        assert f"  work      {name}: {SOURCES[name]}" in explain("ppo.advantage").splitlines()
 
 
 # S2's table of hyperparameters, in its order: both directions are explained.
@@ -157,12 +174,25 @@ def test_what_the_schedule_mentions_only_when_it_matters() -> None:
     plain = schedule_in_words(Config())
     assert "available" not in plain
     assert "critic" not in plain
-    special = schedule_in_words(load_config(overrides=["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01"]))
-    assert "Only the critic is trained in the first 1 update." in special
+    overrides = ["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01", "ppo.num_epochs=2", "ppo.num_minibatches=4"]
+    special = schedule_in_words(load_config(overrides=overrides))
+    assert "Only the critic is trained in the first 1 update (8 optimizer steps)." in special
     assert "schedule and the controllers cover the 199 updates after them." in special
     assert "fewer if ppo.early_stop_kl is exceeded" in special
     without = schedule_in_words(load_config(preset="rloo"))
     assert "No critic is loaded or trained: ppo.advantage=rloo needs none." in without
+
+
+def test_the_schedule_counts_the_steps_of_the_critic_alone() -> None:
+    """10 of 200 updates of one step and one more of the critic; with 3 passes in 2 epochs: 2 · 2 per update."""
+    text = schedule_in_words(load_config(preset="sao"))
+    assert "200 optimizer steps.\nThe further passes of the critic take another 200 optimizer steps.\n" in text
+    assert "After each pass the critic makes 1 more alone: another 1 optimizer step per update." in text
+    assert "Only the critic is trained in the first 10 updates (20 optimizer steps)." in text
+    until = ["ppo.num_critic_epochs=3", "ppo.num_epochs=2", "ppo.value_warmup_until=0.5"]
+    text = schedule_in_words(load_config(preset="sao", overrides=until))
+    assert "take another 800 optimizer steps." in text
+    assert "for at most 10 updates (60 optimizer steps)." in text
 
 
 def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:

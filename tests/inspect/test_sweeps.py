@@ -25,6 +25,7 @@ from kedge.inspect.sweeps import (
     compare,
     final_value,
     find_goal,
+    leaders,
     mean_interval,
     read_sweep,
 )
@@ -90,6 +91,22 @@ def test_settings_are_compared_by_their_finished_runs_alone():
     assert [row.label for row in (best, second, last)] == ["ppo.rate=b", "ppo.rate=a", "ppo.rate=c"]
     assert (best.values, second.values, last.interval) == ([4], [1, 2], None)
     assert second.kl == 2
+
+
+def test_settings_with_the_same_result_tie(tmp_path: Path):
+    scores = {("1e-5", 0): [0.1, 0.3, 0.3], ("1e-4", 0): [0.2, 0.1, 0.3]}
+    folder = write_sweep(tmp_path / "sweep", scores, finished=list(scores), num_seeds=1)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(draw_sweep(SweepFollower(folder).look(), console))
+    assert (
+        "best so far: ppo.learning_rate=1e-5, reward/score_mean 0.300 at the end, 1 seed, tied with 1 other setting"
+        in (
+            console.file.getvalue()  # type: ignore[attr-defined]
+        )
+    )
+    page = render_page(collect_page([folder])).decode()
+    assert "2 settings tie for the highest reward/score_mean, 0.3: learning_rate=1e-5; learning_rate=1e-4." in page
+    assert leaders([]) == []
 
 
 def test_a_band_is_students_interval_at_every_update():

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from kedge.logs.progress import Progress, format_duration, format_figure
+from kedge.training.stopping import Terminated
 
 
 class Clock:
@@ -59,7 +60,12 @@ def test_the_estimate_counts_only_this_runs_steps():
 
 
 @pytest.mark.parametrize(
-    ("error", "ending"), [(KeyboardInterrupt, "interrupted after 1 of 9"), (ValueError, "failed after 1 of 9")]
+    ("error", "ending"),
+    [
+        (KeyboardInterrupt, "interrupted after 1 of 9"),
+        (Terminated, "interrupted after 1 of 9"),
+        (ValueError, "failed after 1 of 9"),
+    ],
 )
 def test_the_last_line_says_how_it_ended(error, ending):
     stream = io.StringIO()

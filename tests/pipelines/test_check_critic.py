@@ -54,10 +54,11 @@ def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name
     assert check(tmp_path / "check", critic=str(place / name)) == rows[update]
 
 
-def test_the_python_function_is_the_same(place, tmp_path):
-    result = kedge.check_critic(
-        critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=tmp_path / "check", **CHECK
-    )
+def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp_path, capsys):
+    out, settings = tmp_path / "check", {**CHECK, "runtime.report": True}
+    result = kedge.check_critic(critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=out, **settings)
+    last = "".join(capsys.readouterr().err.splitlines(keepends=True)[-2:])
+    assert last == f"Result: {out / 'summary.json'}\nReport: {out / 'report.html'}\n"
     row = read_evaluations(place / "shared", CRITIC_CHECKS_FILE)[-1]
     assert result.summary["pairs_across"] == row["pairs_across"]
     assert "pairs, different prompts" in repr(result)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kedge.config import Config, config_from_settings, load_config
+from kedge.config import Config, config_from_settings, load_config, resolved_yaml
 from kedge.runs import ending
 from kedge.runs.calls import TO_FILL_IN, Call
 from kedge.runs.ending import chained, resumable, say_next
-from kedge.runs.next_calls import next_calls, resuming_call
+from kedge.runs.next_calls import following_call, next_calls, resuming_call
 
 FOLDER = Path("runs/my run")
 
@@ -83,16 +83,64 @@ def test_after_ppo_comes_the_evaluation_against_the_start() -> None:
     assert call.python().endswith("prompts=prompts, judge=judge)")  # passed from Python: only the user knows them
 
 
-def test_after_a_critic_comes_ppo_with_what_shaped_its_returns() -> None:
-    """Other settings, such as the critic's own, do not matter to PPO."""
-    overrides = ["data.prompts=p.jsonl", "reward=f.py:g", "gamma=0.9", "rollout.temperature=0.7", "num_responses=8"]
-    config = load_config(None, overrides, {"model": "m"}, stage="critic")
-    assert shell_calls(config, "critic") == [
-        "kedge ppo --model m --prompts p.jsonl --reward f.py:g --critic 'runs/my run/model' rollout.temperature=0.7 "
-        "ppo.gamma=0.9"
-    ]
-    weighted = config_from_settings("critic", {"model": "m", "reward": [{"source": "f.py:g", "weight": 2.0}]})
-    assert "--reward REWARD --critic" in shell_calls(weighted, "critic")[0]
+def after_critic(*overrides: str, preset: str | None = None) -> tuple[str, Config]:
+    """The command after a critic, and the configuration that it resolves to."""
+    given = {"model": "m", "data.prompts": ["p.jsonl"], "reward": [{"source": "f.py:g"}]}
+    [line] = shell_calls(load_config(None, overrides, given, preset, stage="critic"), "critic")
+    words = shlex.split(line)
+    options = {name: words.pop(words.index(name) + 1) for name in words if name.startswith("--")}
+    flags = {"model": options["--model"], "reward": options["--reward"], "ppo.critic_init": options["--critic"]}
+    fields = [word for word in words[2:] if not word.startswith("--")]
+    return line, load_config(None, fields, flags, options.get("--preset"), stage="ppo")
+
+
+def test_after_a_critic_comes_ppo_with_its_settings_of_ppo_and_sampling() -> None:
+    """The critic's own settings, such as its number of responses, do not matter to PPO."""
+    line, _ = after_critic("gamma=0.9", "rollout.temperature=0.7", "num_responses=8")
+    assert line == (
+        "kedge ppo --model m --prompts p.jsonl --reward f.py:g --critic 'runs/my run/model' "
+        "rollout.temperature=0.7 ppo.gamma=0.9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "kind", "expected"),
+    [
+        (None, ["ppo.value_loss=hl_gauss", "ppo.value_max=3"], "auto", {"value_loss": "hl_gauss", "value_max": 3.0}),
+        (None, ["ppo.critic=separate", "ppo.critic_learning_rate=1e-4"], "separate", {"critic_learning_rate": 1e-4}),
+        (None, ["ppo.critic=shared", "ppo.value_gradient=head"], "separate", {"value_gradient": "trunk"}),
+        ("vapo", ["critic.kind=shared"], "shared", {"value_gae_lambda": 1.0}),
+        ("rloo", ["ppo.critic=shared", "ppo.value_warmup_updates=2"], "separate", {"value_warmup_updates": 2}),
+        (None, ["schedules={ppo.kl_coef: {1: 0.2}}"], "auto", {}),
+    ],
+)
+def test_the_command_after_a_critic_is_valid_whatever_was_set(
+    preset: str | None, overrides: list[str], kind: str, expected: dict[str, object]
+) -> None:
+    _, config = after_critic(*overrides, preset=preset)
+    assert config.ppo.value.critic == kind
+    assert {name: config.ppo.model_dump()[name] for name in expected} == expected
+    assert bool(config.schedules) == any(each.startswith("schedules") for each in overrides)
+
+
+def test_rewards_keep_their_weights_and_those_with_settings_are_left_to_the_user() -> None:
+    weighted = config_from_settings("critic", {"model": "m", "reward": {"f.py:g": 0.5, "rm": 1.0}})
+    [call] = next_calls(weighted, "critic", FOLDER)
+    assert "--reward f.py:g=0.5 --reward rm=1.0 --critic" in call.shell()
+    assert "reward={'f.py:g': 0.5, 'rm': 1.0}" in call.python()
+    named = config_from_settings("critic", {"model": "m", "reward": [{"source": "f.py:g", "name": "mine"}]})
+    assert "--reward REWARD --critic" in shell_calls(named, "critic")[0]
+
+
+def test_a_result_in_python_shows_the_same_next_call(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": "m", "max_new_tokens": 6, "data.eval_prompts": ["python:in_memory"]}
+    config = config_from_settings("critic", settings)
+    (tmp_path / "config.yaml").write_text(f"# stage: critic\n{resolved_yaml(config)}", encoding="utf-8")
+    assert following_call(tmp_path) == (
+        f"kedge.ppo(model='m', prompts=prompts, reward=reward, critic='{tmp_path / 'model'}', "
+        "**{'rollout.max_new_tokens': 6})"
+    )
+    assert following_call(tmp_path / "gone") == ""
 
 
 def test_what_the_shell_resumes_is_the_folder() -> None:
@@ -110,7 +158,7 @@ def test_python_resumes_with_the_whole_call() -> None:
     )
     [parsed] = ast.parse(line).body
     assert isinstance(parsed, ast.Expr)
-    in_memory = config_from_settings("ppo", {"model": "m", "reward": [{"source": "f.py:g", "weight": 2.0}]})
+    in_memory = config_from_settings("ppo", {"model": "m", "reward": [{"source": "f.py:g", "name": "mine"}]})
     line = resuming_call(in_memory, "ppo", FOLDER, by_command=False).python()
     assert "prompts=prompts, reward=reward" in line
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
 
-__all__ = ["CheckedPrefix", "check_row", "describe_check"]
+__all__ = ["CheckedPrefix", "check_line", "check_row", "describe_check"]
 
 FIGURES = {
     "critic/pairs_within": "pairs_within",
@@ -56,6 +56,19 @@ def describe_check(test: PrefixTest) -> dict[str, float]:
     figures = asdict(test)
     values = {name: figures[figure] for name, figure in FIGURES.items() if figures[figure] is not None}
     return {name: each["value"] if isinstance(each, dict) else each for name, each in values.items()}
+
+
+def check_line(test: PrefixTest, update: int) -> str:
+    """How well a critic orders prefixes, with intervals, for the terminal.
+
+    Args:
+        test: The test.
+        update: Updates completed; 0 is the start.
+    """
+    pairs = {"across prompts": test.pairs_across, "within a prompt": test.pairs_within}
+    known = ", ".join(f"{interval} {where}" for where, interval in pairs.items() if interval is not None)
+    found = f"ordered pairs {known}; chance is 0.50" if known else "no two prefixes could be compared"
+    return f"critic check after update {update}: {found}"
 
 
 def check_row(test: PrefixTest, prefixes: Sequence[CheckedPrefix]) -> dict[str, Any]:

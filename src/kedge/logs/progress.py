@@ -61,7 +61,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         elapsed = format_duration(self._clock() - self._started)
-        ending = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        # Ctrl-C and a signal raise what is not an Exception.
+        ending = "done" if kind is None else "failed" if issubclass(kind, Exception) else "interrupted"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
 
     def update(self, step: int, values: Mapping[str, float | None] | None = None) -> None:

@@ -29,7 +29,7 @@ from kedge.pipelines.ppo.prefixes import NOTHING_TO_CHECK, PrefixSample, sample_
 from kedge.pipelines.ppo.roles import load_roles
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
-from kedge.runs.ending import leave_stage_report, say_findings
+from kedge.runs.ending import say_results
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import open_run
 
@@ -119,8 +119,7 @@ def run_check_critic(
     write_summary(run.folder, summary)
     _print(summary, test)
     run.finish({"num_prefixes": test.num_prefixes})
-    leave_stage_report(found.config, run.folder, interrupted=False)
-    say_findings(run.folder)
+    say_results(found.config, run.folder, "summary.json")
     return CriticCheckResult(run.folder, test, summary)
 
 

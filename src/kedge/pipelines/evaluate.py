@@ -25,7 +25,7 @@ from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
-from kedge.runs.ending import leave_stage_report, say_findings
+from kedge.runs.ending import say_results
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
@@ -108,8 +108,7 @@ def run_evaluate(
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, plots=config.runtime.plots)
     run.finish({"num_judged": summary["num_judged"]})
-    leave_stage_report(config, run.folder, interrupted=False)
-    say_findings(run.folder)
+    say_results(config, run.folder, "summary.json")
     return EvaluateResult(run.folder, evaluation.win_rate(result), summary)
 
 

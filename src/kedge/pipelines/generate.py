@@ -25,7 +25,7 @@ from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
 from kedge.output import RESPONSES_FILE, write_summary
 from kedge.rewards import Responses, Scores, WeightedReward
-from kedge.runs.ending import leave_stage_report, say_findings
+from kedge.runs.ending import say_results
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
@@ -117,8 +117,7 @@ def run_generate(
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
-    leave_stage_report(config, run.folder, interrupted=False)
-    say_findings(run.folder)
+    say_results(config, run.folder, RESPONSES_FILE)
     return GenerateResult(run.folder, summary, score)
 
 

@@ -24,6 +24,7 @@ from kedge.output import write_summary
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_comparisons, load_demonstrations
+from kedge.runs.next_calls import following_call
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
@@ -53,11 +54,11 @@ class RewardResult:
         return self.folder / "model"
 
     def __repr__(self) -> str:
-        return shown_run("RewardResult", self.folder).text()
+        return shown_run("RewardResult", self.folder, following_call(self.folder)).text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_run("RewardResult", self.folder).html()
+        return shown_run("RewardResult", self.folder, following_call(self.folder)).html()
 
 
 def run_reward(

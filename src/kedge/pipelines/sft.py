@@ -30,6 +30,7 @@ from kedge.models import (
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_records import load_demonstrations
+from kedge.runs.next_calls import following_call
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
@@ -67,11 +68,11 @@ class SftResult:
         return self.folder / "model"
 
     def __repr__(self) -> str:
-        return shown_run("SftResult", self.folder).text()
+        return shown_run("SftResult", self.folder, following_call(self.folder)).text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_run("SftResult", self.folder).html()
+        return shown_run("SftResult", self.folder, following_call(self.folder)).html()
 
 
 def run_sft(

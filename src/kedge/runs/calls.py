@@ -22,12 +22,13 @@ class Call:
 
     Attributes:
         stage: As on the command line.
-        arguments: Values by the name that option and keyword share; `TO_FILL_IN` for one that is not known.
+        arguments: Values by the name that option and keyword share, or a mapping of them to weights; `TO_FILL_IN` for
+            one that is not known.
         settings: Fields of the configuration, by dotted name.
     """
 
     stage: str
-    arguments: Mapping[str, tuple[str, ...]]
+    arguments: Mapping[str, tuple[str, ...] | dict[str, float]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def shell(self) -> str:
@@ -45,7 +46,8 @@ class Call:
 
     def _options(self) -> Iterator[str]:
         for name, values in self.arguments.items():
-            for value in values:
+            words = [f"{value}={weight}" for value, weight in values.items()] if isinstance(values, dict) else values
+            for value in words:
                 yield f"--{name} {_quoted(value) if value else name.upper()}"
 
     def _overrides(self) -> Iterator[str]:
@@ -62,9 +64,11 @@ def _quoted(text: str) -> str:
     return f"$'{escaped}'"
 
 
-def _python(name: str, values: tuple[str, ...]) -> str:
+def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
     if values == TO_FILL_IN:
         return name
     if values == ("True",):
         return "True"
+    if isinstance(values, dict):
+        return repr(values)
     return repr(values[0] if len(values) == 1 else list(values))

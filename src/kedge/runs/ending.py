@@ -18,7 +18,16 @@ from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
 from kedge.texts import printable
 
-__all__ = ["chain_report", "chained", "leave_stage_report", "resumable", "say_end", "say_findings", "say_next"]
+__all__ = [
+    "chain_report",
+    "chained",
+    "leave_stage_report",
+    "resumable",
+    "say_end",
+    "say_findings",
+    "say_next",
+    "say_results",
+]
 
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 """Whether the stage is part of a chain, which says itself how to go on."""
@@ -81,11 +90,29 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
     """
     if _in_chain.get():
         return
-    say(f"Model:  {printable(str(folder / 'model'))}")
-    if (folder / REPORT_FILE).is_file():
-        say(f"Report: {printable(str(folder / REPORT_FILE))}")
+    _say_files(folder, "Model", "model")
     for number, call in enumerate(next_calls(config, stage, folder, start=start, judge=judge)):
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
+
+
+def say_results(config: Config, folder: Path, name: str) -> None:
+    """End a stage that makes no model: write its report, then print findings, results and report.
+
+    Args:
+        config: The run's configuration.
+        folder: Its folder.
+        name: Name of the file with the results.
+    """
+    leave_stage_report(config, folder, interrupted=False)
+    say_findings(folder)
+    _say_files(folder, "Result", name)
+
+
+def _say_files(folder: Path, label: str, name: str) -> None:
+    """Print where the outcome of a stage lies, and its report if there is one."""
+    say(f"{label + ':':<7} {printable(str(folder / name))}")
+    if (folder / REPORT_FILE).is_file():
+        say(f"Report: {printable(str(folder / REPORT_FILE))}")
 
 
 def say_findings(folder: Path) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.config import STAGES, Config, changed_values
+from kedge.config import STAGES, Config, changed_values, load_config
+from kedge.errors import KedgeError
+from kedge.inspect.record import read_config
+from kedge.output import CONFIG_FILE
 from kedge.runs.calls import TO_FILL_IN, Call
 
-__all__ = ["next_calls", "resuming_call"]
+__all__ = ["following_call", "next_calls", "resuming_call"]
 
 CARRIED = (
     "preset",
@@ -48,12 +51,22 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, settings)]
     if stage == "critic":
         arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
-        return [Call("ppo", arguments, {**settings, **_shaping(config)})]
+        return [Call("ppo", arguments, {**settings, **_of_ppo(config)})]
     first = [judge] if judge else [term.source for term in config.reward][:1]
     against = (start,) if start else base
     unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
     arguments = {"model": model, "against": against, "prompts": unseen, "judge": _given(first)}
     return [Call("evaluate", arguments, settings)]
+
+
+def following_call(folder: Path) -> str:
+    """The Python call that usually follows a run, from its folder; empty if there is none, or no configuration."""
+    try:
+        stage = read_config(folder)[0].get("stage", "")
+        config = load_config(folder / CONFIG_FILE)
+    except KedgeError:
+        return ""
+    return next_calls(config, stage, folder)[0].python() if stage in ("sft", "reward", "critic", "ppo") else ""
 
 
 def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool) -> Call:
@@ -68,7 +81,7 @@ def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool)
     if by_command:
         return Call(stage, {"resume": (str(folder),)})
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
-    arguments: dict[str, tuple[str, ...]] = {"model": _given([config.model])} if config.model else {}
+    arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:
         if settings.pop(f"data.{name}", None) or f"data.{name}" in STAGES[stage].needs:
             arguments[name] = _given(getattr(config.data, name))
@@ -77,16 +90,32 @@ def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool)
     return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
 
 
-def _rewards(config: Config) -> tuple[str, ...]:
-    """The rewards; those with weights, settings or names of their own are left to the user."""
-    plain = all(term.weight == 1 and not term.settings and term.name is None for term in config.reward)
-    return _given([term.source for term in config.reward]) if plain else TO_FILL_IN
+def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
+    """The rewards, by weight if some have one; those with settings or names of their own are left to the user."""
+    sources = _given([term.source for term in config.reward])
+    plain = all(not term.settings and term.name is None for term in config.reward)
+    if sources == TO_FILL_IN or not plain or len(set(sources)) < len(sources):
+        return TO_FILL_IN
+    weights = {term.source: term.weight for term in config.reward}
+    return sources if all(weight == 1 for weight in weights.values()) else weights
 
 
-def _shaping(config: Config) -> dict[str, Any]:
-    """The settings that shape the returns: PPO needs those that the critic was fitted with."""
-    names = ("ppo.gamma", "ppo.score_at", "ppo.whiten_rewards", "rollout.", "reward_functions.")
-    return {name: value for name, value in changed_values(config).items() if name.startswith(names)}
+OTHER_KIND = {"separate": "ppo.value_gradient", "shared": "ppo.critic_learning_rate"}
+"""For each kind of critic, the field that only the other kind has."""
+
+
+def _of_ppo(config: Config) -> dict[str, Any]:
+    """The settings of PPO and of its sampling: some shaped the returns that the critic was fitted to.
+
+    The kind of critic is the stage's, whatever the settings of PPO say.
+    """
+    kind, changed = config.critic.kind, changed_values(config)
+    names = ("ppo.", "rollout.", "reward_functions.", "schedules")
+    kept = {name: value for name, value in changed.items() if name.startswith(names)}
+    for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
+        kept.pop(name, None)
+    is_open = config.ppo.value.critic == "auto" and "ppo.critic_learning_rate" not in kept
+    return kept if is_open else {**kept, "ppo.critic": kind}
 
 
 def _carried(config: Config) -> dict[str, Any]:
@@ -94,8 +123,13 @@ def _carried(config: Config) -> dict[str, Any]:
     return {
         name: value
         for name, value in changed_values(config).items()
-        if name not in sources and name.startswith(CARRIED)
+        if name not in sources and name.startswith(CARRIED) and not _is_in_memory(value)
     }
+
+
+def _is_in_memory(value: object) -> bool:
+    """Whether a setting stands for data that was passed from Python."""
+    return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
 
 
 def _for_demonstrations(settings: dict[str, Any]) -> dict[str, Any]:

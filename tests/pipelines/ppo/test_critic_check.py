@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stderr
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,14 +45,16 @@ def checked(tmp_path_factory):
     place = tmp_path_factory.mktemp("checked")
     config = configure(save_tiny_policy(place / "policy"), place / "run", **SETTINGS)
     kept: dict[str, Any] = {}
-    result = run_ppo(
-        config,
-        prompts=PROMPTS,
-        eval_prompts=HELD_OUT,
-        reward=vowels,
-        on_update=lambda _, roles: kept.update(roles=roles),
-    )
-    return SimpleNamespace(folder=result.folder, config=config, roles=kept["roles"])
+    with redirect_stderr(io.StringIO()) as printed:
+        result = run_ppo(
+            config,
+            prompts=PROMPTS,
+            eval_prompts=HELD_OUT,
+            reward=vowels,
+            on_update=lambda _, roles: kept.update(roles=roles),
+        )
+    lines = printed.getvalue().splitlines()
+    return SimpleNamespace(folder=result.folder, config=config, roles=kept["roles"], lines=lines)
 
 
 def steps_of(checked: Any) -> PpoSteps:
@@ -70,6 +74,15 @@ def test_the_start_every_interval_and_the_end_are_checked(checked):
     assert rows[0]["bins"][0]["value"] == 0.0  # the head starts at 0
     assert rows[0]["pairs_across"]["value"] == 0.5
     assert all(1 <= each["tokens"] < each["of"] for row in rows for each in row["prefixes"])
+
+
+def test_each_check_prints_a_line(checked):
+    rows = read_evaluations(checked.folder, CRITIC_CHECKS_FILE)
+    across, within = ("{value:.2f} ({low:.2f}–{high:.2f})".format(**rows[2][f"pairs_{name}"])
+                      for name in ("across", "within"))  # fmt: skip
+    said = [line for line in checked.lines if line.startswith("critic check after update ")]
+    assert [line.partition(": ")[0].removeprefix("critic check after update ") for line in said] == ["0", "2", "3"]
+    assert said[2].endswith(f": ordered pairs {across} across prompts, {within} within a prompt; chance is 0.50")
 
 
 @torch.no_grad()

@@ -80,6 +80,13 @@ def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
     assert again.rows[0].label == "ppo.clip_range=0.4"
 
 
+def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A longer name of the same number is another setting."""
+    run_sweep(trials("0.1", "0.10", "0.05", seeds=1), "ppo", tmp_path, num_processes=1)
+    printed = capsys.readouterr().err
+    assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1' / 'model'}\n" in printed
+
+
 def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_sweep(trials("0.3", "0.1", "0.5", seeds=1), "ppo", tmp_path / "sweep", num_processes=1)
     assert result.failed == ["clip_range=0.3", "clip_range=0.5"]

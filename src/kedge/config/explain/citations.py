@@ -29,9 +29,16 @@ SOURCES = {
     "ScaleRL": "Khatri et al. 2025, arXiv 2510.13786",
     "SAO": "Hou et al. 2026, arXiv 2607.07508",
     "VC-PPO": "Yuan et al. 2025, arXiv 2503.01491",
+    "REINFORCE++": "Hu et al. 2025, arXiv 2501.03262",
+    "OPO": "Hao et al. 2025, arXiv 2505.23585",
+    "ReMax": "Li et al. 2023, arXiv 2310.10505",
+    "dual-clip PPO": "Ye et al. 2019, arXiv 1912.09729",
     "Open-Reasoner-Zero": "Hu et al. 2025, arXiv 2503.24290",
+    "VinePPO": "Kazemnejad et al. 2024, arXiv 2410.01679",
+    "Farebrother": "Farebrother et al. 2024, arXiv 2403.03950 (HL-Gauss)",
     "C51": "Bellemare et al. 2017, arXiv 1707.06887",
     "DQN": "Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
+    "PaLM": "Chowdhery et al. 2022, arXiv 2204.02311",
     "OpenAI Baselines": "github.com/openai/baselines",
 }
 

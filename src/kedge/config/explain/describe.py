@@ -67,7 +67,7 @@ def field_advice(dotted: str, direction: str) -> str:
 
 def accepts(field: FieldInfo) -> str:
     """What a field accepts: `a whole number ≥ 1, or null`."""
-    kinds = list(_kinds(field.annotation))
+    kinds = [field_doc(field).text if kind == _PLAIN[str] else kind for kind in _kinds(field.annotation)]
     head = _limited(kinds[0], field.metadata)
     return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
 

@@ -43,11 +43,11 @@ def _baseline(config: Config) -> list[str]:
 
 def _critic_passes(config: Config) -> list[str]:
     """The passes of the critic alone."""
-    loop, extra = config.ppo.loop, config.ppo.value.num_critic_epochs - 1
-    if not extra:
+    passes = config.ppo.value.num_critic_epochs - 1
+    if not passes:
         return []
-    number = _count(loop.num_epochs * loop.num_minibatches * extra, "optimizer step")
-    return [f"  After each pass the critic makes {extra} more alone: {number} per update."]
+    number = _count(_critic_steps(config, 1), "optimizer step")
+    return [f"  After each pass the critic makes {passes} more alone: another {number} per update."]
 
 
 def _left_out(config: Config) -> list[str]:
@@ -73,6 +73,8 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}"
         f"{'; more responses are sampled in the additional rounds' if resamples else ''}.",
     ]
+    if extra := _critic_steps(config, updates):
+        lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
     if warmup := config.ppo.value.value_warmup_updates:
         lines.append(_warmup(config, warmup))
     if config.ppo.resolved_critic == "none":
@@ -90,16 +92,24 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     return lines
 
 
+def _critic_steps(config: Config, num_updates: int) -> int:
+    """The optimizer steps of the critic's own passes."""
+    loop = config.ppo.loop
+    return num_updates * loop.num_epochs * loop.num_minibatches * (config.ppo.value.num_critic_epochs - 1)
+
+
 def _warmup(config: Config, warmup: int) -> str:
     until, others = config.ppo.value.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
+    steps = warmup * config.ppo.loop.num_epochs * config.ppo.loop.num_minibatches + _critic_steps(config, warmup)
+    first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
         return (
-            f"Only the critic is trained in the first {_count(warmup, 'update')}. The learning-rate schedule and the "
+            f"Only the critic is trained in the first {first}. The learning-rate schedule and the "
             f"controllers cover the {others} after them."
         )
     return (
         f"Only the critic is trained until it explains {until:g} of the variance of new returns, for at most "
-        f"{_count(warmup, 'update')}. The learning-rate schedule and the controllers cover the updates after them, at "
+        f"{first}. The learning-rate schedule and the controllers cover the updates after them, at "
         f"least {others}."
     )
 

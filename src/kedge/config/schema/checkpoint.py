@@ -38,6 +38,7 @@ class CheckpointConfig(Section):
         meaning="Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. "
         "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score; otherwise none.",
         source="kedge: the last policy is often not the best, because the reward is over-optimized",
+        text="auto, none or a metric",
     )
     keep_last: bool = field(
         True,

@@ -26,6 +26,7 @@ class CriticConfig(Section):
         "model if there is exactly one, a decoder with the policy's tokens, else the policy; or a trained critic or "
         "reward model: a folder, a hub id or a run.",
         source="Stiennon, N+: the reward model",
+        text="a folder, a hub id or a run",
     )
     num_prompts: int | None = field(
         None,

@@ -167,6 +167,7 @@ class DataConfig(Section):
         meaning="Column of the prompts with their difficulty, a number: the first pass over the prompts goes from low "
         "to high; null shuffles every pass.",
         source="kedge: off; shuffled prompts are what the papers use",
+        text="the name of a column",
     )
     template: Literal["none", "tldr"] = field(
         "none",

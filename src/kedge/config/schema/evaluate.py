@@ -17,11 +17,13 @@ class EvaluateConfig(Section):
         None,
         meaning="Folder or id of the policy to compare with; null uses the references (`completion`) in the prompts.",
         source="kedge",
+        text="a folder, a hub id or a run",
     )
     judge: str | None = field(
         None,
         meaning="The judge: a reward model's folder or id, or a function (`file.py:function`, `module:function`).",
         source="kedge: no judge is assumed",
+        text="a folder, a hub id or a function",
     )
     judge_mode: Literal["score", "pairwise"] = field(
         "score",
@@ -64,6 +66,7 @@ class EvaluateConfig(Section):
         "policy, rewards and settings, or a trained critic (a run of `kedge critic`, a folder or an id). Its values of "
         "prefixes are compared with the mean returns of fresh continuations.",
         source="VinePPO (arXiv 2410.01679), section 7",
+        text="a run, a folder or a hub id",
     )
     critic_prompts: int = field(
         64,

@@ -17,6 +17,7 @@ class FieldDoc:
     source: str
     too_high: str | None
     too_low: str | None
+    text: str
 
 
 def field(
@@ -26,6 +27,7 @@ def field(
     source: str,
     too_high: str | None = None,
     too_low: str | None = None,
+    text: str = "text",
     **bounds: Any,
 ) -> Any:
     """A pydantic field with its documentation.
@@ -36,9 +38,10 @@ def field(
         source: The paper or project that the default comes from, or the reason for it.
         too_high: The effect of a value that is too high.
         too_low: The effect of a value that is too low.
+        text: What a text stands for, such as `a folder`.
         bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """
-    extra = {"source": source, "too_high": too_high, "too_low": too_low}
+    extra = {"source": source, "too_high": too_high, "too_low": too_low, "text": text}
     return Field(default, description=meaning, json_schema_extra=cast(Any, extra), **bounds)
 
 

@@ -14,6 +14,7 @@ class PushConfig(Section):
         meaning="Repository on the hub, org/name, that the finished model is pushed to; null pushes nothing. Token, "
         "name and rights are checked before the training.",
         source="kedge: nothing leaves the machine unasked",
+        text="org/name",
     )
     private: bool = field(
         False,

@@ -17,6 +17,7 @@ class RewardModelConfig(Section):
         None,
         meaning="Folder or id of the model to start from; null uses `model` (in rlhf, the SFT model).",
         source="Stiennon: the reward model starts from the SFT model",
+        text="a folder, a hub id or a run",
     )
     learning_rate: float = field(
         3e-6,

@@ -16,6 +16,7 @@ class RewardTermConfig(Section):
         ...,
         meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`).",
         source="kedge: no reward is assumed",
+        text="a folder, a hub id or a function",
     )
     weight: float = field(
         1.0,
@@ -31,6 +32,7 @@ class RewardTermConfig(Section):
         None,
         meaning="Name of the term in metrics and messages; null is the name of its function or folder.",
         source="kedge",
+        text="a name",
     )
 
     @property

@@ -24,6 +24,7 @@ class RlhfConfig(Section):
         None,
         meaning="Compares the policy's responses from round 2 on: a function or a reward model.",
         source="kedge: no labeler is assumed",
+        text="a folder, a hub id or a function",
     )
     num_prompts: int = field(
         256,

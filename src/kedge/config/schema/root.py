@@ -71,6 +71,7 @@ class Config(Section):
         meaning="The language model to start from: a folder, a Hugging Face id, a run, or a checkpoint of a run "
         "(`runs/ppo@8`, `runs/ppo@best`).",
         source="kedge: no model is assumed",
+        text="a folder, a hub id or a run",
     )
     reward: Annotated[list[RewardTermConfig], BeforeValidator(_as_terms)] = field(
         [],
@@ -86,9 +87,13 @@ class Config(Section):
         meaning="The run's folder, which must be new or empty; null is the first free one of runs/STAGE, runs/STAGE-2 "
         "and so on.",
         source="kedge",
+        text="a folder",
     )
     preset: str | None = field(
-        None, meaning="Preset whose values replace the defaults; see `kedge config presets`.", source="kedge: none"
+        None,
+        meaning="Preset whose values replace the defaults; see `kedge config presets`.",
+        source="kedge: none",
+        text="the name of a preset",
     )
     data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
     sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")

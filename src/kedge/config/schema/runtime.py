@@ -24,6 +24,7 @@ class RuntimeConfig(Section):
         "auto",
         meaning="auto (CUDA if available, else CPU), or a torch device such as cpu, cuda, cuda:1 or mps.",
         source="kedge",
+        text="auto or a device",
     )
     precision: Literal["auto", "fp32", "bf16"] = field(
         "auto",
@@ -83,7 +84,9 @@ class RuntimeConfig(Section):
         "kedge[tensorboard]. W&B stays offline unless WANDB_MODE says otherwise.",
         source="kedge: the run's own files are complete",
     )
-    project: str = field("kedge", min_length=1, meaning="Project name in W&B and Trackio.", source="kedge")
+    project: str = field(
+        "kedge", min_length=1, meaning="Project name in W&B and Trackio.", source="kedge", text="a name"
+    )
     num_samples: int = field(
         4,
         ge=0,

@@ -24,12 +24,13 @@ CURVES = {
 }
 
 
-def shown_run(kind: str, folder: Path) -> Shown:
+def shown_run(kind: str, folder: Path, following: str = "") -> Shown:
     """A run's key figures, curves and samples, read from its folder.
 
     Args:
         kind: Name of the result's class.
         folder: The run's folder; of one that is gone or damaged, only its name is shown.
+        following: The call that usually comes next; empty if there is none.
     """
     try:
         record = read_run(folder)
@@ -41,13 +42,13 @@ def shown_run(kind: str, folder: Path) -> Shown:
         str(folder),
         dict(FIGURES.get(record.stage, _no_figures)(record)),
         {name: str(path) for name, path in _paths(folder) if path.exists()},
-        _following(record),
+        following,
         {label: values for label, name in names.items() if len(values := record.series(name)[1]) > 1},
         list(_samples(record))[:MOST_SAMPLES],
     )
 
 
-def shown_chain(kind: str, folder: Path, summary: Mapping[str, Any], last: Path) -> Shown:
+def shown_chain(kind: str, folder: Path, summary: Mapping[str, Any], last: Path, following: str = "") -> Shown:
     """A chain's rounds, and the curves and samples of its last stage.
 
     Args:
@@ -55,6 +56,7 @@ def shown_chain(kind: str, folder: Path, summary: Mapping[str, Any], last: Path)
         folder: The chain's folder.
         summary: Its `summary.json`.
         last: Folder of its last PPO run.
+        following: The call that usually comes next.
     """
     figures = {}
     for number, each in enumerate(summary.get("rounds", ()), start=1):
@@ -63,7 +65,7 @@ def shown_chain(kind: str, folder: Path, summary: Mapping[str, Any], last: Path)
         score = f"score {format_figure(ppo['score_first'])} to {format_figure(ppo['score_last'])}"
         figures[f"round {number}"] = f"{agreement}{score}, KL {format_figure(ppo['kl'])}"
     paths = {name: str(path) for name, path in _paths(folder) if path.exists()}
-    return replace(shown_run(kind, last), place=str(folder), figures=figures, paths=paths)
+    return replace(shown_run(kind, last, following), place=str(folder), figures=figures, paths=paths)
 
 
 def _paths(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -140,16 +142,6 @@ def _changes(record: RunRecord, names: Mapping[str, str]) -> Iterator[tuple[str,
         if values:
             first = f"{format_figure(values[0])} to " if len(values) > 1 else ""
             yield label, f"{first}{format_figure(values[-1])}"
-
-
-def _following(record: RunRecord) -> str:
-    model = repr(str(record.folder / "model"))
-    return {
-        "sft": f"kedge.reward(model={model}, comparisons=…)",
-        "reward": f"kedge.ppo(policy=…, prompts=…, reward={model})",
-        "critic": f"kedge.ppo(policy={str(record.setting('model'))!r}, prompts=…, reward=…, critic={model})",
-        "ppo": f"kedge.evaluate(model={model}, against={str(record.setting('model'))!r}, prompts=…, judge=…)",
-    }.get(record.stage, "")
 
 
 def _samples(record: RunRecord) -> Iterator[Sample]:

@@ -10,11 +10,12 @@ from kedge.inspect.page.bands import mean_curves
 from kedge.inspect.page.numbers import rounded
 from kedge.inspect.page.wording import figure
 from kedge.inspect.record import RunRecord
-from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, compare, final_value, find_goal
+from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, compare, final_value, find_goal, leaders
 
 __all__ = ["colors_of", "field_plots", "sweep_part"]
 
 MOST_COLORS = 8
+MOST_TIED = 4
 LOG_RATIO = 10
 """A field whose values span at least this factor gets a logarithmic axis."""
 
@@ -139,6 +140,10 @@ def _sentences(trials: Sequence[Mapping[str, Any]], rows: Sequence[Row], goal: G
         return [first]
     best, value = compared[0], figure(compared[0].interval.value)
     direction = "highest" if goal.higher_is_better else "lowest"
+    if (tied := len(leaders(compared))) > 1:
+        names = "; ".join(_short(row.setting) for row in compared[: min(tied, MOST_TIED)])
+        more = f"; and {tied - MOST_TIED} more" if tied > MOST_TIED else ""
+        return [first, f"{tied} settings tie for the {direction} {goal.metric}, {value}: {names}{more}."]
     return [
         first,
         f"{_short(best.setting)} has the {direction} {goal.metric}: {value}{_range(best)}. {_doubt(compared)}",

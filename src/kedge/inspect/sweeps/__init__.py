@@ -1,6 +1,6 @@
 """Sweeps as read from their folder: which runs belong to which setting, and how the settings compare."""
 
-from kedge.inspect.sweeps.comparison import Goal, Row, choose_goal, compare, final_value, find_goal
+from kedge.inspect.sweeps.comparison import Goal, Row, choose_goal, compare, final_value, find_goal, leaders
 from kedge.inspect.sweeps.folder import Setting, Sweep, SweptRun, read_sweep
 from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
 
@@ -15,6 +15,7 @@ __all__ = [
     "compare",
     "final_value",
     "find_goal",
+    "leaders",
     "mean_interval",
     "read_sweep",
 ]

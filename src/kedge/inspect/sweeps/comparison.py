@@ -12,7 +12,7 @@ from kedge.errors import ConfigError
 from kedge.inspect.sweeps.folder import Setting
 from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
 
-__all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal"]
+__all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal", "leaders"]
 
 DEFAULT_METRICS = {
     "sft": ("eval/loss", "loss"),
@@ -25,6 +25,9 @@ KL = "objective/kl"
 
 LAST_SHARE = 0.1
 """Share of a run's rows, at its end, that its result is the mean of: single updates are noisy."""
+
+EQUAL = 1e-9
+"""Relative difference of results up to which settings tie: rounding."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,18 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
     rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)
             for setting in settings]  # fmt: skip
     return sorted(rows, key=lambda row: goal.sort_key(row.interval.value) if row.interval else math.inf)
+
+
+def leaders(rows: Sequence[Row]) -> list[Row]:
+    """The best row and those that tie with it; empty if no row has a result.
+
+    Args:
+        rows: The result of `compare`.
+    """
+    best = rows[0].interval if rows else None
+    if best is None:
+        return []
+    return [row for row in rows if row.interval and math.isclose(row.interval.value, best.value, rel_tol=EQUAL)]
 
 
 def _row(setting: Setting, metrics: Sequence[Sequence[Mapping[str, Any]]], goal: Goal) -> Row:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kedge.inspect.doctor import Examination
 from kedge.inspect.record import RunRecord
-from kedge.inspect.sweeps import Goal, Sweep, SweptRun, compare, find_goal, read_sweep
+from kedge.inspect.sweeps import Goal, Sweep, SweptRun, compare, find_goal, leaders, read_sweep
 from kedge.inspect.watch.follower import Follower
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_figure
@@ -150,10 +150,12 @@ def _best(snapshot: SweepSnapshot) -> Iterator[RenderableType]:
     best, interval = rows[0], rows[0].interval
     limits = f" ({format_figure(interval.low)} to {format_figure(interval.high)})" if interval.is_known else ""
     seeds = "1 seed" if len(best.values) == 1 else f"{len(best.values)} seeds"
+    others = len(leaders(rows)) - 1
+    tied = "" if not others else f", tied with {others} other setting{'s' if others > 1 else ''}"
     yield Text.assemble(
         f"\nbest {'' if snapshot.sweep.is_over else 'so far'}".rstrip() + ": ",
         (printable(best.label) or "as configured", "bold"),
-        f", {goal.metric} {format_figure(interval.value)}{limits} at the end, {seeds}",
+        f", {goal.metric} {format_figure(interval.value)}{limits} at the end, {seeds}{tied}",
     )
 
 

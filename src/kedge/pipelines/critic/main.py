@@ -28,6 +28,7 @@ from kedge.pipelines.critic.sampling import Sampled, sample_returns
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import say_end
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.next_calls import following_call
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.stage_card import stage_card
@@ -58,11 +59,11 @@ class CriticResult:
         return self.folder / "model"
 
     def __repr__(self) -> str:
-        return shown_run("CriticResult", self.folder).text()
+        return shown_run("CriticResult", self.folder, following_call(self.folder)).text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_run("CriticResult", self.folder).html()
+        return shown_run("CriticResult", self.folder, following_call(self.folder)).html()
 
 
 def run_critic(

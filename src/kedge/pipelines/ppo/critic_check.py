@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from kedge.errors import NonfiniteScoreError, UnscoredError
-from kedge.logs.critic_checks import check_row, describe_check
+from kedge.logs.critic_checks import check_line, check_row, describe_check
 from kedge.pipelines.ppo.log import PpoLog
 from kedge.pipelines.ppo.prefixes import NOTHING_TO_CHECK, sample_prefixes
 from kedge.pipelines.ppo.steps import PpoSteps
@@ -69,4 +69,5 @@ class CriticChecks:
             return {}
         test = sample.test()
         self._log.critic_checks.write(update, check_row(test, sample.listed()))
+        self._log.progress.say(check_line(test, update))
         return describe_check(test)

@@ -16,6 +16,7 @@ from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.ending import leave_stage_report
+from kedge.runs.next_calls import following_call
 from kedge.runs.run import Run
 from kedge.runs.stage_card import stage_card
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -41,11 +42,11 @@ class PpoResult:
         return self.folder / "model"
 
     def __repr__(self) -> str:
-        return shown_run("PpoResult", self.folder).text()
+        return shown_run("PpoResult", self.folder, following_call(self.folder)).text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_run("PpoResult", self.folder).html()
+        return shown_run("PpoResult", self.folder, following_call(self.folder)).html()
 
 
 def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) -> list[dict[str, Any]]:

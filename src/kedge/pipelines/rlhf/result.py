@@ -8,10 +8,12 @@ from typing import Any
 
 from kedge.algorithm.statistics import Interval
 from kedge.inspect.notebook.runs import shown_chain
+from kedge.inspect.notebook.shown import Shown
 from kedge.logs.table import Cell, print_table
 from kedge.pipelines.ppo import PpoResult
 from kedge.pipelines.reward import RewardResult
 from kedge.pipelines.sft import SftResult
+from kedge.runs.next_calls import following_call
 
 __all__ = ["RlhfResult", "Round", "print_rounds", "summarize"]
 
@@ -58,12 +60,16 @@ class RlhfResult:
         """Folder of the newest policy, which plain transformers can load."""
         return self.folder / "model"
 
+    def _shown(self) -> Shown:
+        last = self.rounds[-1].ppo.folder
+        return shown_chain("RlhfResult", self.folder, self.summary, last, following_call(last))
+
     def __repr__(self) -> str:
-        return shown_chain("RlhfResult", self.folder, self.summary, self.rounds[-1].ppo.folder).text()
+        return self._shown().text()
 
     def _repr_html_(self) -> str:
         """The block that a notebook shows."""
-        return shown_chain("RlhfResult", self.folder, self.summary, self.rounds[-1].ppo.folder).html()
+        return self._shown().html()
 
 
 def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from kedge.config import field_advice, resolved_yaml, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
-from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, read_sweep
+from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, leaders, read_sweep
 from kedge.inspect.sweeps.folder import last_line
 from kedge.logs.metrics import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
@@ -140,8 +140,10 @@ def _finish(folder: Path, content: Mapping[str, Any]) -> SweepResult:
     results = compare(sweep.settings, finished, goal)
     _write(folder, {**content, **asdict(goal), "results": [_as_json(row) for row in results]})
     _print(results, goal)
-    best = next(run for run in results[0].setting.runs if run.name in finished)
-    say(f"Best: {best.folder / 'model'}")
+    if best := leaders(results):
+        model = next(run.folder / "model" for run in best[0].setting.runs if run.name in finished)
+        tied = f"{len(best)} of {len(results)} settings tie; the first of them: " if len(best) > 1 else ""
+        say(f"Best: {tied}{model}")
     say(f"Report: {write_report([folder], advice=field_advice)}")
     return SweepResult(folder, goal, results, content["failed"])
 

@@ -43,7 +43,8 @@ class AdvantagesConfig(Group):
         "return (to_go, total, reinforce++), or the score less a baseline: the mean of the prompt's other responses "
         "(rloo), of all of them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by "
         "length (opo), or the score of the greedy response (remax).",
-        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; the others: docs/family.md",
+        source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
+        "(docs/family.md)",
     )
     advantage_steps: int = field(
         5,

@@ -30,6 +30,7 @@ class ValueConfig(Group):
         "ppo.critic=auto is then of its kind.",
         source="Stiennon, N+: the reward model, whose outputs before the last token mean nothing at first: warm it up "
         "(docs/defaults.md); VC-PPO and VAPO: a critic trained before PPO",
+        text="a folder, a hub id or a run",
     )
     value_head_init: Literal["zero", "normal"] = field(
         "zero",
@@ -49,7 +50,7 @@ class ValueConfig(Group):
         meaning="The critic's loss: half the squared error, the squared error, Huber's loss, or the cross-entropy of a "
         "histogram of the return (HL-Gauss), which has no unit and no clip.",
         source="S4 and N+ halve the squared error, S0 and S2 do not; huber: Huber 1964, DQN; hl_gauss: Farebrother et "
-        "al. (2403.03950)",
+        "al.",
     )
     value_huber_delta: float = field(
         1.0,
