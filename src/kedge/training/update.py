@@ -144,17 +144,8 @@ def ppo_update(
         for shuffled in _minibatches(experience.num_rows, num_minibatches, generator):
             rows = shuffled.to(experience.old_logprobs.device)
             minibatch = experience.select(rows)
-            divisors, totals = objective.divisors(minibatch), MetricTotals()
             optimizer.zero_grad(set_to_none=True)
-            for part_rows, part in learner.micro_batches(minibatch):
-                outputs = learner.evaluate(part)
-                terms = objective(outputs, part, divisors)
-                terms.loss.backward()
-                totals.add(terms.metrics)
-                result.passes[-1].record(rows[part_rows], outputs)
-            for share in extra_loss() if extra_loss else ():
-                share.backward()
-                totals.add({"loss/ptx": Metric(share.detach())})
+            totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
             metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
             result.reductions.update(totals.reductions)
             search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
@@ -183,6 +174,28 @@ def ppo_update(
                 result.refused = True
                 return result
     return result
+
+
+def _add_gradients(
+    learner: Learner[B],
+    objective: Objective,
+    minibatch: B,
+    rows: Int[Tensor, " rows"],
+    epoch: EpochPass,
+    extra_loss: ExtraLoss | None,
+) -> MetricTotals:
+    """Add up the gradients of a minibatch's micro-batches and of the additional loss; note its rows in the epoch."""
+    divisors, totals = objective.divisors(minibatch), MetricTotals()
+    for part_rows, part in learner.micro_batches(minibatch):
+        outputs = learner.evaluate(part)
+        terms = objective(outputs, part, divisors)
+        terms.loss.backward()
+        totals.add(terms.metrics)
+        epoch.record(rows[part_rows], outputs)
+    for share in extra_loss() if extra_loss else ():
+        share.backward()
+        totals.add({"loss/ptx": Metric(share.detach())})
+    return totals
 
 
 def _clipped_norms(optimizer: Optimizer, max_norm: float | None) -> dict[str, float]:
