@@ -401,6 +401,13 @@ MUTATIONS = (
         "tests/algorithm/test_group_advantages.py::test_a_response_without_others_is_not_compared_with_itself",
     ),
     Mutation(
+        "slot-of-the-score-counted-in-the-length",
+        "rollout/collect.py",
+        "actions=rollout.action_mask",
+        "actions=reward_mask",
+        f"{COLLECT}::test_the_slot_of_the_score_does_not_make_a_response_longer",
+    ),
+    Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
         "pipelines/ppo/steps.py",
         "min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)",

@@ -4,6 +4,8 @@ A `KedgeError` is a mistake in the input or a failure of the environment: the co
 with 2. Any other exception is a bug in kedge and keeps its traceback.
 """
 
+from collections.abc import Mapping
+
 from kedge.texts import printable
 
 __all__ = [
@@ -77,7 +79,15 @@ class NonfiniteScoreError(RewardError):
 
 
 class UnscoredError(RewardError):
-    """No response of a batch has a score, so there is nothing to train on."""
+    """No response of a batch has a score, so there is nothing to train on.
+
+    Attributes:
+        failures: The failed calls of reward functions, by metric.
+    """
+
+    def __init__(self, message: str, failures: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
 
 
 class OutputError(KedgeError, FileExistsError):

@@ -209,6 +209,14 @@ def test_the_length_adaptive_lambda_by_hand():
     assert sum(0.8**k for k in range(1000)) == pytest.approx(0.05 * 100)
 
 
+def test_the_slot_after_the_last_token_has_no_part_in_the_length():
+    # Two tokens and the slot of the score, α = 1: λ = 1 − 1/2. δ = (0.2, 0.2, 0.4), so A₃ = 0.4, A₂ = 0.2 + 0.4/2.
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.6]])
+    estimate, tokens = GeneralizedAdvantage(1.0, LengthAdaptiveLambda(1.0)), torch.tensor([[True, True, False]])
+    found = estimate(rewards, rewards >= 0, values=values, actions=tokens)
+    assert found.advantages[0].tolist() == pytest.approx([0.4, 0.4, 0.4])
+
+
 @pytest.mark.parametrize("kind", ["monte_carlo", "td", "n_step", "advantage"])
 @given(seed=SEEDS, gamma=UNIT, value_lam=UNIT)
 def test_the_critics_targets_have_a_lambda_of_their_own(ragged, kind, seed, gamma, value_lam):

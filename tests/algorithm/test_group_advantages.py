@@ -147,6 +147,16 @@ def test_a_kl_in_the_reward_is_all_that_differs_between_equal_scores_and_grpo_sc
     assert large.abs().min() > 0.8
 
 
+def test_the_slot_after_the_last_token_weighs_nothing_in_opos_baseline():
+    # One token and three, each with the slot of its score: the baseline of the scores 1 and 0 is 1/4, not 2/6.
+    mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    tokens = torch.tensor([[True, False, False, False], [True, True, True, False]])
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    found = OptimalBaselineAdvantage()(rewards, mask, group=torch.tensor([3, 3]), actions=tokens).advantages
+    assert found[0, :1].tolist() == [0.75]
+    assert found[1, :3].tolist() == [-0.25] * 3
+
+
 def test_missing_groups_and_baselines_are_named():
     rewards, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
     for estimator in ESTIMATORS.values():

@@ -54,7 +54,6 @@ def test_token_scores_stand_at_the_response_tokens_of_the_kept_rows(function):
     assert torch.equal(result.token_scores, 0.5 * at_tokens(*(RESPONSES[row] for row in kept)))
     assert (result.token_scores[~result.rollout.token_mask] == 0).all()
     assert result.scores.tolist() == [0.0, 0.0]
-    assert result.metrics()["reward/unscored"] == 1
     assert result.metrics()["score/token_scores"] == sum(sum(RESPONSES[row]) for row in kept) / 2
 
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import response_logprobs
+from tests.algorithm.test_advantages import advantages_by_definition
 from tests.training.test_update import make_experience, make_models
 
 
@@ -58,6 +60,21 @@ def test_the_policy_does_not_read_again_what_it_has_just_said(critic, monkeypatc
     monkeypatch.setattr(models.policy.trunk, "hidden", None)
     experience = make_experience(models, reuse_sampled=True)
     assert torch.equal(experience.old_logprobs, experience.rollout.logprobs)
+
+
+def test_the_slot_of_the_score_does_not_make_a_response_longer():
+    """Each row by the definition of GAE, with λ from the number of its tokens."""
+    adaptive = GeneralizedAdvantage(1.0, LengthAdaptiveLambda(0.7))
+    experience = make_experience(make_models(), score_at="after_last", advantage=adaptive, whiten_advantages=False)
+    assert experience.values is not None
+    assert int((experience.reward_mask.sum(-1) > experience.action_mask.sum(-1)).sum()) >= 4  # one slot more
+    for row, slots in enumerate(experience.reward_mask):
+        rewards, values = (each[row][slots].tolist() for each in (experience.rewards, experience.values))
+        gae_lambda = max(0.0, 1 - 1 / (0.7 * int(experience.action_mask[row].sum())))
+        expected = advantages_by_definition(rewards, values, 1.0, gae_lambda)
+        tokens = experience.action_mask[row][slots].tolist()
+        expected = [each for each, counts in zip(expected, tokens, strict=True) if counts]
+        assert experience.advantages[row][experience.action_mask[row]].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_results_of_micro_batches_are_in_the_rollouts_order():

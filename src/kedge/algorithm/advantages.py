@@ -28,6 +28,7 @@ __all__ = [
     "TotalReward",
     "required",
     "reward_to_go",
+    "tokens_of",
     "total_reward",
 ]
 
@@ -48,11 +49,14 @@ class AdvantageInputs(TypedDict, total=False):
         values: V_t, the critic's value of the state before step t.
         group: number of each row's prompt.
         baseline: score of the greedy response to each row's prompt.
+        actions: the counted steps that are tokens of the response, whose number is its length; None for all. The slot
+            of a score after the last token is none.
     """
 
     values: Float[Tensor, "batch time"] | None
     group: Int[Tensor, " batch"] | None
     baseline: Float[Tensor, " batch"] | None
+    actions: Bool[Tensor, "batch time"] | None
 
 
 class Advantage(Protocol):
@@ -111,7 +115,8 @@ class GeneralizedAdvantage:
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
         values, use = required(inputs, "values"), self.gae_lambda
-        gae_lambda = use(mask, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
+        tokens = tokens_of(mask, inputs)
+        gae_lambda = use(tokens, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
         found = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=gae_lambda)
         return _with_returns(found, rewards, values, mask, self.gamma, self.value_gae_lambda)
 
@@ -203,6 +208,12 @@ def required(inputs: AdvantageInputs, name: Need) -> Tensor:
     if (found := inputs.get(name)) is None:
         raise ShapeError(f"the advantage needs {name}, got None; {_REMEDIES[name]}")
     return found
+
+
+def tokens_of(mask: Bool[Tensor, "batch time"], inputs: AdvantageInputs) -> Bool[Tensor, "batch time"]:
+    """The counted steps that are tokens of the response; their number is its length."""
+    actions = inputs.get("actions")
+    return mask if actions is None else actions
 
 
 def _with_returns(

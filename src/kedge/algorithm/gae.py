@@ -99,7 +99,7 @@ class LengthAdaptiveLambda:
     def __call__(
         self, mask: Bool[Tensor, "*batch time"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*batch"]:
-        """One λ per row of a mask; l counts its True entries.
+        """One λ per row of a mask of the response's tokens, stop token included; l counts its True entries.
 
         Raises:
             ConfigError: α is not above 0.

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import Unpack
 
-from kedge.algorithm.advantages import AdvantageInputs, Need, required, reward_to_go, total_reward
+from kedge.algorithm.advantages import AdvantageInputs, Need, required, reward_to_go, tokens_of, total_reward
 from kedge.algorithm.checks import check_counted, check_same_shape
 from kedge.algorithm.gae import Advantages
 from kedge.algorithm.masking import keep_counted
@@ -76,7 +76,7 @@ class GroupMeanAdvantage:
 
 @dataclass(frozen=True)
 class OptimalBaselineAdvantage:
-    """A_i = S_i − Σ_j l_j·S_j / Σ_j l_j over the group, with l the response's length in tokens.
+    """A_i = S_i − Σ_j l_j·S_j / Σ_j l_j over the group, with l the response's length in tokens, stop token included.
 
     The baseline with the least variance if every token's gradient has the same norm and they are orthogonal.
 
@@ -116,7 +116,8 @@ class ProcessAdvantage:
 
     r̃ = r − mean over the group's tokens (÷ their standard deviation), or − mean of the other responses' mean rewards
 
-    Every token is a step, and γ = 1. Added to the advantage of the rest of the reward.
+    Every token is a step, and γ = 1. Added to the advantage of the rest of the reward. With sparse rewards, most of
+    them 0, A_t depends on the number of tokens left as well: each of them subtracts the mean.
 
     Args:
         leave_one_out: compare with the other responses only, of which each counts once, however long it is.
@@ -152,7 +153,7 @@ def _compared(
     to_go = reward_to_go(rewards, mask, gamma)
     totals, counted = total_reward(to_go, mask), mask.any(-1, keepdim=True)
     if repeat_by_length:
-        totals, counted = totals.expand_as(mask), mask
+        totals, counted = totals.expand_as(mask), tokens_of(mask, inputs)
     compared = _by_group(totals, counted, required(inputs, "group"), comparison).to(rewards)
     return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 

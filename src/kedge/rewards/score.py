@@ -74,20 +74,19 @@ class ScoredRollout:
         known = dict(zip(greedy.rollout.group.tolist(), greedy.total_scores.tolist(), strict=True))
         groups = self.rollout.group.tolist()
         rows = [row for row, group in enumerate(groups) if group in known]
+        terms = self.terms.with_failures(greedy.terms.failures)
         if not rows:
-            raise UnscoredError("no response has a score together with the greedy response to its prompt")
+            raise UnscoredError(
+                "no response has a score together with the greedy response to its prompt", terms.failures
+            )
         baseline = torch.tensor([known.get(group, 0.0) for group in groups], device=self.scores.device)
-        compared = replace(self, baseline=baseline, terms=self.terms.with_failures_of(greedy.terms))
+        compared = replace(self, baseline=baseline, terms=terms)
         return compared if len(rows) == len(groups) else compared.select(rows)
 
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score, the functions' failed calls, and the number of responses without a score.
-
-        With a baseline, also its mean.
-        """
-        unscored = float(sum(score is None for score in self.terms.scores))
+        """Each source's mean score, the functions' failed calls, and with a baseline its mean."""
         baseline = {} if self.baseline is None else {"reward/greedy_mean": float(self.baseline.mean())}
-        return {**self.terms.term_means(), **self.terms.failures, "reward/unscored": unscored, **baseline}
+        return {**self.terms.term_means(), **self.terms.failures, **baseline}
 
 
 def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout:
@@ -142,7 +141,7 @@ def score_rollout(
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
-        raise UnscoredError(f"reward {reward.name!r} scored none of {len(terms.scores)} responses")
+        raise UnscoredError(f"reward {reward.name!r} scored none of {len(terms.scores)} responses", terms.failures)
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)

@@ -47,9 +47,9 @@ class ScoredTerms:
             token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
         )
 
-    def with_failures_of(self, other: ScoredTerms) -> ScoredTerms:
-        """The same scores; the failed calls include those of other responses."""
-        return replace(self, failures=_sums([self.failures, other.failures]))
+    def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:
+        """The same scores; the failed calls include those on other responses."""
+        return replace(self, failures=_sums([self.failures, *others]))
 
     def totals(self) -> Scores:
         """One number per response: its score plus the sum of its token scores; None where it has neither."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kedge.algorithm.advantages import Advantage
+from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.kl import KLEstimator
 from kedge.algorithm.logprobs import truncated_importance_weights
@@ -126,7 +126,8 @@ def collect_experience(
     rewards, reward_mask = shaped(token_scores=token_scores)
     if whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False)
-    estimate = partial(advantage, mask=reward_mask, values=values, group=rollout.group, baseline=baseline)
+    inputs: AdvantageInputs = {"values": values, "group": rollout.group, "baseline": baseline}
+    estimate = partial(advantage, mask=reward_mask, actions=rollout.action_mask, **inputs)
     if token_scores is None or process_advantage is None:
         advantages, returns = estimate(rewards)
     else:

@@ -496,6 +496,10 @@ EDGES: list[Edge] = [
         "gradient_spikes",
         (WARNING, {"policy/grad_norm": [0.35] * 8 + [2.85] + [0.35] * 7}),
         (SILENT, {"policy/grad_norm": [0.35] * 8 + [2.75] + [0.35] * 7}),
+        (WARNING, {"value/grad_norm": [0.35] * 8 + [2.85] + [0.35] * 7}),
+        (SILENT, {"value/grad_norm": [0.35] * 8 + [2.75] + [0.35] * 7}),
+        (SILENT, {"value/grad_norm": [8.0 * 0.7**update for update in range(16)]}),  # falls as the critic is fitted
+        (WARNING, {"value/grad_norm": [0.3 * 1.22**update for update in range(16)]}),
     ),
     Edge("loss_rising", SERIOUS, supervised("sft", loss=[1.0] * 10 + [1.21] * 30)),
     Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),

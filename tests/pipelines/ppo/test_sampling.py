@@ -5,23 +5,30 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings, schedule_in_words
+from kedge.data import Prompt
 from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.samples import read_samples
+from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.sampling import next_round_size
+from kedge.pipelines.ppo.batch import SampledBatch
+from kedge.pipelines.ppo.sampling import Sampling, next_round_size
+from kedge.rewards import CallLimits, load_reward
+from kedge.rewards.missing_eos import MissingEos
+from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.runs.run import Resume
 from tests.models.test_actor_critic import make_rollout
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.rewards.test_score import scored
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 SOLVED = PROMPTS[:4]
 """The prompts whose responses all score 1."""
@@ -218,6 +225,59 @@ def test_rewards_per_token_reach_the_tokens_that_they_were_given_for(
             mean, unit = statistics.fmean(every), statistics.stdev(every)
         expected = [sum((number - mean) / unit for number in given[row][place:]) for place in range(len(given[row]))]
         assert sample["advantages"] == pytest.approx(expected, abs=1e-4)
+
+
+class Scripted:
+    """The steps of an update whose two prompts get two responses and one, with these scores; None: the call fails."""
+
+    def __init__(self, *scores: list[float | None] | None, **settings: Any) -> None:
+        self.config = config_from_settings("ppo", {"num_prompts": 2, "num_responses": 2, **settings})
+        self.needs_baseline, self.pad_id = settings.get("advantage") == "remax", 0
+        limits = CallLimits(on_error="drop", retries=0)
+        self._reward, self._scores = load_reward([self.judge], limits=limits), iter(scores)
+
+    def judge(self, completions: list[str]) -> list[float | None]:
+        assert self._given is not None, "the call fails"
+        return self._given
+
+    def trains_policy(self, _: int) -> bool:
+        return True
+
+    def sample(self, *_: Any) -> Rollout:
+        return replace(make_rollout(fill=7), group=torch.tensor([0, 0, 1]))
+
+    def sample_greedy(self, *_: Any) -> Rollout:
+        return make_rollout(fill=7).select(slice(0, 2))
+
+    def score(self, rollout: Rollout, *_: Any) -> ScoredRollout:
+        self._given = next(self._scores)
+        prompts = [Prompt("Tell me") for _ in range(rollout.num_responses)]
+        settings = {"max_new_tokens": 5, "missing_eos": MissingEos(None)}
+        return score_rollout(rollout, prompts, self._reward, tiny_tokenizer(), **settings)
+
+    def batch(self) -> SampledBatch:
+        sampling: Any = Sampling(cast(Any, self), check=lambda _: None, say=lambda _: None)
+        return sampling.batch(self, 1, Stopwatch(torch.device("cpu")))
+
+    def next(self, count: int) -> list[Prompt]:
+        return [Prompt("Tell me") for _ in range(count)]
+
+
+def test_a_round_without_any_score_counts_among_the_sampled_and_the_unscored() -> None:
+    batch = Scripted([1.0, 1.0, 2.0], None, [3.0, 4.0, None], constant_groups="resample", max_resamples=2).batch()
+    metrics = batch.metrics()
+    assert (metrics["group/resamples"], metrics["group/sampled"], metrics["reward/unscored"]) == (2, 9, 4)
+    assert metrics["reward/judge_given_up"] == 3
+    assert batch.num_scored == 5
+    assert batch.num_tokens == 3 * make_rollout(fill=7).num_tokens
+
+
+def test_responses_whose_greedy_one_has_no_score_count_among_the_unscored() -> None:
+    batch = Scripted([1.0, 2.0, 3.0], [None, 0.5], advantage="remax").batch()
+    assert (batch.metrics()["reward/unscored"], batch.num_scored) == (2, 1)
+    lost = {"advantage": "remax", "constant_groups": "resample", "max_resamples": 1}
+    batch = Scripted([1.0, 2.0, 3.0], [0.5, 0.5], [1.0, None, None], [None, 0.5], **lost).batch()
+    assert (batch.metrics()["reward/unscored"], batch.metrics()["group/sampled"]) == (3, 6)
 
 
 def test_responses_are_compared_with_the_greedy_one_of_their_group_and_left_out_if_it_has_no_score() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import TRAINED, Needs
@@ -20,13 +20,22 @@ NEIGHBORS = 8
 
 SPIKE = 8.0
 """Gradient norm, relative to the lower quartile of its neighbors, that is a spike. (If every third batch is an outlier,
-so is the median.) In healthy runs norms stay within a factor of 3 after the first updates."""
+so is the median.) Of the quartiles before and after it the larger counts: a critic's norm falls steeply while it is
+fitted. In healthy runs norms stay within a factor of 3 after the first updates."""
 
 RARE = 0.01
 """Share of spikes that is harmless: norm clipping handles them."""
 
 CLIMB = 10.0
 """Growth of the gradient norm, late over early, that no healthy run shows."""
+
+
+NORMS = {
+    "policy/grad_norm": "the gradient norm",
+    "value/grad_norm": "the critic's gradient norm",
+    "grad_norm": "the gradient norm",
+}
+"""The norms of a run, in words. A critic that shares no gradient with the policy has its own."""
 
 
 def _not_finite(run: RunRecord) -> Symptom | None:
@@ -58,7 +67,16 @@ def _steps_skipped(run: RunRecord) -> Symptom | None:
 
 
 def _gradient_spikes(run: RunRecord) -> Symptom | None:
-    norm = read(run, "policy/grad_norm", at_least=MIN_TREND) or read(run, "grad_norm", at_least=MIN_TREND)
+    found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
+    if not found:
+        return None
+    seen, often = zip(*found.values(), strict=True)
+    return Symptom("warning" if any(often) else "note", "; ".join(seen), tuple(_tame(run, found)))
+
+
+def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
+    """What is wrong with a norm, and whether it is more than norm clipping handles; None for nothing."""
+    norm = read(run, name, at_least=MIN_TREND)
     if norm is None:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]
@@ -66,29 +84,32 @@ def _gradient_spikes(run: RunRecord) -> Symptom | None:
     climbed = norm.late > CLIMB * norm.early > 0
     if not spikes and not climbed:
         return None
-    seen = []
+    seen: list[str] = []
     if spikes:
         worst = max(spikes, key=lambda index: norm.values[index])
         seen.append(
-            f"the gradient norm is {fmt(norm.values[worst])} at update {norm.updates[worst]}, where "
+            f"{NORMS[name]} is {fmt(norm.values[worst])} at update {norm.updates[worst]}, where "
             f"{fmt(usual[worst])} is typical; {len(spikes)} of {len(norm)} updates have such a spike"
         )
     if climbed:
-        seen.append(f"the gradient norm grows from {fmt(norm.early)} to {fmt(norm.late)} ({norm.late_span})")
-    often = climbed or len(spikes) > RARE * len(norm)
-    return Symptom("warning" if often else "note", "; ".join(seen), tuple(_tame(run)))
+        seen.append(f"{NORMS[name]} grows from {fmt(norm.early)} to {fmt(norm.late)} ({norm.late_span})")
+    return "; ".join(seen), climbed or len(spikes) > RARE * len(norm)
 
 
 def _usual(norms: Sequence[float], index: int) -> float:
-    around = sorted(norms[max(0, index - NEIGHBORS) : index + NEIGHBORS + 1])
-    return around[len(around) // 4]
+    sides = (norms[max(0, index - NEIGHBORS) : index], norms[index + 1 : index + 1 + NEIGHBORS])
+    return max(sorted(side)[len(side) // 4] for side in sides if side)
 
 
-def _tame(run: RunRecord) -> Iterator[Remedy]:
+def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
     section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
     if section == "ppo" and run.setting("ppo.spike_sigma") is None:
         yield set_to(run, "ppo.spike_sigma", 8, why="to skip such steps")
-    yield scale(run, f"{section}.learning_rate", 1 / 3)
+    has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
+    if "value/grad_norm" in norms and has_own_rate:
+        yield scale(run, "ppo.critic_learning_rate", 1 / 3)
+    if not (has_own_rate and set(norms) == {"value/grad_norm"}):
+        yield scale(run, f"{section}.learning_rate", 1 / 3)
 
 
 NOT_FINITE = Rule(
@@ -113,7 +134,7 @@ GRADIENT_SPIKES = Rule(
     "gradient_spikes",
     "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
-    ("policy/grad_norm", "grad_norm"),
+    tuple(NORMS),
     _gradient_spikes,
     Needs(("policy/grad_norm|grad_norm",), MIN_TREND, TRAINED),
 )

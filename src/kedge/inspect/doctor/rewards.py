@@ -90,11 +90,16 @@ def _unscored(run: RunRecord) -> Symptom | None:
         return None
     return Symptom(
         "warning" if share > MOSTLY_UNSCORED else "note",
-        f"the reward returned None for {share:.0%} of the responses ({span(unscored.updates)}); the updates learn from "
-        "the rest",
+        f"{_why_unscored(run, share)} ({span(unscored.updates)}); the updates learn from the rest",
         (scale(run, "rollout.num_prompts", 1 / max(1 - share, 0.1)),),
         "check that None is meant: the policy learns nothing from such a response, so a bad one needs a low score",
     )
+
+
+def _why_unscored(run: RunRecord, share: float) -> str:
+    if run.setting("ppo.advantage") == "remax":
+        return f"{share:.0%} of the responses have no score, or the greedy response to their prompt has none"
+    return f"the reward returned None for {share:.0%} of the responses"
 
 
 def _dropped(run: RunRecord) -> dict[int, float]:
@@ -201,8 +206,8 @@ SCORE_FALLING = Rule(
 
 REWARD_SATURATED = Rule(
     "reward_saturated",
-    "Nearly every response already gets the best score. Whitening scales the remaining differences up to unit "
-    "variance, so further steps follow noise.",
+    "Nearly every response already gets the best score. Whitening, or division by a group's standard deviation, scales "
+    "the remaining differences up, so further steps follow noise; without either, there is little left to learn.",
     ("reward/score_mean", "reward/score_std"),
     _saturated,
     Needs(("reward/score_mean", "reward/score_std"), MIN_TREND),

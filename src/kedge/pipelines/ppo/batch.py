@@ -22,7 +22,8 @@ class SampledBatch:
     Attributes:
         prompts: The prompts that were drawn; the groups are numbered by their places.
         rollouts: Everything that was sampled, greedy responses included.
-        scored: The responses that have a score.
+        num_sampled: Responses that were sampled, without the greedy ones.
+        scored: Those of them that have a score and, where it is needed, a greedy response that has one.
         trained: Those of them that the update trains on; where `is_flat`, those that it only evaluates.
         is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
         num_rounds: Rounds of sampling.
@@ -30,6 +31,7 @@ class SampledBatch:
 
     prompts: Sequence[Prompt]
     rollouts: Sequence[Rollout]
+    num_sampled: int
     scored: ScoredRollout
     trained: ScoredRollout
     is_flat: bool = False
@@ -42,7 +44,7 @@ class SampledBatch:
 
     @property
     def num_scored(self) -> int:
-        """Responses that have a score."""
+        """Responses that have a score, and could be trained on."""
         return self.scored.rollout.num_responses
 
     @property
@@ -62,11 +64,12 @@ class SampledBatch:
         if groups:
             groups |= {
                 "group/resamples": self.num_rounds - 1,
-                "group/sampled": len(self.scored.terms.scores),
+                "group/sampled": self.num_sampled,
                 "group/unused": self.num_unused,
             }
         return {
             **(describe_responses(rollout, scores) if self.num_unused else {}),
             **self.scored.metrics(),
+            "reward/unscored": float(self.num_sampled - self.num_scored),
             **groups,
         }

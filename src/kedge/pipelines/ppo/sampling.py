@@ -10,7 +10,7 @@ Source: DAPO (arXiv 2503.14476) §3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kedge.algorithm.experience import Rollout
@@ -24,19 +24,28 @@ from kedge.rewards.score import ScoredRollout, join_scored
 __all__ = ["Sampling", "next_round_size"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Round:
     """A round of sampling.
 
     Attributes:
         prompts: Its prompts.
-        rollouts: The responses, and the greedy ones if any, once they are sampled.
-        scored: The responses that have a score; none if no response has one.
+        drawn: The responses.
+        greedy: The greedy response to each prompt, if the advantage needs its score.
+        scored: The responses that have a score; None if no response has one.
+        failures: The failed calls of reward functions, if no response has a score; else they are in `scored`.
     """
 
     prompts: list[Prompt]
-    rollouts: list[Rollout] = field(default_factory=list)
-    scored: list[ScoredRollout] = field(default_factory=list)
+    drawn: Rollout
+    greedy: Rollout | None = None
+    scored: ScoredRollout | None = None
+    failures: list[Mapping[str, float]] = field(default_factory=list)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Everything that was sampled."""
+        return [self.drawn] if self.greedy is None else [self.drawn, self.greedy]
 
 
 class Sampling:
@@ -80,27 +89,44 @@ class Sampling:
         """Draw prompts, sample and score; with a greedy response per prompt if the advantage needs its score."""
         stream = ("resample", number) if number else ()
         with clock.phase("rollout"):
-            done = _Round(self._prompts.next(size))
-            rollout = now.sample(done.prompts, update, *stream)
+            prompts = self._prompts.next(size)
+            done = _Round(prompts, now.sample(prompts, update, *stream))
         try:
-            scored = self._score(now, done, rollout, update, *stream, clock=clock)
+            done.scored = self._score(now, done.drawn, prompts, update, *stream, clock=clock)
             if now.needs_baseline:
-                with clock.phase("rollout"):
-                    greedy = now.sample_greedy(done.prompts, update)
-                scored = scored.compared_with(self._score(now, done, greedy, update, *stream, "greedy", clock=clock))
-            done.scored.append(scored)
-        except UnscoredError:
+                done.scored = self._compared(now, done, done.scored, update, *stream, clock=clock)
+        except UnscoredError as error:
             if number == 0:
                 raise
+            done.scored = None
+            done.failures.append(error.failures)
         return done
 
+    def _compared(
+        self, now: PpoSteps, part: _Round, scored: ScoredRollout, update: int, *stream: str | int, clock: Stopwatch
+    ) -> ScoredRollout:
+        """The responses that have a score together with the greedy response to their prompt."""
+        with clock.phase("rollout"):
+            part.greedy = now.sample_greedy(part.prompts, update)
+        try:
+            greedy = self._score(now, part.greedy, part.prompts, update, *stream, "greedy", clock=clock)
+        except UnscoredError:
+            part.failures.append(scored.terms.failures)
+            raise
+        return scored.compared_with(greedy)
+
     def _score(
-        self, now: PpoSteps, part: _Round, rollout: Rollout, update: int, *stream: str | int, clock: Stopwatch
+        self,
+        now: PpoSteps,
+        rollout: Rollout,
+        prompts: Sequence[Prompt],
+        update: int,
+        *stream: str | int,
+        clock: Stopwatch,
     ) -> ScoredRollout:
         with clock.phase("reward"):
             self._check(rollout)
-            part.rollouts.append(rollout)
-            return now.score(rollout, part.prompts, update, *stream)
+            return now.score(rollout, prompts, update, *stream)
 
     def _with_spread(self, batch: SampledBatch, wanted: int, update: int) -> SampledBatch:
         """The same responses; the update trains on the first `wanted` groups with spread."""
@@ -151,8 +177,12 @@ def _join(rounds: Sequence[_Round], *, pad_id: int) -> SampledBatch:
     prompts: list[Prompt] = []
     parts: list[ScoredRollout] = []
     for each in rounds:
-        parts += [scored.renumbered(len(prompts)) for scored in each.scored]
+        if each.scored is not None:
+            parts.append(each.scored.renumbered(len(prompts)))
         prompts += each.prompts
     rollouts = [rollout for each in rounds for rollout in each.rollouts]
     scored = join_scored(parts, pad_id=pad_id)
-    return SampledBatch(prompts, rollouts, scored, scored, num_rounds=len(rounds))
+    lost = [failures for each in rounds for failures in each.failures]
+    scored = replace(scored, terms=scored.terms.with_failures(*lost))
+    num_sampled = sum(each.drawn.num_responses for each in rounds)
+    return SampledBatch(prompts, rollouts, num_sampled, scored, scored, num_rounds=len(rounds))

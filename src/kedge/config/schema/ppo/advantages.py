@@ -66,7 +66,8 @@ class AdvantagesConfig(Group):
     gae_lambda: Annotated[float, Ge(0), Le(1)] | Literal["length_adaptive"] = field(
         0.95,
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; length_adaptive: "
-        "1 − 1/(α·l) for a response of l tokens, but at least 0, with α = ppo.length_adaptive_alpha.",
+        "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0, with α = "
+        "ppo.length_adaptive_alpha.",
         source="GAE, Ziegler, Stiennon, N+; VAPO for length_adaptive",
         too_high="noisy advantages",
         too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
