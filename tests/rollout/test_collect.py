@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda
+from kedge.algorithm import GeneralizedAdvantage, LengthAdaptiveLambda
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import response_logprobs
 from tests.algorithm.test_advantages import advantages_by_definition
