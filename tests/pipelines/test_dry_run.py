@@ -54,11 +54,13 @@ def test_a_stage_is_timed_and_leaves_nothing(
     scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    assert dry_run(config(stage, place, reward=f"{place / 'f.py'}:count"), stage).seconds > 0
+    critic = {"rlhf.train_critic": True} if stage == "rlhf" else {}
+    assert dry_run(config(stage, place, reward=f"{place / 'f.py'}:count", **critic), stage).seconds > 0
     shown = capsys.readouterr()
     for phase in ("ppo: sampling", "ppo: scoring", "ppo: forward", "ppo: epochs", "nothing was written"):
         assert phase in shown.out
     assert ("sft: optimizer steps" in shown.out and "reward: optimizer steps" in shown.out) == (stage == "rlhf")
+    assert ("critic: optimizer steps" in shown.out) == (stage == "rlhf")
     assert "The run makes 3 updates" in shown.err
     assert [*tmp_path.iterdir(), *scratch.iterdir()] == []
 

@@ -9,6 +9,7 @@ import pytest
 from kedge.config import config_from_settings
 from kedge.errors import RewardError, UnscoredError
 from kedge.logs.metrics import read_metrics
+from kedge.pipelines.critic import run_critic
 from kedge.pipelines.generate import run_generate
 from kedge.pipelines.ppo import run_ppo
 from tests.processes import children_with_a_group
@@ -90,6 +91,13 @@ def test_a_hang_ends_the_run_in_time_and_leaves_its_log_alone(configure, tmp_pat
     assert (tmp_path / "run" / "reward.log").read_text().startswith("hangs: before the hang\n")
     run_ppo(configure("ppo", "constant"), prompts=PROMPTS)
     assert "hang" not in "".join(path.read_text() for path in (tmp_path / "run").glob("reward.log"))
+
+
+def test_a_hang_ends_the_sampling_for_a_critic_as_well(configure, tmp_path):
+    config = configure("critic", "hangs", **{"timeout": 0.5, "rollout.max_new_tokens": 4, "data.eval_fraction": 0})
+    with pytest.raises(RewardError, match=r"hangs: a call took over 0.5 s; it was killed"):
+        run_critic(config, prompts=PROMPTS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["reward.log"]
 
 
 def test_where_nothing_has_a_score_the_run_says_so(configure):

@@ -60,9 +60,16 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
-    result = run_rlhf(config_for(tmp_path), **ROWS)
+    with_critic = ["rlhf.train_critic=true", "critic.num_responses=1", "critic.batch_size=4"]
+    result = run_rlhf(config_for(tmp_path, *with_critic), **ROWS)
     run = tmp_path / "run"
     assert stage(run / "reward").reward_model.base == str(run / "sft" / "model")
+    critic = stage(run / "critic")
+    assert (critic.model, [term.source for term in critic.reward]) == (
+        str(run / "sft" / "model"),
+        [str(run / "reward/model")],
+    )
+    assert stage(run / "ppo").ppo.value.critic_init == str(run / "critic" / "model")
     ppo = stage(run / "ppo")
     assert (ppo.model, [term.source for term in ppo.reward]) == (
         str(run / "sft" / "model"),
@@ -76,7 +83,10 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
     assert summary["sft"]["num_steps"] == 1
     assert summary["rounds"][0]["reward_model"]["num_comparisons"] == 4
     assert summary["rounds"][0]["ppo"]["score_last"] == result.rounds[0].ppo.metrics[-1]["reward/score_mean"]
-    assert "round 1" in capsys.readouterr().out
+    assert summary["rounds"][0]["critic"]["kind"] == "separate"
+    printed = capsys.readouterr().out
+    assert "round 1" in printed
+    assert "explained by" in printed
 
     assert AutoTokenizer.from_pretrained(result.model).pad_token_id == 0
     final, last, first = (weights(folder) for folder in (result.model, run / "ppo" / "model", tmp_path / "base"))
@@ -138,6 +148,13 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         ({"labeller": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
         ({"labeller": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
         ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeller"),
+        ({}, ["rlhf.train_critic=true", "ppo.critic=auto", "ppo.advantage=to_go"], "ppo.advantage=to_go needs none"),
+        ({}, ["rlhf.train_critic=true", "critic.kind=shared"], "ppo.critic=separate does not fit critic.kind=shared"),
+        (
+            {},
+            ["rlhf.train_critic=true", "ppo.critic_init=policy"],
+            "starts from is critic.base",
+        ),
         ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
         ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
         ({}, ["rollout.max_new_tokens=256"], "no room for a prompt"),

@@ -191,7 +191,10 @@ def rlhf(
     allow_changes: Changes = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score."""
+    """Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.
+
+    rlhf.train_critic=true trains a critic before PPO.
+    """
     flags = {
         "model": model,
         "data.demonstrations": demonstrations,

@@ -48,7 +48,7 @@ STAGES = {
         ),
         Stage(
             "rlhf",
-            (("rlhf", "ppo", "rollout", "sft", "reward_model"), _SCORED),
+            (("rlhf", "ppo", "rollout", "sft", "reward_model"), _SCORED, ("critic",)),
             {**_MODEL, "data.demonstrations": "--demonstrations", "data.comparisons": "--comparisons", **_PROMPTS},
         ),
         Stage("generate", (("generate",), _SCORED), {**_MODEL, **_PROMPTS}),
@@ -89,9 +89,31 @@ def check_stage(config: Config, stage: str) -> None:
             f"ppo.critic_init={config.ppo.value.critic_init} was trained for another policy than the one that rlhf "
             "trains first; use auto, reward or policy"
         )
+    if stage == "rlhf" and config.rlhf.train_critic:
+        _check_trained_critic(config)
     if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"
+        )
+
+
+def _check_trained_critic(config: Config) -> None:
+    """Check that PPO can start from the critic of `rlhf.train_critic`."""
+    value, kind = config.ppo.value, config.critic.kind
+    if not config.ppo.advantages.needs_values:
+        raise ConfigError(
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantages.advantage} needs none; "
+            "use false"
+        )
+    if value.critic not in ("auto", kind):
+        raise ConfigError(
+            f"ppo.critic={value.critic} does not fit critic.kind={kind}, which rlhf.train_critic=true trains; "
+            "leave ppo.critic out"
+        )
+    if value.critic_init != "auto":
+        raise ConfigError(
+            f"ppo.critic_init={value.critic_init} contradicts rlhf.train_critic=true, whose critic PPO starts from; "
+            "use auto (what the trained critic starts from is critic.base)"
         )
 
 

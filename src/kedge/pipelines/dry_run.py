@@ -27,7 +27,7 @@ from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.pipelines.reward import load_reward_inputs, train_reward_model
-from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, with_trained
+from kedge.pipelines.rlhf.setup import check_inputs, scored_config, stage_config, with_trained
 from kedge.pipelines.sft import load_sft_inputs, train_sft
 from kedge.runs.run import Run, open_run
 from kedge.training.runtime import stream_seed
@@ -226,11 +226,14 @@ def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
     supervised = [_trial(each, name, given) for name, each in trials.items()]
     trained = run.folder / "reward" / "model"
-    trials["ppo"] = ppo_config(config, run, "ppo", model=Path(str(config.model)), reward=trained)
     rewards = None if given["reward"] is None else with_trained(trained, given["reward"])
-    sft, reward, ppo = [*supervised, _trial(trials["ppo"], "ppo", {**given, "reward": rewards})]
+    sft, repeated = supervised
+    for name in ("critic", "ppo") if config.rlhf.train_critic else ("ppo",):
+        scored = scored_config(config, run, name, model=Path(str(config.model)), reward=trained)
+        kind = {"ppo.critic": config.critic.kind} if config.rlhf.train_critic else {}
+        repeated += _trial(with_values(scored, kind), name, {**given, "reward": rewards})
     rounds = config.rlhf.num_rounds
-    return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in [*reward, *ppo])]
+    return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in repeated)]
 
 
 _TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] = {

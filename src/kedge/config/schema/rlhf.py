@@ -52,3 +52,9 @@ class RlhfConfig(Section):
         meaning="Whether PPO starts each further round from the SFT policy instead of the newest policy.",
         source="kedge: the round's comparisons are of the newest policy's responses",
     )
+    train_critic: bool = field(
+        False,
+        meaning="Whether each round trains a critic before PPO, which starts from it: kedge critic, with the fields of "
+        "`critic`.",
+        source="kedge: off; VC-PPO and VAPO pretrain the critic",
+    )

@@ -1,8 +1,8 @@
 """The three stages in a chain, and InstructGPT's loop around the last two.
 
-    demonstrations ─▶ sft/ ─▶ comparisons ─▶ reward/ ─▶ prompts ─▶ ppo/ ─▶ model/
-                                  ▲                                 │
-                                  └── rankings by the labeler ◀── its responses (rounds 2, 3, …)
+    demonstrations ─▶ sft/ ─▶ comparisons ─▶ reward/ ─▶ prompts (─▶ critic/) ─▶ ppo/ ─▶ model/
+                                  ▲                                              │
+                                  └── rankings by the labeler ◀── its responses ─┘ (rounds 2, 3, …)
 
 Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 """
@@ -10,16 +10,18 @@ Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kedge.config import Config, with_values
 from kedge.output import write_summary
+from kedge.pipelines.critic import run_critic
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.rlhf.folder import published_policy, write_rows
 from kedge.pipelines.rlhf.labeling import label_round
 from kedge.pipelines.rlhf.result import RlhfResult, Round, print_rounds, summarize
-from kedge.pipelines.rlhf.setup import check_inputs, ppo_config, stage_config, with_trained
+from kedge.pipelines.rlhf.setup import check_inputs, scored_config, stage_config, with_critic, with_trained
 from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
@@ -45,7 +47,8 @@ def run_rlhf(
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
 
     From round 2 on, the labeler ranks responses of the newest policy, and a new reward model is trained on the
-    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's.
+    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's. With
+    `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.
 
     However the run ends, `model/` holds the newest policy.
 
@@ -96,13 +99,14 @@ def run_rlhf(
                 config = label_round(config, run, inputs, policy, number)
             trained = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **then)
             start = sft.model if config.rlhf.restart_policy else policy
-            ppo = run_ppo(
-                ppo_config(config, run, f"ppo{suffix}", model=start, reward=trained.model),
-                prompts=prompts,
-                reward=None if reward is None else with_trained(trained.model, reward),
-                **then,
-            )
-            rounds.append(Round(trained, ppo))
+            scored = partial(scored_config, config, run, model=start, reward=trained.model)
+            given: Any = {"prompts": prompts, "reward": None if reward is None else with_trained(trained.model, reward)}
+            critic, for_ppo = None, scored(f"ppo{suffix}")
+            if config.rlhf.train_critic:
+                critic = run_critic(scored(f"critic{suffix}"), **given, **then)
+                for_ppo = with_critic(for_ppo, critic.model)
+            ppo = run_ppo(for_ppo, **given, **then)
+            rounds.append(Round(trained, ppo, critic))
             policy = ppo.model
 
     summary = summarize(sft, rounds)

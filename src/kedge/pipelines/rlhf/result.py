@@ -10,6 +10,7 @@ from kedge.algorithm.statistics import Interval
 from kedge.inspect.notebook.runs import shown_chain
 from kedge.inspect.notebook.shown import Shown
 from kedge.logs.table import Cell, print_table
+from kedge.pipelines.critic import CriticResult
 from kedge.pipelines.ppo import PpoResult
 from kedge.pipelines.reward import RewardResult
 from kedge.pipelines.sft import SftResult
@@ -20,16 +21,18 @@ __all__ = ["RlhfResult", "Round", "print_rounds", "summarize"]
 
 @dataclass(frozen=True)
 class Round:
-    """A reward model and the policy trained against it."""
+    """A reward model and the policy trained against it, and the critic that was trained in between, if any."""
 
     reward: RewardResult
     ppo: PpoResult
+    critic: CriticResult | None = None
 
     def summary(self) -> dict[str, Any]:
         """Figures of the round, for `summary.json`."""
         first, last = (self.ppo.metrics[0], self.ppo.metrics[-1]) if self.ppo.metrics else ({}, {})
         return {
             "reward_model": self.reward.summary,
+            **({} if self.critic is None else {"critic": self.critic.summary}),
             "ppo": {
                 "num_updates": len(self.ppo.metrics),
                 "score_first": first.get("reward/score_mean"),
@@ -83,6 +86,8 @@ def print_rounds(folder: Path, summary: dict[str, Any]) -> None:
     for number, each in enumerate(summary["rounds"], start=1):
         accuracy, ppo = each["reward_model"].get("accuracy"), each["ppo"]
         agreement = None if accuracy is None else Interval(**accuracy)
-        rows[f"round {number}"] = [agreement, ppo["score_first"], ppo["score_last"], ppo["kl"]]
-    columns = ["", "reward-model accuracy", "score, first update", "score, last update", "KL"]
+        critic = [Interval(**each["critic"]["explained_variance"])] if "critic" in each else []
+        rows[f"round {number}"] = [agreement, *critic, ppo["score_first"], ppo["score_last"], ppo["kl"]]
+    explains = ["explained by the critic"] if "critic" in summary["rounds"][0] else []
+    columns = ["", "reward-model accuracy", *explains, "score, first update", "score, last update", "KL"]
     print_table(f"The newest policy is in {folder / 'model'}", columns, rows)

@@ -16,7 +16,7 @@ from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import Run
 
-__all__ = ["RlhfInputs", "check_inputs", "ppo_config", "stage_config", "with_trained"]
+__all__ = ["RlhfInputs", "check_inputs", "scored_config", "stage_config", "with_critic", "with_trained"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def check_inputs(
     Raises:
         KedgeError: An input cannot be read or does not fit the others.
     """
-    ppo_config(config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model")
+    scored = scored_config(config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model")
+    if config.rlhf.train_critic:
+        with_critic(scored, run.folder / "critic" / "model")
     policy = load_policy(str(config.model), config, run)
     tokenizer, context = policy.tokenizer, policy.model.context_length
     load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
@@ -79,14 +81,23 @@ def stage_config(config: Config, run: Run, name: str) -> Config:
     return with_values(config, {"out": str(run.folder / name), "push.repo": None, "checkpoint.keep_best": keep_best})
 
 
-def ppo_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:
-    """The configuration of PPO: its policy, and the trained reward model followed by the configured rewards.
+def scored_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:
+    """The configuration of PPO, or of its critic's training: policy, and the trained reward model before other rewards.
 
     Raises:
         ConfigError: The critic is initialized from the reward model, and there is more than one.
     """
     terms = [{"source": str(reward)}, *(term.model_dump() for term in config.reward)]
     return with_values(stage_config(config, run, name), {"model": str(model), "reward": terms})
+
+
+def with_critic(config: Config, critic: Path) -> Config:
+    """The configuration of PPO that starts from the critic that was trained before it.
+
+    Raises:
+        ConfigError: The other settings of PPO do not fit this kind of critic.
+    """
+    return with_values(config, {"ppo.critic": config.critic.kind, "ppo.critic_init": str(critic)})
 
 
 def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
