@@ -875,6 +875,21 @@ MUTATIONS = (
         "np.sqrt(np.mean(second**2) / 2)",
         "tests/inspect/page/test_numbers.py::test_noise_is_the_spread_around_a_trend",
     ),
+    Mutation(
+        "score-shown-twice-where-no-kl-is-charged",
+        "inspect/resolved.py",
+        'run.setting("ppo.kl_in") != "loss" and not is_free',
+        'run.setting("ppo.kl_in") != "loss"',
+        "tests/inspect/page/test_sections.py"
+        "::test_the_score_less_its_kl_cost_is_shown_only_where_the_kl_is_in_the_reward",
+    ),
+    Mutation(
+        "next-call-after-a-critic-without-the-settings-of-ppo",
+        "runs/next_calls.py",
+        'names = ("ppo.", "rollout.",',
+        'names = ("ppo.gamma", "rollout.",',
+        "tests/runs/test_ending.py::test_the_command_after_a_critic_is_valid_whatever_was_set",
+    ),
     *RELIABILITY,
     *DOCTOR,
     Mutation(
