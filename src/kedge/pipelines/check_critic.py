@@ -17,7 +17,6 @@ from typing import Any
 from kedge.algorithm.prefix_test import PrefixTest
 from kedge.config import Config
 from kedge.errors import UnscoredError
-from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.critic_checks import check_row
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.phases import PhaseLog
@@ -32,12 +31,14 @@ from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.ending import say_results
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import open_run
+from kedge.runs.shown_result import shows_its_run
 
 __all__ = ["CriticCheckResult", "run_check_critic"]
 
 PROMPTS_AT_ONCE = 8
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class CriticCheckResult:
     """Result of a check of a critic.
@@ -51,13 +52,6 @@ class CriticCheckResult:
     folder: Path
     test: PrefixTest
     summary: dict[str, Any]
-
-    def __repr__(self) -> str:
-        return shown_run("CriticCheckResult", self.folder).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("CriticCheckResult", self.folder).html()
 
 
 def run_check_critic(

@@ -20,7 +20,6 @@ from kedge.errors import ConfigError
 from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.policy import Policy
 from kedge.evaluation.report import Evaluation, report
-from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
@@ -30,10 +29,12 @@ from kedge.runs.load_judge import load_judge
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.run import open_run
+from kedge.runs.shown_result import shows_its_run
 
 __all__ = ["EvaluateResult", "run_evaluate"]
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class EvaluateResult:
     """Result of an evaluation.
@@ -47,13 +48,6 @@ class EvaluateResult:
     folder: Path
     win_rate: Interval
     summary: dict[str, Any]
-
-    def __repr__(self) -> str:
-        return shown_run("EvaluateResult", self.folder).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("EvaluateResult", self.folder).html()
 
 
 def run_evaluate(

@@ -18,7 +18,6 @@ from kedge.data import room_for_prompt
 from kedge.errors import RewardError
 from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses, response_rows
-from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
@@ -30,6 +29,7 @@ from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import open_run
+from kedge.runs.shown_result import shows_its_run
 from kedge.texts import printable
 
 __all__ = ["GenerateResult", "run_generate"]
@@ -38,6 +38,7 @@ MOST_SHOWN = 4
 """Responses that are few enough to be printed."""
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class GenerateResult:
     """Result of a generate run.
@@ -56,13 +57,6 @@ class GenerateResult:
     def responses(self) -> list[dict[str, Any]]:
         """The rows of `responses.jsonl`."""
         return read_json_lines(self.folder / RESPONSES_FILE)
-
-    def __repr__(self) -> str:
-        return shown_run("GenerateResult", self.folder).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("GenerateResult", self.folder).html()
 
 
 def run_generate(

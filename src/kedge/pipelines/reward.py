@@ -18,15 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
-from kedge.inspect.notebook.runs import shown_run
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.output import write_summary
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_end
+from kedge.runs.ending import end_stage
 from kedge.runs.load_records import load_comparisons, load_demonstrations
-from kedge.runs.next_calls import following_call
-from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -36,6 +34,7 @@ from kedge.training.supervised.reward_model import RewardModelReport, train_rewa
 __all__ = ["RewardModelReport", "RewardResult", "load_reward_inputs", "run_reward", "train_reward_model"]
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class RewardResult:
     """Result of a reward-model run.
@@ -52,13 +51,6 @@ class RewardResult:
     def model(self) -> Path:
         """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
         return self.folder / "model"
-
-    def __repr__(self) -> str:
-        return shown_run("RewardResult", self.folder, following_call(self.folder)).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("RewardResult", self.folder, following_call(self.folder)).html()
 
 
 def run_reward(
@@ -117,9 +109,7 @@ def run_reward(
         card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
         save_scalar_model(model, tokenizer, run.folder / "model", card=card)
         end_training(config, run, report.outcome)
-    run.finish({**training["loop"].summary(), "summary": summary})
-    say_end(config, run.folder, "reward")
-    publish(config, run.folder)
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary})
     return RewardResult(run.folder, summary)
 
 

@@ -18,7 +18,6 @@ from typing_extensions import Unpack
 
 from kedge.config import Config
 from kedge.data import Demonstration, Mixture, Split, encode_example
-from kedge.inspect.notebook.runs import shown_run
 from kedge.models import (
     LanguageModel,
     Precision,
@@ -28,11 +27,10 @@ from kedge.models import (
     save_policy,
 )
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_end
+from kedge.runs.ending import end_stage
 from kedge.runs.load_records import load_demonstrations
-from kedge.runs.next_calls import following_call
-from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -42,6 +40,7 @@ from kedge.training.supervised.losses import CompletionLoss
 __all__ = ["SftResult", "load_sft_inputs", "run_sft", "train_sft"]
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class SftResult:
     """Result of a fine-tuning run.
@@ -66,13 +65,6 @@ class SftResult:
     def model(self) -> Path:
         """Folder of the model, which plain transformers can load."""
         return self.folder / "model"
-
-    def __repr__(self) -> str:
-        return shown_run("SftResult", self.folder, following_call(self.folder)).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("SftResult", self.folder, following_call(self.folder)).html()
 
 
 def run_sft(
@@ -121,9 +113,9 @@ def run_sft(
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         save(run.folder / "model", facts, ended=True)
         end_training(config, run, outcome)
-    run.finish({**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
-    say_end(config, run.folder, "sft")
-    publish(config, run.folder)
+    end_stage(
+        config, run, {**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
+    )
     return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
 
 

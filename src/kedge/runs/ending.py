@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,14 +16,16 @@ from kedge.logs.progress import say
 from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, kept_checkpoints
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
+from kedge.runs.publish import publish
+from kedge.runs.run import Run
 from kedge.texts import printable
 
 __all__ = [
     "chain_report",
     "chained",
+    "end_stage",
     "leave_stage_report",
     "resumable",
-    "say_end",
     "say_findings",
     "say_next",
     "say_results",
@@ -77,10 +79,21 @@ def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
         raise
 
 
-def say_end(config: Config, folder: Path, stage: str) -> None:
-    """Print a line per warning or serious finding, then how to go on; see `say_next`."""
-    say_findings(folder)
-    say_next(config, folder, stage)
+def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
+    """End a stage that made a model: print the doctor's findings and how to go on, and push the model if configured.
+
+    Args:
+        config: The run's configuration.
+        run: The run.
+        results: What `finished.json` says of it.
+
+    Raises:
+        PushError: The model was not pushed.
+    """
+    run.finish(results)
+    say_findings(run.folder)
+    say_next(config, run.folder, run.stage)
+    publish(config, run.folder)
 
 
 def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge: str = "") -> None:

@@ -20,17 +20,15 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config
-from kedge.inspect.notebook.runs import shown_run
 from kedge.models import save_policy, save_scalar_model
 from kedge.output import write_summary
 from kedge.pipelines.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.pipelines.critic.sampling import Sampled, sample_returns
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.ending import say_end
+from kedge.runs.ending import end_stage
 from kedge.runs.load_rewards import Rewards
-from kedge.runs.next_calls import following_call
-from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, started_stage, training_loop
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -41,6 +39,7 @@ from kedge.training.supervised.returns_fit import train_critic
 __all__ = ["CriticResult", "run_critic"]
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class CriticResult:
     """Result of the training of a critic.
@@ -57,13 +56,6 @@ class CriticResult:
     def model(self) -> Path:
         """Folder of the critic: a sequence classifier with one label, or the policy with a value head beside it."""
         return self.folder / "model"
-
-    def __repr__(self) -> str:
-        return shown_run("CriticResult", self.folder, following_call(self.folder)).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("CriticResult", self.folder, following_call(self.folder)).html()
 
 
 def run_critic(
@@ -116,9 +108,7 @@ def run_critic(
             summary = _write_summary(config, run, sampled, loss, outcome)
             save(run.folder / "model", _facts(summary), ended=True)
             end_training(config, run, outcome)
-    run.finish({**training["loop"].summary(), "summary": summary})
-    say_end(config, run.folder, "critic")
-    publish(config, run.folder)
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary})
     return CriticResult(run.folder, summary)
 
 

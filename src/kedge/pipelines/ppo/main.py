@@ -28,9 +28,8 @@ from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.claim import claimed
-from kedge.runs.ending import resumable, say_end
+from kedge.runs.ending import end_stage, resumable
 from kedge.runs.load_rewards import Rewards
-from kedge.runs.publish import publish
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
 from kedge.training.checkpoint.resume import CheckpointedLoop
@@ -90,9 +89,7 @@ def run_ppo(
             raise
         finally:
             metrics = save_result(config, run, roles, interrupted=not outcome)
-    run.finish(outcome)
-    say_end(config, run.folder, "ppo")
-    publish(config, run.folder)
+    end_stage(config, run, outcome)
     return PpoResult(run.folder, metrics)
 
 

@@ -10,20 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config
-from kedge.inspect.notebook.runs import shown_run
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.ending import leave_stage_report
-from kedge.runs.next_calls import following_call
 from kedge.runs.run import Run
+from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.training.checkpoint.model_folder import CheckpointModel
 
 __all__ = ["PpoResult", "checkpoint_model", "save_result"]
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class PpoResult:
     """The result of a PPO run.
@@ -40,13 +40,6 @@ class PpoResult:
     def model(self) -> Path:
         """The policy's folder, in Hugging Face format."""
         return self.folder / "model"
-
-    def __repr__(self) -> str:
-        return shown_run("PpoResult", self.folder, following_call(self.folder)).text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return shown_run("PpoResult", self.folder, following_call(self.folder)).html()
 
 
 def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) -> list[dict[str, Any]]:
