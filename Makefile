@@ -8,13 +8,19 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
+.PHONY: demo test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
 
-# One thread per process, and idle threads sleep instead of spinning: the test processes share the cores.
-test: lint types
+# Types are checked while the tests run, which leave a core idle where they wait.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types suite
+
+# One thread per process, and idle threads sleep instead of spinning: the test processes share the cores. Compiled files
+# are written even where the environment forbids it: the tests start many processes that import kedge.
+suite: export PYTHONDONTWRITEBYTECODE :=
+suite: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 # What takes minutes, too: thousands of generated cases, kills at random moments.

@@ -3,91 +3,28 @@
     python -m tests.mutations [NAME …] [--list]
 
 Each mutation of the table is applied to a copy of `src/kedge` in a temporary folder, and the test that should catch it
-runs on that copy in a separate process; the working tree is never touched. First, all these tests must pass on an
-unmodified copy. A table entry whose text is not in the source is an error, not a caught mistake.
+runs on that copy (`tests.trial`). First, all these tests must pass without a mutation. A table entry whose text is not
+in the source is an error, not a caught mistake.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import multiprocessing
-import os
-import re
-import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.code_swap import changed_functions
 from tests.mutation import Mutation
 from tests.mutation_table import MUTATIONS
+from tests.trial import SOURCE, Trial, copy_source, run_tests
 
-__all__ = ["StaleMutationError", "Trial", "copy_source", "main", "mutate", "run_tests", "try_mutation"]
-
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "kedge"
-TIMEOUT = 120
-"""Seconds for one mutation's test, which usually takes about one."""
-
-# Imported once, in the process from which every trial is forked: they take ten times as long as the tests. kedge itself
-# is not included, so that each trial imports its own copy.
-SLOW_IMPORTS = [
-    "pytest",
-    "hypothesis",
-    "beartype",
-    "jaxtyping",
-    "numpy",
-    "pydantic",
-    "rich.console",
-    "torch",
-    "typer",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.gpt_neox.modeling_gpt_neox",
-]
-
-# A mutation that crashes only shows that its line is executed, not that its result is checked.
-CRASH = re.compile(r"^FAILED .* - (NameError|AttributeError|ImportError|ModuleNotFoundError)", re.MULTILINE)
+__all__ = ["StaleMutationError", "main", "mutate", "try_mutation", "try_without"]
 
 
 class StaleMutationError(Exception):
     """A mutation's text is no longer in the source."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Result of running tests on a copy of the source.
-
-    Attributes:
-        exit_code: pytest's exit code: 0 all passed, 1 some failed; negative if killed by a signal.
-        output: pytest's output.
-        seconds: Wall time.
-    """
-
-    exit_code: int
-    output: str
-    seconds: float
-
-    @property
-    def killed(self) -> bool:
-        """Whether a test ran and failed; errors in collection, in fixtures or in the mutation itself do not count."""
-        return self.exit_code == 1 and "\nFAILED " in self.output and not CRASH.search(self.output)
-
-    @property
-    def verdict(self) -> str:
-        """One word for the table."""
-        if self.killed:
-            return "killed"
-        return "SURVIVED" if self.exit_code == 0 else "BROKEN"
-
-
-def copy_source(folder: Path) -> Path:
-    """Copy the package, and what Python has compiled of it, into the folder; return the folder."""
-    shutil.copytree(SOURCE, folder / "kedge")
-    return folder
 
 
 def mutate(mutation: Mutation, copy: Path) -> None:
@@ -104,60 +41,29 @@ def mutate(mutation: Mutation, copy: Path) -> None:
         )
     mutated = source.replace(mutation.original, mutation.mutated)
     compile(mutated, str(path), "exec")
+    assert not path.is_symlink(), "the working tree is never touched"
     path.write_text(mutated, encoding="utf-8")
-
-
-def run_tests(tests: Sequence[str], copy: Path) -> Trial:
-    """Run tests on a copy of the source, in a separate process."""
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    context.set_forkserver_preload(SLOW_IMPORTS)
-    log, start = copy / "pytest.log", time.monotonic()
-    log.touch()
-    process = context.Process(target=_run_pytest, args=(tests, copy, log))
-    process.start()
-    process.join(TIMEOUT)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    exit_code = process.exitcode
-    process.close()
-    assert exit_code is not None, "the process was joined"
-    return Trial(exit_code, log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - start)
-
-
-def _run_pytest(tests: Sequence[str], copy: Path, log: Path) -> None:
-    """Run pytest in the trial's process."""
-    descriptor = os.open(log, os.O_WRONLY)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.chdir(ROOT)
-    # Before the path of an editable installation; `COLUMNS`, so that the summary includes the exceptions.
-    sys.path.insert(0, str(copy))
-    sys.dont_write_bytecode = True
-    os.environ.update(
-        PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", COLUMNS="1000", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
-    )
-    # The fork server is one for all tests of a process: another test may have made it import the package first.
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("kedge", "tests", "bench")]:
-        del sys.modules[name]
-    gc.freeze()  # pytest collects garbage several times, and what was imported before the fork is none
-
-    import pytest
-
-    import kedge
-
-    assert Path(kedge.__file__).is_relative_to(copy), f"the trial would test {kedge.__file__}"
-    options = ["--exitfirst", "--tb=short", "--quiet", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # pytest would warn that hypothesis, a pytest plugin, is already imported.
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    sys.exit(pytest.main([*options, f"--basetemp={copy / 'basetemp'}", *tests]))
 
 
 def try_mutation(mutation: Mutation, folder: Path) -> Trial:
     """Apply a mutation to a new copy in the folder, and run the test that should catch it."""
-    copy = copy_source(folder)
+    copy = copy_source(folder, mutation.file)
     mutate(mutation, copy)
-    return run_tests([mutation.test], copy)
+    return run_tests([mutation.test], copy, mutation.file)
+
+
+def try_without(mutations: Sequence[Mutation], folder: Path) -> Trial:
+    """Run the tests of mutations without one, as they run with it; returns a run that failed, if one did."""
+    afresh = sorted({mutation.test for mutation in mutations if not _is_in_functions(mutation)})
+    copy = copy_source(folder / "unmutated")
+    first = run_tests(sorted({mutation.test for mutation in mutations}), copy)
+    return run_tests(afresh, copy, afresh=True) if afresh and first.exit_code == 0 else first
+
+
+def _is_in_functions(mutation: Mutation) -> bool:
+    source = (SOURCE / mutation.file).read_text(encoding="utf-8")
+    versions = (source, source.replace(mutation.original, mutation.mutated))
+    return changed_functions(*(compile(version, mutation.file, "exec") for version in versions)) is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,12 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _try_all(chosen: Sequence[Mutation], folder: Path) -> int:
-    tests = sorted({mutation.test for mutation in chosen})
-    baseline = run_tests(tests, copy_source(folder / "unmutated"))
+    baseline = try_without(chosen, folder)
     if baseline.exit_code != 0:
         print(f"{baseline.output}\nThe tests must pass on the unmodified source.")
         return 1
-    print(f"{len(tests)} tests pass on the unmodified source, {baseline.seconds:.1f} s")
+    print(f"{len({mutation.test for mutation in chosen})} tests pass on the unmodified source")
     survivors = 0
     for mutation in chosen:
         trial = try_mutation(mutation, folder / mutation.name)

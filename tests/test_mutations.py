@@ -8,6 +8,7 @@ import pytest
 from tests import mutations
 from tests.mutation import Mutation
 from tests.mutation_table import MUTATIONS
+from tests.trial import copy_source
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -17,12 +18,13 @@ def test_a_test_notices(mutation: Mutation, tmp_path):
 
 
 def test_without_a_mutation_the_same_tests_pass(tmp_path):
-    trial = mutations.run_tests(sorted({mutation.test for mutation in MUTATIONS}), mutations.copy_source(tmp_path))
+    trial = mutations.try_without(MUTATIONS, tmp_path)
     assert trial.exit_code == 0, trial.output
 
 
-def test_a_change_that_changes_nothing_survives(tmp_path, capsys, monkeypatch):
-    harmless = replace(MUTATIONS[1], mutated=MUTATIONS[1].original + "  ")
+@pytest.mark.parametrize("added", ["  ", " + 0"], ids=["same code", "other code"])
+def test_a_change_that_changes_nothing_survives(added, capsys, monkeypatch):
+    harmless = replace(MUTATIONS[1], mutated=MUTATIONS[1].original + added)
     monkeypatch.setattr(mutations, "MUTATIONS", (harmless,))
     assert mutations.main([]) == 1
     assert "SURVIVED" in capsys.readouterr().out
@@ -39,7 +41,8 @@ def test_what_does_not_run_is_not_killed(tmp_path, changes):
 
 
 def test_a_text_that_is_not_there_exactly_once_is_an_error(tmp_path):
-    copy, mutation = mutations.copy_source(tmp_path), MUTATIONS[1]
+    mutation = MUTATIONS[1]
+    copy = copy_source(tmp_path, mutation.file)
     for original in ("no such line", "return"):
         with pytest.raises(mutations.StaleMutationError, match=f"{re.escape(mutation.file)} holds .* times, not once"):
             mutations.mutate(replace(mutation, original=original), copy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -26,7 +25,8 @@ from kedge.pipelines.sft import run_sft
 from kedge.runs.run import Resume
 from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, kedge, metrics_without_times
+from tests.forking import fork_context, forked_kedge
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(10)]
@@ -241,8 +241,7 @@ def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):
     settings = {"num_updates": 3, "checkpoint.every_minutes": None}
     whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
     run_ppo(whole, prompts=PROMPTS, reward=len_of)
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_run_slowly, args=(killed,))
+    process = fork_context().Process(target=_run_slowly, args=(killed,))
     process.start()
     _wait_for_rows(tmp_path / "killed", 1)
     process.kill()
@@ -273,8 +272,7 @@ def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int)
     settings = {"num_updates": num_updates, "checkpoint.every": 1}
     whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
     run_ppo(whole, prompts=PROMPTS, reward=len_of)
-    context, chooser = multiprocessing.get_context("forkserver"), random.Random(0)
-    context.set_forkserver_preload(["kedge.pipelines.ppo"])
+    context, chooser = fork_context(), random.Random(0)
     checkpoints = tmp_path / "killed" / "checkpoints"
     newest, halves = 0, 0
     for _ in range(kills):
@@ -326,10 +324,10 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
         process.terminate()
         assert process.wait(timeout=60) == 143
     assert 2 <= len(metrics_without_times(tmp_path / "run")) < 40
-    done = kedge("ppo", "--resume", "run", cwd=tmp_path)
+    done = forked_kedge("ppo", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [row["update"] for row in metrics_without_times(tmp_path / "run")] == list(range(1, 41))
-    again = kedge("ppo", "--resume", "run", cwd=tmp_path)
+    again = forked_kedge("ppo", "--resume", "run", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (
         0,
         "run has finished: there is nothing to resume. To extend it, raise ppo.num_updates.\n",
@@ -344,7 +342,7 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
     ],
 )
 def test_mistakes_are_one_line(tmp_path, policy, arguments, said):
-    done = kedge("ppo", "--model", policy, "--prompts", "p.jsonl", "--reward", "r:f", *arguments, cwd=tmp_path)
+    done = forked_kedge("ppo", "--model", policy, "--prompts", "p.jsonl", "--reward", "r:f", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

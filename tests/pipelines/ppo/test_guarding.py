@@ -20,7 +20,8 @@ from kedge.pipelines.ppo import steps as ppo_steps
 from kedge.rollout import Sampler
 from kedge.runs.run import Resume
 from kedge.training.stopping import Terminated
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, kedge, metrics_without_times, vowels
+from tests.forking import forked_kedge
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
 from tests.pipelines.test_resume import assert_same, stop_at  # noqa: F401
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -371,7 +372,7 @@ def test_a_run_that_was_stopped_by_nan_goes_on_without_it(configured, tmp_path):
 def test_the_command_says_it_in_one_line(policy, tmp_path):
     (tmp_path / "rewards.py").write_text("def judge(completions):\n    return [float('nan')] * len(completions)\n")
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    done = kedge(
+    done = forked_kedge(
         "ppo", "--model", policy, "--prompts", "prompts.jsonl", "--reward", "rewards.py:judge", "--out", "run",
         "--strict", "rollout.num_prompts=4", "rollout.max_new_tokens=4", "reward_functions.retries=0", cwd=tmp_path,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import datetime
 import os
 import re
@@ -58,6 +59,12 @@ def remote(tmp_path):
 
 def is_there(process: float) -> bool:
     return any(seen.pid == process for seen in processes())
+
+
+def end(group: int) -> None:
+    """Kill what should have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def eventually(condition, seconds: float = 5.0) -> bool:
@@ -314,7 +321,7 @@ def test_the_worker_outlives_the_thread_that_started_it(remote):
 
 
 @pytest.mark.parametrize("name", ["lengths", "hangs_with_a_child", "leaves_a_child"])
-def test_the_worker_ends_when_kedge_is_killed(name, tmp_path):
+def test_the_worker_ends_when_kedge_is_killed(name, tmp_path, request):
     note = tmp_path / "note"
     program = (
         "import sys; from kedge.rewards.worker.client import RemoteFunction; from kedge.rewards import Responses\n"
@@ -329,6 +336,7 @@ def test_the_worker_ends_when_kedge_is_killed(name, tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as kedge:
         worker = int(kedge.stdout.readline())
+        request.addfinalizer(lambda: end(worker))
         if name == "hangs_with_a_child":
             # An idle worker would end by itself: the call must be running when kedge is killed.
             assert eventually(note.exists, seconds=60.0)

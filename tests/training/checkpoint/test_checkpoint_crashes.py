@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -19,6 +18,7 @@ import pytest
 
 from kedge.errors import OutputError
 from kedge.training.checkpoint.store import newest_valid, open_checkpoint
+from tests.forking import fork_context
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_until_killed, save_update
 
 # Death at every step of a save.
@@ -103,8 +103,7 @@ def test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_go
 
 def survive_kills(folder: Path, count: int, *, longest: float) -> int:
     """Repeatedly kill a run that saves continuously; return how many kills interrupted a save or deletion."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.checkpoint.saver"])
+    context = fork_context()
     saved, rng, halves, before = folder.parent / "saved", random.Random(0), 0, ""
     saved.touch()
     for _ in range(count):

@@ -1,0 +1,82 @@
+"""Processes that start with torch, transformers and kedge imported: a start from nothing takes three seconds.
+
+At least one test of every command starts it from nothing, as a user does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Finished", "fork_context", "forked_kedge"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 120
+"""Seconds for a command."""
+
+
+def fork_context() -> BaseContext:
+    """Context whose processes are forked from one that has imported `tests.warm`; elsewhere they import it themselves.
+
+    A test process has one such parent, whichever of its tests starts it.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.warm"])
+    path = os.environ.get("PYTHONPATH")
+    # The parent knows nothing of our `sys.path` and skips what it cannot import. A trial has set the variable already.
+    os.environ["PYTHONPATH"] = os.pathsep.join([path or str(ROOT / "src"), str(ROOT)])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
+    return context
+
+
+class Finished(NamedTuple):
+    """What a command left: its exit code, negative if a signal ended it, and its output."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def forked_kedge(*arguments: object, cwd: Path = ROOT) -> Finished:
+    """Run the command in a process of its own, without the checks of shapes that tests have."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        process = fork_context().Process(target=_run_command, args=([*map(str, arguments)], cwd, out, err))
+        process.start()
+        process.join(TIMEOUT)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        assert process.exitcode is not None, "the process was joined"
+        return Finished(process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+
+
+def _run_command(arguments: list[str], cwd: Path, out: Path, err: Path) -> None:
+    for path, number in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.argv = ["kedge", *arguments]
+
+    import jaxtyping
+    import torch
+
+    from kedge.cli import main
+
+    torch.set_num_threads(1)
+    jaxtyping.config.update("jaxtyping_disable", True)
+    main()

@@ -1,0 +1,41 @@
+"""The process from which trials and runs to be killed are forked: it has imported all that they need.
+
+Importing torch, transformers and kedge takes ten times as long as most of the tests that follow. It imports the tests'
+configuration first, so that kedge is imported as in every test: with its shapes checked.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+from pathlib import Path
+
+import tests.conftest  # noqa: F401  before kedge
+
+import kedge  # isort: skip
+from tests.code_swap import live_functions
+
+__all__ = ["LIVE", "PACKAGE"]
+
+PACKAGE = Path(kedge.__file__).resolve().parent
+
+SLOW = [
+    "pytest",
+    "pdb",
+    "xml.etree.ElementTree",
+    "hypothesis",
+    "rich.console",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+]
+# A logger needs its library, which may not be installed.
+LEFT_OUT = ("kedge.__main__", "kedge.logs.loggers.")
+
+MODULES = [module.name for module in pkgutil.walk_packages(kedge.__path__, "kedge.")]
+for name in [*SLOW, *(name for name in MODULES if not name.startswith(LEFT_OUT))]:
+    importlib.import_module(name)
+
+LIVE = live_functions(Path(kedge.__file__).parent)
+gc.freeze()  # pytest collects garbage several times, and what is imported before a fork is none
