@@ -87,7 +87,7 @@ def test_responses_that_were_thrown_away_are_counted():
     rows = [metric_row(update, **GROUPED) for update in range(1, 6)]
     assert describe_run(ppo_record(config=config, metrics=rows))[2] == (
         "60 of 150 sampled responses (40%) were thrown away, because all responses to their prompt score the same "
-        "(ppo.constant_groups=resample); 10 additional rounds of sampling replaced them."
+        "or their update was complete (ppo.constant_groups=resample); there were 10 additional rounds of sampling."
     )
     config["ppo"]["constant_groups"] = "drop"
     rows = [{**row, "group/resamples": 0.0} for row in rows]

@@ -218,10 +218,16 @@ def _unused_sentence(record: RunRecord) -> list[str]:
     unused, sampled, rounds = (sum(numbers_of(record.metrics, f"group/{name}")) for name in COUNTS)
     if not unused:
         return []
-    more = f"; {rounds:,.0f} additional rounds of sampling replaced them" if rounds else ""
+    # The last round can find more groups with spread than the update takes.
+    surplus, more = (
+        (" or their update was complete", f"; there were {rounds:,.0f} additional rounds of sampling")
+        if rounds
+        else ("", "")
+    )
     return [
         f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
-        f"responses to their prompt score the same (ppo.constant_groups={record.setting('ppo.constant_groups')}){more}."
+        f"responses to their prompt score the same{surplus} "
+        f"(ppo.constant_groups={record.setting('ppo.constant_groups')}){more}."
     ]
 
 
