@@ -105,7 +105,12 @@ GROUPS: Final = (
         {**IN_GROUPS, "ppo.advantage": "rloo"},
         function("by_prompt"),
     ),
-    Case("faint scores on half of the prompts, GRPO", "group_std_blows_up", IN_GROUPS, function("faint")),
+    Case(
+        "faint scores on half of the prompts, GRPO",
+        "group_std_blows_up",
+        {**IN_GROUPS, "ppo.kl_in": "loss"},
+        function("faint"),
+    ),
     Case(
         "mean per response, GRPO", "length_bias", {**IN_GROUPS, **AGGRESSIVE, "ppo.kl_coef": 0.0}, function("tuneful")
     ),

@@ -147,6 +147,33 @@ def test_a_value_gradient_that_ends_at_the_head_does_not_change_the_policy(where
     assert same(*weights) == (where == "head")
 
 
+def test_a_stop_of_the_policy_is_none_of_a_separate_critic():
+    models = make_models("separate")
+    passes: dict[str, Any] = {"num_critic_epochs": 2}
+    settings = [{"critic_generator": torch.Generator().manual_seed(1), **passes} for _ in range(2)]
+    free, whole = trained(models, **settings[0])
+    stopped, result = trained(models, early_stop_kl=1e-9, **settings[1])
+    assert (result.stopped_early, result.refused) == (True, False)
+    assert (whole.num_steps, len(whole.critic_steps)) == (4, 4)
+    assert (result.num_steps, len(result.critic_steps)) == (1, 7)  # in all as many steps of the critic
+    # The first gradient that is not used is computed all the same.
+    assert (whole.num_gradients, whole.num_critic_gradients) == (4, 4)
+    assert (result.num_gradients, result.num_critic_gradients) == (2, 7)
+    assert free.critic is not None
+    assert stopped.critic is not None
+    assert same(free.critic, stopped.critic)
+    assert not same(free.policy, stopped.policy)
+
+
+def test_after_a_stop_of_the_policy_a_shared_head_is_trained_without_the_trunk():
+    models = make_models("shared")
+    stopped, result = trained(models, early_stop_kl=1e-9)
+    once, _ = trained(models, num_epochs=1, check_step=lambda step, *_: step < 1)
+    assert (result.num_steps, len(result.critic_steps)) == (1, 3)
+    assert same(stopped.policy.causal, once.policy.causal)
+    assert not same(stopped.policy, once.policy)
+
+
 def test_a_step_of_the_critic_can_be_refused():
     models = make_models("separate")
     seen: list[int] = []
@@ -159,3 +186,4 @@ def test_a_step_of_the_critic_can_be_refused():
     _, result = trained(models, num_critic_epochs=4, check_step=refuse)
     assert seen == [0, 1, 2, 3]
     assert (result.refused, result.num_steps, len(result.critic_steps)) == (True, 2, 1)
+    assert (result.num_gradients, result.num_critic_gradients) == (2, 2)

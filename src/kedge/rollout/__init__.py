@@ -1,7 +1,7 @@
 """Rollouts and experience: sampling responses and evaluating them."""
 
-from kedge.rollout.collect import collect_experience
+from kedge.rollout.collect import Evaluated, collect_experience, still_to_evaluate
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 
-__all__ = ["Engine", "Sampler", "collect_experience"]
+__all__ = ["Engine", "Evaluated", "Sampler", "collect_experience", "still_to_evaluate"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -19,7 +20,28 @@ from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, budget_batches, response_logprobs
 
-__all__ = ["collect_experience"]
+__all__ = ["Evaluated", "collect_experience", "still_to_evaluate"]
+
+Evaluated = Literal["nothing", "critic", "all"]
+"""The models whose forward pass over a rollout is needed for its experience: policy and critic, or the critic alone."""
+
+
+def still_to_evaluate(
+    rollout: Rollout, actor_critic: ActorCritic, *, reuse_sampled: bool, value_after_last: bool
+) -> Evaluated:
+    """What sampling did not note already.
+
+    Args:
+        rollout: The responses.
+        actor_critic: Policy and critic.
+        reuse_sampled: The engine's log probabilities and values are exact.
+        value_after_last: The state after the last action needs a value as well.
+    """
+    if not reuse_sampled:
+        return "all"
+    if not actor_critic.has_critic or (rollout.values is not None and not value_after_last):
+        return "nothing"
+    return "all" if actor_critic.critic is None else "critic"
 
 
 @torch.no_grad()
@@ -86,12 +108,12 @@ def collect_experience(
         raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
     after_last = score_at == "after_last"
 
+    evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=after_last)
+
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
-        if reuse_sampled and rows.values is not None and not after_last:
+        if evaluated == "nothing":
             return rows.logprobs, rows.values
-        if reuse_sampled and not actor_critic.has_critic:
-            return rows.logprobs, None
-        if reuse_sampled and actor_critic.critic is not None:
+        if evaluated == "critic":
             return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=after_last)
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=after_last)
         return outputs.logprobs, outputs.values

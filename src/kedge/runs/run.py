@@ -59,6 +59,11 @@ TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
 """Stages whose result is a model."""
 
 
+CRITIC = "ppo.critic"
+"""Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
+where `ppo.advantage` needs none, e.g. with `to_go`."""
+
+
 @dataclass(frozen=True)
 class Resume:
     """Resume the run in the output folder, if there is one.
@@ -234,5 +239,9 @@ def _check_unchanged(
     if checkpoint is not None:
         changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
     if changes:
+        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
+        if any(change.startswith(f"{CRITIC}:") for change in changes):
+            critic = saved["ppo"]["critic"]
+            raise ConfigError(f"{because}. It was trained with {CRITIC}={critic}: resume it with that setting")
         names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
-        raise ConfigError(f"{folder} cannot be resumed, because {'; '.join(changes)}. If this is intended: {names}")
+        raise ConfigError(f"{because}. If this is intended: {names}")

@@ -26,7 +26,7 @@ __all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "ppo_upda
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """An additional loss for a step (ptx mixing), in parts that add up, so that each is freed before the next."""
 
-# As in SB3 and Spinning Up; spec §6.31.
+# As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
 
 
@@ -63,8 +63,11 @@ class UpdateResult:
         reductions: Reduction of each metric over steps.
         passes: Each epoch's log probabilities and entropies; the last can be incomplete.
         num_steps: Optimizer steps taken.
-        critic_steps: The metrics of every step that trained the critic alone, after an epoch.
-        stopped_early: The approximate KL exceeded its limit; the remaining steps were skipped.
+        critic_steps: The metrics of every step that trained the critic alone.
+        num_gradients: Gradients of the total loss that were computed: of the steps taken, and of one that was refused
+            or exceeded the KL limit.
+        num_critic_gradients: The same of the critic alone.
+        stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
     """
 
@@ -73,6 +76,8 @@ class UpdateResult:
     passes: list[EpochPass] = field(default_factory=list)
     num_steps: int = 0
     critic_steps: list[dict[str, float]] = field(default_factory=list)
+    num_gradients: int = 0
+    num_critic_gradients: int = 0
     stopped_early: bool = False
     refused: bool = False
 
@@ -109,6 +114,7 @@ def ppo_update(
 
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the total loss
         then C − 1 passes of M steps on the value term alone, for the critic's own parameters
+        where the KL limit has ended the policy's steps, the rest of its passes are such passes as well
 
     Old log probabilities, values, advantages and returns are fixed. The gradient of a minibatch does not depend on its
     split into micro-batches. A single minibatch holds all rows and is not shuffled.
@@ -125,7 +131,8 @@ def ppo_update(
             None or 0 disables clipping.
         num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `critic_pass`.
         critic_generator: Random generator of their shuffles; None for `generator`.
-        early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the rest of the update is skipped.
+        early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
+            skipped. The critic's are taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
 
@@ -140,13 +147,16 @@ def ppo_update(
     result = UpdateResult()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for _ in range(num_epochs):
-        result.passes.append(EpochPass.empty(experience))
-        for shuffled in _minibatches(experience.num_rows, num_minibatches, generator):
-            rows = shuffled.to(experience.old_logprobs.device)
+        left = list(_minibatches(experience.num_rows, num_minibatches, generator))
+        if not result.stopped_early:
+            result.passes.append(EpochPass.empty(experience))
+        while left and not result.stopped_early:
+            rows = left[0].to(experience.old_logprobs.device)
             minibatch = experience.select(rows)
             optimizer.zero_grad(set_to_none=True)
             totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
             metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
+            result.num_gradients += 1
             result.reductions.update(totals.reductions)
             search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
             if not check_step(result.num_steps, metrics, search):
@@ -154,22 +164,26 @@ def ppo_update(
                 return result
             if early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
                 result.steps, result.stopped_early = result.steps or [metrics], True
-                return result
+                if not learner.needs_values:
+                    return result
+                break
             optimizer.step()
+            del left[0]
             result.steps.append(metrics)
             result.num_steps += 1
-        for _ in range(num_critic_epochs - 1):
+        for number in range(num_critic_epochs):
             steps, complete = critic_pass(
                 learner,
                 optimizer,
                 experience,
                 objective,
-                _minibatches(experience.num_rows, num_minibatches, critic_generator or generator),
+                _minibatches(experience.num_rows, num_minibatches, critic_generator or generator) if number else left,
                 max_grad_norm=max_grad_norm,
                 first_step=result.num_steps + len(result.critic_steps),
                 check_step=check_step,
             )
             result.critic_steps += steps
+            result.num_critic_gradients += len(steps) + (not complete)
             if not complete:
                 result.refused = True
                 return result

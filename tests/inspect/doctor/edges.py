@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -208,7 +209,15 @@ EDGES: list[Edge] = [
     *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.value_warmup_updates": 9}),
     *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.value_warmup_updates": 8}),
     # The ratios of an update's only step are 1, so that neither figure can be anything but 0.
-    *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.num_epochs": 1, "ppo.num_minibatches": 1}),
+    # The KL to the reference then tells: at most 1e-5 nats per token, here of 25.6.
+    *metrics(
+        "steps_too_small",
+        (SERIOUS, FROZEN),
+        (SERIOUS, {**FROZEN, "response/length": [25.6] * 16, "objective/kl": [0.0] * 15 + [-2.5e-4]}),
+        (SILENT, {**FROZEN, "response/length": [25.6] * 16, "objective/kl": [0.0] * 15 + [-2.6e-4]}),
+        (SILENT, {**FROZEN, "objective/kl": [math.nan] * 16}),
+        **{"ppo.num_epochs": 1, "ppo.num_minibatches": 1},
+    ),
     *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.num_epochs": 1, "ppo.num_minibatches": 2}),
     *metrics("reward_flat", (SILENT, FLAT), **{"ppo.value_warmup_updates": 5}),
     *metrics("reward_flat", (WARNING, FLAT), **{"ppo.value_warmup_updates": 4}),

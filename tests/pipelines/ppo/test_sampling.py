@@ -121,9 +121,17 @@ def test_dropping_trains_on_what_is_left_and_says_so(
 
 def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = train(
-        policy, tmp_path / "run", Reward(PROMPTS), max_resamples=2, num_prompts=2, num_updates=1, entropy_target=3.0
+        policy,
+        tmp_path / "run",
+        Reward(PROMPTS),
+        max_resamples=2,
+        num_prompts=2,
+        num_updates=1,
+        entropy_target=3.0,
+        critic="separate",
     )
     [row] = rows
+    assert row["flops/experience"] > 0  # the critic's values: no step counts their pass
     assert row["policy/optimizer_steps"] == row["flops/train"] == 0
     assert (row["group/constant"], row["group/resamples"], row["group/unused"]) == (1.0, 2, 18)
     before, after = load_file(policy / "model.safetensors"), load_file(tmp_path / "run/model/model.safetensors")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import value_warmup_of
 
-__all__ = ["TRAINED", "Gap", "Needs", "gaps_in_words"]
+__all__ = ["TRAINED", "WHY_MISSING", "Gap", "Needs", "gaps_in_words"]
 
 TRAINED = ("sft", "reward", "critic", "ppo")
 """The stages that the doctor has rules for."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
+from kedge.inspect.doctor.needs import WHY_MISSING, Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
@@ -74,7 +74,7 @@ def _by_epoch(run: RunRecord) -> str:
 
 def _too_small(run: RunRecord) -> Symptom | None:
     if not _has_further_steps(run):
-        return None
+        return _frozen(run)
     clipped = read(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
     moved = read(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
     if clipped is None or moved is None or clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
@@ -88,6 +88,31 @@ def _too_small(run: RunRecord) -> Symptom | None:
         f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
         (scale(run, "ppo.learning_rate", 10.0), scale(run, "ppo.num_epochs", 2.0)),
     )
+
+
+def _frozen(run: RunRecord) -> Symptom | None:
+    """A policy that is still the reference, in a run whose ratios are 1 whatever it does.
+
+    Nowhere in the run is it farther away than a single update that is too small would take it. A reference that is not
+    the policy's start, or rounding in bf16, hides it.
+    """
+    kl, length = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True), read(run, "response/length")
+    if kl is None or length is None or rose(read(run, "reward/score_mean")):
+        return None
+    farthest = max(abs(value) for value in kl.values)
+    if farthest > NOT_MOVED * max(length.late, 1.0):
+        return None
+    return Symptom(
+        "serious",
+        f"the policy is never more than {fmt(farthest)} nats per response from the reference ({span(kl.updates)}); the "
+        "score does not rise",
+        (scale(run, "ppo.learning_rate", 10.0),),
+    )
+
+
+def _lacks_kl(run: RunRecord) -> str:
+    """Of an update's only step, neither ratio nor clip tells anything."""
+    return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
 
 
 def _has_further_steps(run: RunRecord) -> bool:
@@ -111,7 +136,7 @@ STEPS_TOO_LARGE = Rule(
 STEPS_TOO_SMALL = Rule(
     "steps_too_small",
     "The policy barely moves: the run spends its compute without learning.",
-    ("policy/clip_fraction", "policy/approx_kl", "objective/kl", "reward/score_mean"),
+    ("policy/clip_fraction", "policy/approx_kl", "objective/kl", "response/length", "reward/score_mean"),
     _too_small,
-    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, fits=_has_further_steps, of_policy=True),
+    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, of_policy=True, lacks=_lacks_kl),
 )

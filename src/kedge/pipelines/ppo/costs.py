@@ -14,6 +14,7 @@ from kedge.models import LanguageModel, ScalarModel
 from kedge.output import ROLES_FILE, replace_file
 from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.source import ScoringModel
+from kedge.rollout import Evaluated
 from kedge.runs.run import Run
 
 __all__ = ["Costs", "write_roles"]
@@ -92,21 +93,23 @@ class Costs:
         rollout: Rollout,
         *,
         sampled: Sequence[Rollout] = (),
-        reevaluated: bool,
+        evaluated: Evaluated,
         num_passes: float,
         train_policy: bool,
         num_critic_passes: float = 0.0,
+        num_readings: int = 0,
     ) -> dict[str, float]:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
         Args:
             rollout: The responses that the update trains on.
             sampled: Everything that was sampled and scored; empty for the same responses.
-            reevaluated: Old log probabilities and values needed a separate forward pass.
-            num_passes: Epochs trained; can be a fraction.
+            evaluated: What needed a separate forward pass for old log probabilities and values.
+            num_passes: Epochs of gradients of the total loss; can be a fraction.
             train_policy: False if only the critic was trained.
             num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
                 passes through the trunk.
+            num_readings: Forward passes after the epochs.
         """
         tokens, actions = rollout.num_tokens, rollout.num_actions
         everything = sampled or [rollout]
@@ -116,8 +119,9 @@ class Costs:
         phases = {
             "rollout": self.policy.flops(all_tokens, all_actions),
             "reward": self.rewards.flops(all_tokens, all_actions),
-            "experience": reference + (policy + critic if reevaluated else 0.0),
+            "experience": reference + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
             "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole)
+            + num_readings * (policy + critic)
             + num_critic_passes * (critic * whole if critic else self.policy.flops(tokens, 0)),
         }
         sft_step = (1 + BACKWARD) * policy

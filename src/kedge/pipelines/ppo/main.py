@@ -124,7 +124,8 @@ def train(
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
-                    experience = now.collect(batch.trained, coefficients, learner=learner)
+                    reused = None if batch.is_flat else learner  # whose pass no step would use
+                    experience = now.collect(batch.trained, coefficients, learner=reused)
                     guard.check_experience(experience)
 
                 with clock.phase("train"):

@@ -26,7 +26,7 @@ from kedge.pipelines.ppo.settings import (
     reward_kl_coef,
 )
 from kedge.rewards.score import ScoredRollout, score_rollout
-from kedge.rollout import collect_experience
+from kedge.rollout import collect_experience, still_to_evaluate
 from kedge.runs.run import Run
 from kedge.training.controllers import Coefficients
 from kedge.training.guard.guard import StepCheck
@@ -147,7 +147,7 @@ class PpoSteps:
             self.roles.actor_critic,
             one_minibatch=self.config.ppo.loop.num_minibatches == 1 and self.trains_policy(update),
             entropy_gradient=coefficients.entropy_coef != 0,
-            value_after_last=self.config.ppo.advantages.score_at == "after_last",
+            value_after_last=self._value_after_last,
             **self._numerics,
         )
 
@@ -232,7 +232,7 @@ class PpoSteps:
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
         """How far the update moved the policy, if a controller needs it; takes one more forward pass."""
-        if self.config.ppo.objective.policy_loss != "kl_penalty_adaptive":
+        if not self._measures_distance:
             return {}
         return {"policy/distance_moved": distance_moved(learner, experience)}
 
@@ -264,14 +264,22 @@ class PpoSteps:
     ) -> dict[str, float]:
         """The FLOPs of the update's phases."""
         # An update that lost responses can have fewer of them than minibatches.
-        steps_per_pass = min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)
+        rollout = batch.trained.rollout
+        steps_per_pass = min(self.config.ppo.loop.num_minibatches, rollout.num_responses)
+        evaluated = still_to_evaluate(
+            rollout,
+            self.roles.actor_critic,
+            reuse_sampled=self.roles.engine.is_exact,
+            value_after_last=self._value_after_last,
+        )
         return self._costs.metrics(
-            batch.trained.rollout,
+            rollout,
             sampled=batch.rollouts,
-            reevaluated=not learner.reused_first_pass and not self.roles.engine.is_exact,
-            num_passes=result.num_steps / steps_per_pass,
+            evaluated="nothing" if learner.reused_first_pass else evaluated,
+            num_passes=result.num_gradients / steps_per_pass,
             train_policy=self.trains_policy(update),
-            num_critic_passes=len(result.critic_steps) / steps_per_pass,
+            num_critic_passes=result.num_critic_gradients / steps_per_pass,
+            num_readings=int(self._measures_distance),
         )
 
     def metrics(self, update: int, batch: SampledBatch) -> dict[str, float]:
@@ -285,6 +293,15 @@ class PpoSteps:
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in scheduled_values(self.config, update).items()},
         }
+
+    @property
+    def _measures_distance(self) -> bool:
+        """Whether a controller needs to know how far an update moved the policy."""
+        return self.config.ppo.objective.policy_loss == "kl_penalty_adaptive"
+
+    @property
+    def _value_after_last(self) -> bool:
+        return self.config.ppo.advantages.score_at == "after_last"
 
     @cached_property
     def _costs(self) -> Costs:

@@ -28,7 +28,8 @@ class KlConfig(Group):
     )
     kl_in: Literal["reward", "loss"] = field(
         "reward",
-        meaning="Whether the KL is subtracted from the token rewards or added to the loss.",
+        meaning="Whether the KL is subtracted from the token rewards or added to the loss. ppo.advantage=grpo needs "
+        "loss: it would divide the KL, with the rest of the reward, by the standard deviation in the group.",
         source="S1, S4, Ziegler, InstructGPT, N+; S3 and GRPO put it in the loss",
     )
     kl_scope: Literal["token", "sequence"] = field(

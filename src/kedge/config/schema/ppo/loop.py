@@ -53,9 +53,9 @@ class LoopConfig(Group):
     early_stop_kl: float | None = field(
         None,
         gt=0,
-        meaning="KL to the sampling policy, in nats per token; an update's epochs end at 1.5 times this value. Null "
-        "disables it.",
-        source="off in the papers on language models; 0.01 is common elsewhere",
+        meaning="KL to the sampling policy, in nats per token; the policy's steps of an update end at 1.5 times this "
+        "value, and in the rest of them only the parameters that are the critic's alone are trained. Null disables it.",
+        source="off in the papers on language models; 0.01 is common elsewhere. The critic goes on as in Spinning Up",
         too_high="updates that go too far are not stopped",
         too_low="every update stops in its first epoch",
     )

@@ -73,6 +73,16 @@ class PpoConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_kl_in_groups(self) -> "PpoConfig":
+        if self.advantages.advantage == "grpo" and self.kl.kl_in == "reward" and self.kl.kl_coef > 0:
+            raise ValueError(
+                "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
+                "equal, a KL in the reward weighs as much as the score elsewhere, whatever ppo.kl_coef is; use "
+                "ppo.kl_in=loss, as GRPO, or ppo.kl_coef=0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_critic_check(self) -> "PpoConfig":
         if self.evaluation.critic_check is not None and self.resolved_critic == "none":
             raise ValueError(
