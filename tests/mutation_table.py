@@ -408,6 +408,20 @@ MUTATIONS = (
         f"{COLLECT}::test_the_slot_of_the_score_does_not_make_a_response_longer",
     ),
     Mutation(
+        "a-stop-of-the-policy-ends-the-critics-pass",
+        "training/update.py",
+        "critic_generator or generator) if number else left",
+        "critic_generator or generator) if number else []",
+        "tests/training/test_critic_steps.py::test_a_stop_of_the_policy_is_none_of_a_separate_critic",
+    ),
+    Mutation(
+        "rounds-without-a-score-not-counted",
+        "pipelines/ppo/sampling.py",
+        "sum(each.drawn.num_responses for each in rounds)",
+        "sum(each.drawn.num_responses for each in rounds if each.scored)",
+        f"{SAMPLING}::test_a_round_without_any_score_counts_among_the_sampled_and_the_unscored",
+    ),
+    Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
         "pipelines/ppo/steps.py",
         "min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)",
