@@ -70,7 +70,7 @@ ALGORITHM = (
     Row("actor_rollout_ref.actor.use_kl_loss", "`ppo.kl_in=loss`"),
     Row(
         "algorithm.use_kl_in_reward",
-        "`ppo.kl_in=reward`, the default, but not with `ppo.advantage=grpo`; `ppo.kl_coef=0` for no penalty",
+        "`ppo.kl_in=reward`, the default, but not with `grpo`; `ppo.kl_coef=0` for no penalty",
     ),
     Row("actor_rollout_ref.actor.kl_loss_coef algorithm.kl_ctrl.kl_coef", "`ppo.kl_coef`"),
     Row("actor_rollout_ref.actor.kl_loss_type algorithm.kl_penalty", "`ppo.kl_estimator`"),
