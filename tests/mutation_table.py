@@ -403,8 +403,8 @@ MUTATIONS = (
     Mutation(
         "slot-of-the-score-counted-in-the-length",
         "rollout/collect.py",
-        "actions=rollout.action_mask",
-        "actions=reward_mask",
+        '"actions": rollout.action_mask',
+        '"actions": reward_mask',
         f"{COLLECT}::test_the_slot_of_the_score_does_not_make_a_response_longer",
     ),
     Mutation(

@@ -148,8 +148,13 @@ def collect_experience(
     rewards, reward_mask = shaped(token_scores=token_scores)
     if whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False)
-    inputs: AdvantageInputs = {"values": values, "group": rollout.group, "baseline": baseline}
-    estimate = partial(advantage, mask=reward_mask, actions=rollout.action_mask, **inputs)
+    inputs: AdvantageInputs = {
+        "values": values,
+        "group": rollout.group,
+        "baseline": baseline,
+        "actions": rollout.action_mask,
+    }
+    estimate = partial(advantage, mask=reward_mask, **inputs)
     if token_scores is None or process_advantage is None:
         advantages, returns = estimate(rewards)
     else:

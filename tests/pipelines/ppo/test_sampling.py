@@ -143,7 +143,7 @@ def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsy
 def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"max_resamples": 1, "num_updates": 1, "num_minibatches": 9}
+    settings: dict[str, Any] = {"max_resamples": 1, "num_updates": 1, "num_minibatches": 9}
     [row] = train(policy, tmp_path / "run", Reward(PROMPTS[:5]), **settings)
     assert (row["group/resamples"], row["group/unused"], row["group/constant"]) == (1, 15, pytest.approx(5 / 6))
     assert len(read_samples(tmp_path / "run")) == 3
