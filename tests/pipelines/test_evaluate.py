@@ -16,6 +16,7 @@ from kedge.errors import ConfigError, DataError, KedgeError, ModelError, RewardE
 from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.evaluate import run_evaluate
 from tests.evaluation.speakers import run_kedge, save_speaker
+from tests.forking import forked_kedge
 from tests.tiny import (
     CHAT_TEMPLATE,
     save_tiny_policy,
@@ -272,7 +273,7 @@ def test_the_command_runs_and_reports_errors(tmp_path):
     done = run_kedge(*command, "--out", tmp_path / "run", "generate.max_new_tokens=4")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["win_rate"]["value"] == pytest.approx(0.6)
-    wrong = run_kedge(*command[:-1], f"{tmp_path}/judges.py:words", "--out", tmp_path / "b")
+    wrong = forked_kedge(*command[:-1], f"{tmp_path}/judges.py:words", "--out", tmp_path / "b")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: ")
     assert wrong.stderr.count("\n") == 1

@@ -14,6 +14,7 @@ from kedge.errors import KedgeError, OutputError, RewardError
 from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.generate import run_generate
 from tests.evaluation.speakers import run_kedge, save_speaker
+from tests.forking import forked_kedge
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]
@@ -168,7 +169,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
 def test_the_command_runs_and_reports_errors(tmp_path):
     policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "new_tokens=4")
+    done = forked_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "new_tokens=4")
     assert done.returncode == 2
     assert done.stderr.startswith("error: new_tokens is not a setting of generate; did you mean")
     assert done.stderr.count("\n") == 1

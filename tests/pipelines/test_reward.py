@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,8 @@ from kedge.errors import ConfigError
 from kedge.logs.metrics import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.pipelines.reward import run_reward, train_reward_model
+from tests.evaluation.speakers import run_kedge
+from tests.forking import forked_kedge
 from tests.tiny import FAMILIES, save_tiny_policy, tiny_reward_model, tiny_tokenizer
 
 # The shorter answers are preferred.
@@ -133,11 +132,9 @@ def test_the_command_runs_the_same_twice(tmp_path):
     save_tiny_policy(tmp_path / "base")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    for name in ("a", "b"):
-        command = [sys.executable, "-m", "kedge", "reward", "--model", str(tmp_path / "base"), "--data", str(data)]
-        command += ["--out", str(tmp_path / name), *SETTINGS, "runtime.plots=false", "runtime.report=false"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    for name, run in (("a", run_kedge), ("b", forked_kedge)):
+        command = ["reward", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / name, *SETTINGS]
+        done = run(*command, "runtime.plots=false", "runtime.report=false")
         assert done.returncode == 0, done.stderr
     summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
     assert summaries[0] == summaries[1]

@@ -16,6 +16,7 @@ from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.rlhf import main as rlhf
 from kedge.pipelines.rlhf import run_rlhf
 from tests.evaluation.speakers import run_kedge
+from tests.forking import forked_kedge
 from tests.tiny import save_tiny_policy
 
 PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]
@@ -191,7 +192,7 @@ def test_the_command_runs_and_reports_errors(tmp_path):
     done = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS, "ppo.num_updates=1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-    wrong = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS)
+    wrong = forked_kedge(*command, "--out", tmp_path / "run", *SETTINGS)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: ")
     assert wrong.stderr.count("\n") == 1

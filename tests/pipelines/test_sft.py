@@ -22,6 +22,7 @@ from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.pipelines import sft
 from kedge.pipelines.sft import run_sft, train_sft
 from kedge.training.supervised.loop import Outcome
+from tests.forking import forked_kedge
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"Hoist sail {number}!", "completion": f" Aye, {number}."} for number in range(10)]
@@ -224,6 +225,6 @@ def test_the_command_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    again = forked_kedge(*command[3:])
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1

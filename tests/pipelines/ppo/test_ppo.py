@@ -26,6 +26,7 @@ from kedge.pipelines.ppo import roles as ppo_setup
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo import steps as ppo_steps
 from tests.evaluation.speakers import save_speaker
+from tests.forking import forked_kedge
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]
@@ -486,7 +487,7 @@ def test_the_command_trains_and_its_mistakes_are_one_line(tmp_path, policy):
     assert done.returncode == 0, done.stderr
     assert len(metrics_without_times(tmp_path / "run")) == 2
     assert "4 optimizer steps per update" in done.stderr
-    again = kedge(*arguments, "--out", "run", cwd=tmp_path)
+    again = forked_kedge(*arguments, "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")
     assert len(again.stderr.strip().splitlines()) == 1
