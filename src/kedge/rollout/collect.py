@@ -108,17 +108,11 @@ def collect_experience(
         raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
     after_last = score_at == "after_last"
 
-    evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=after_last)
-
-    def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
-        if evaluated == "nothing":
-            return rows.logprobs, rows.values
-        if evaluated == "critic":
-            return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=after_last)
-        outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=after_last)
-        return outputs.logprobs, outputs.values
-
     if first_pass is None:
+        evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=after_last)
+        evaluate = _evaluation(
+            actor_critic, evaluated, temperature=temperature, precision=precision, value_after_last=after_last
+        )
         old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
         assert old_logprobs is not None
     else:
@@ -154,11 +148,10 @@ def collect_experience(
         "baseline": baseline,
         "actions": rollout.action_mask,
     }
-    estimate = partial(advantage, mask=reward_mask, **inputs)
     if token_scores is None or process_advantage is None:
-        advantages, returns = estimate(rewards)
+        advantages, returns = advantage(rewards, mask=reward_mask, **inputs)
     else:
-        outcome = estimate(shaped().rewards)
+        outcome = advantage(shaped().rewards, mask=reward_mask, **inputs)
         process = process_advantage(token_scores, rollout.action_mask, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if whiten_advantages:
@@ -179,6 +172,27 @@ def collect_experience(
     if positive_min_score is None:
         return experience
     return replace(experience, positive=experience.total_scores >= positive_min_score)
+
+
+def _evaluation(
+    actor_critic: ActorCritic,
+    evaluated: Evaluated,
+    *,
+    temperature: float,
+    precision: Precision,
+    value_after_last: bool,
+) -> Callable[[Rollout], tuple[Tensor | None, ...]]:
+    """The function from rows to old log probabilities and values that computes only what sampling did not note."""
+
+    def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
+        if evaluated == "nothing":
+            return rows.logprobs, rows.values
+        if evaluated == "critic":
+            return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
+        outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=value_after_last)
+        return outputs.logprobs, outputs.values
+
+    return evaluate
 
 
 def _by_budget(
