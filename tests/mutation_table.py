@@ -424,7 +424,7 @@ MUTATIONS = (
     Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
         "pipelines/ppo/steps.py",
-        "min(self.config.ppo.loop.num_minibatches, batch.trained.rollout.num_responses)",
+        "min(self.config.ppo.loop.num_minibatches, rollout.num_responses)",
         "self.config.ppo.loop.num_minibatches",
         f"{SAMPLING}::test_an_update_is_smaller_where_the_rounds_do_not_fill_it",
     ),

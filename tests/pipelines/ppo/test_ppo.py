@@ -22,8 +22,7 @@ from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import MEASURED
 from kedge.logs.samples import read_samples
 from kedge.models import load_language_model
-from kedge.pipelines.ppo import roles as ppo_setup
-from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo import policy_and_critic, roles, run_ppo
 from kedge.pipelines.ppo import steps as ppo_steps
 from tests.evaluation.speakers import save_speaker
 from tests.forking import forked_kedge
@@ -166,7 +165,8 @@ def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
         loaded.append(load_language_model(*arguments, **more))
         return loaded[-1]
 
-    monkeypatch.setattr(ppo_setup, "load_language_model", load)
+    for module in (roles, policy_and_critic):
+        monkeypatch.setattr(module, "load_language_model", load)
     rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels).metrics
     assert len(loaded) == num_models
     assert all(("objective/kl" in row) == measured for row in rows)

@@ -114,7 +114,7 @@ def test_delta_and_bins_belong_to_their_losses():
 
 @pytest.mark.parametrize("advantage", get_args(AdvantagesConfig.model_fields["advantage"].annotation))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
-    config = configured(advantage=advantage, num_responses=2)
+    config = configured(advantage=advantage, num_responses=2, kl_in="loss")  # GRPO takes no KL in the reward
     estimator = advantage_of(config)
     assert config.ppo.advantages.needs_values == (estimator.needs == "values")
     assert config.ppo.resolved_critic == ("shared" if estimator.needs == "values" else "none")
