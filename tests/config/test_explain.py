@@ -195,6 +195,17 @@ def test_the_schedule_counts_the_steps_of_the_critic_alone() -> None:
     assert "for at most 10 updates (60 optimizer steps)." in text
 
 
+def test_the_schedule_says_what_a_separate_critic_costs() -> None:
+    """SAO without a reference: ⅓ + 1 for the policy, ⅓ + 2 for the critic. PPO: ⅔ + 4 and ⅓ + 4."""
+    text = schedule_in_words(load_config(preset="sao"))
+    assert "The separate critic takes 2.3 of the 3.7 steps of supervised fine-tuning" in text
+    assert "ppo.critic_check measures what it sees" in text
+    separate = ["ppo.critic=separate", "ppo.num_epochs=4", "ppo.critic_check=5"]
+    text = schedule_in_words(load_config(overrides=separate))
+    assert "The separate critic takes 4.3 of the 9.0 steps" in text
+    assert "measures what it sees" not in text
+
+
 def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:
     text = schedule_in_words(load_config(preset="dapo", overrides=["ppo.num_updates=2", "rollout.num_prompts=8"]))
     assert "128 responses, at most 8,192 new tokens" in text  # 8 × 16 responses of 64 tokens: those of one round

@@ -77,6 +77,8 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
     if warmup := config.ppo.value.value_warmup_updates:
         lines.append(_warmup(config, warmup))
+    if config.ppo.resolved_critic == "separate":
+        lines.append(_critic_cost(config))
     if config.ppo.resolved_critic == "none":
         lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantages.advantage} needs none.")
     for field, points in config.schedules.items():
@@ -96,6 +98,23 @@ def _critic_steps(config: Config, num_updates: int) -> int:
     """The optimizer steps of the critic's own passes."""
     loop = config.ppo.loop
     return num_updates * loop.num_epochs * loop.num_minibatches * (config.ppo.value.num_critic_epochs - 1)
+
+
+def _critic_cost(config: Config) -> str:
+    """What a separate critic adds to an update, and how to see whether it earns that.
+
+    A forward pass is a third of a step of supervised fine-tuning: sampling, the reference and the critic's values take
+    one each. Every pass over the responses is a step for each model that it trains.
+    """
+    num_epochs = config.ppo.loop.num_epochs
+    critic = 1 / 3 + num_epochs * config.ppo.value.num_critic_epochs
+    others = (1 + config.ppo.kl.needs_reference) / 3 + num_epochs
+    measured = "" if config.ppo.evaluation.critic_check else ": ppo.critic_check measures what it sees"
+    return (
+        f"The separate critic takes {critic:.1f} of the {critic + others:.1f} steps of supervised fine-tuning that an "
+        f"update costs, with models of one size and without a reward model. It does not always earn that{measured}; "
+        "docs/family.md says when."
+    )
 
 
 def _warmup(config: Config, warmup: int) -> str:
