@@ -110,7 +110,7 @@ def draw_page(study: Study, folder: Path) -> None:
 
 
 def _findings(study: Study) -> list[str]:
-    """What was found, once everything that the plan asks for is recorded."""
+    """What was found, if it is written."""
     return [FINDINGS.read_text(encoding="utf-8")] if FINDINGS.is_file() and study.plan.tasks else []
 
 
