@@ -351,7 +351,7 @@ EDGES: list[Edge] = [
     *metrics(
         "steps_too_large",
         (SILENT, {"policy/clip_fraction": [0.5] * 16}),
-        (WARNING, {"policy/clip_fraction": [0.5] * 16, "policy/approx_kl": [0.061] * 16}),
+        (WARNING, {"policy/clip_fraction": [0.5] * 16, "policy/approx_kl": [0.051] * 16}),
         **{"ppo.ratio": "sequence"},
     ),
     *metrics(
@@ -367,8 +367,8 @@ EDGES: list[Edge] = [
         (SILENT, {"policy/clip_fraction": [0.195] * 16}),
         (SERIOUS, {"policy/approx_kl": [0.205] * 16}),
         (WARNING, {"policy/approx_kl": [0.195] * 16}),
-        (WARNING, {"policy/approx_kl": [0.061] * 16}),
-        (SILENT, {"policy/approx_kl": [0.059] * 16}),
+        (WARNING, {"policy/approx_kl": [0.051] * 16}),
+        (SILENT, {"policy/approx_kl": [0.049] * 16}),
         (SERIOUS, {"policy/clip_fraction": of_16(2, 0.4, 0.01)}),
         (SILENT, {"policy/clip_fraction": of_16(1, 0.4, 0.01)}),
         (WARNING, {"policy/clip_fraction": [0.01] * 8 + [0.4, 0.25, 0.25] + [0.01] * 5}),

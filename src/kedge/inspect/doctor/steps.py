@@ -17,9 +17,10 @@ FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
 """Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
 and models of a few million parameters tolerate 0.25 at first."""
 
-FAR_MOVED, TOO_FAR_MOVED = 0.06, 0.2
-"""KL to the sampling policy over an update's steps, nats per token. N+ has 0 to 0.008, and early stopping is usually
-set at 0.015; above 0.2 the typical ratio is exp(√0.4) = 1.9, far outside any clip range."""
+FAR_MOVED, TOO_FAR_MOVED = 0.05, 0.2
+"""KL to the sampling policy over an update's steps, nats per token. N+ and kedge's healthy runs have 0 to 0.008, and
+early stopping is usually set at 0.015. At 0.05 the typical ratio is exp(√0.1) = 1.4, twice as far as the clip range of
+0.2, and at 0.2 it is exp(√0.4) = 1.9."""
 
 NOT_CLIPPED, NOT_MOVED = 1e-3, 1e-5
 """The same for a policy that does not move: at 1e-5 nats per token the typical ratio is 1.004."""
