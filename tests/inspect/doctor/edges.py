@@ -409,7 +409,10 @@ EDGES: list[Edge] = [
         (SERIOUS, {"response/eos_rate": step(0.49, 0.3)}),
         (WARNING, {"response/eos_rate": step(0.51, 0.3)}),
         (WARNING, {"response/eos_rate": step(0.3, 0.51)}),
+        (NOTE, {"response/eos_rate": step(0.49, 0.95)}),
+        (SILENT, {"response/eos_rate": step(0.51, 0.95)}),
     ),
+    *metrics("truncated_at_cap", (SILENT, {"response/eos_rate": step(0.49, 0.95)}), reward=FUNCTION),
     *metrics(
         "truncated_at_cap",
         (WARNING, {"response/eos_rate": [0.102] * 16}),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import adjust, scale, set_to
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 __all__ = [
@@ -83,15 +83,29 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
 
 def _truncated(run: RunRecord) -> Symptom | None:
     stops, longest = read(run, "response/eos_rate"), read(run, "response/length_max")
-    if stops is None or longest is None or stops.late > 1 - TRUNCATED:
+    if stops is None or longest is None:
         return None
-    scored = eos_is_scored(run)
+    scored, longer = eos_is_scored(run), (scale(run, "rollout.max_new_tokens", 2.0),)
+    if stops.late > 1 - TRUNCATED:
+        return _fitted_to_cap(stops, longest, longer) if scored else None
     severity = "serious" if scored and max(stops.first, stops.late) < FEW_STOP else "warning"
     return Symptom(
         severity if scored or stops.first > NONE_STOP else "note",
         f"{1 - stops.late:.0%} of the responses are truncated at {longest.late:g} tokens ({stops.late_span}), "
         f"{1 - stops.first:.0%} in the first update",
-        (scale(run, "rollout.max_new_tokens", 2.0),),
+        longer,
+    )
+
+
+def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -> Symptom | None:
+    """What a limit did that most responses reached at first: the policy was paid for being shorter."""
+    if stops.first >= FEW_STOP:
+        return None
+    return Symptom(
+        "note",
+        f"{1 - stops.first:.0%} of the responses were truncated at {longest.first:g} tokens in the first update, and "
+        f"the policy has learned to stop before that: {stops.late:.0%} do ({stops.late_span})",
+        longer,
     )
 
 
