@@ -410,8 +410,8 @@ MUTATIONS = (
     Mutation(
         "a-stop-of-the-policy-ends-the-critics-pass",
         "training/update.py",
-        "critic_generator or generator) if number else left",
-        "critic_generator or generator) if number else []",
+        "return minibatches[number:]",
+        "return ()",
         "tests/training/test_critic_steps.py::test_a_stop_of_the_policy_is_none_of_a_separate_critic",
     ),
     Mutation(

@@ -106,15 +106,16 @@ def collect_experience(
     check_masks(rollout)
     if advantage.needs == "values" and not actor_critic.has_critic:
         raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
-    after_last = score_at == "after_last"
-
     if first_pass is None:
-        evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=after_last)
-        evaluate = _evaluation(
-            actor_critic, evaluated, temperature=temperature, precision=precision, value_after_last=after_last
+        old_logprobs, values = _old_outputs(
+            rollout,
+            actor_critic,
+            temperature=temperature,
+            value_after_last=score_at == "after_last",
+            reuse_sampled=reuse_sampled,
+            precision=precision,
+            micro_batch_tokens=micro_batch_tokens,
         )
-        old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
-        assert old_logprobs is not None
     else:
         old_logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
@@ -174,15 +175,18 @@ def collect_experience(
     return replace(experience, positive=experience.total_scores >= positive_min_score)
 
 
-def _evaluation(
+def _old_outputs(
+    rollout: Rollout,
     actor_critic: ActorCritic,
-    evaluated: Evaluated,
     *,
     temperature: float,
-    precision: Precision,
     value_after_last: bool,
-) -> Callable[[Rollout], tuple[Tensor | None, ...]]:
-    """The function from rows to old log probabilities and values that computes only what sampling did not note."""
+    reuse_sampled: bool,
+    precision: Precision,
+    micro_batch_tokens: int | None,
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
+    """Old log probabilities and values; computes only what sampling did not note."""
+    evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=value_after_last)
 
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
         if evaluated == "nothing":
@@ -192,7 +196,9 @@ def _evaluation(
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=value_after_last)
         return outputs.logprobs, outputs.values
 
-    return evaluate
+    old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
+    assert old_logprobs is not None
+    return old_logprobs, values
 
 
 def _by_budget(

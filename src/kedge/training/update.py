@@ -145,39 +145,32 @@ def ppo_update(
     if not (objective.train_policy or learner.needs_values):
         raise ConfigError("there is no critic to warm up: the policy has none")
     result = UpdateResult()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for _ in range(num_epochs):
-        left = list(_minibatches(experience.num_rows, num_minibatches, generator))
+        minibatches = _minibatches(experience.num_rows, num_minibatches, generator)
         if not result.stopped_early:
-            result.passes.append(EpochPass.empty(experience))
-        while left and not result.stopped_early:
-            rows = left[0].to(experience.old_logprobs.device)
-            minibatch = experience.select(rows)
-            optimizer.zero_grad(set_to_none=True)
-            totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
-            metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
-            result.num_gradients += 1
-            result.reductions.update(totals.reductions)
-            search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
-            if not check_step(result.num_steps, metrics, search):
-                result.refused = True
+            minibatches = _policy_pass(
+                learner,
+                optimizer,
+                experience,
+                objective,
+                minibatches,
+                result,
+                max_grad_norm=max_grad_norm,
+                early_stop_kl=early_stop_kl,
+                extra_loss=extra_loss,
+                check_step=check_step,
+            )
+            if result.refused or (result.stopped_early and not learner.needs_values):
                 return result
-            if early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-                result.steps, result.stopped_early = result.steps or [metrics], True
-                if not learner.needs_values:
-                    return result
-                break
-            optimizer.step()
-            del left[0]
-            result.steps.append(metrics)
-            result.num_steps += 1
         for number in range(num_critic_epochs):
+            if number:
+                minibatches = _minibatches(experience.num_rows, num_minibatches, critic_generator or generator)
             steps, complete = critic_pass(
                 learner,
                 optimizer,
                 experience,
                 objective,
-                _minibatches(experience.num_rows, num_minibatches, critic_generator or generator) if number else left,
+                minibatches,
                 max_grad_norm=max_grad_norm,
                 first_step=result.num_steps + len(result.critic_steps),
                 check_step=check_step,
@@ -188,6 +181,42 @@ def ppo_update(
                 result.refused = True
                 return result
     return result
+
+
+def _policy_pass(
+    learner: Learner[B],
+    optimizer: Optimizer,
+    experience: B,
+    objective: Objective,
+    minibatches: Sequence[Int[Tensor, " rows"]],
+    result: UpdateResult,
+    *,
+    max_grad_norm: float | None,
+    early_stop_kl: float | None,
+    extra_loss: ExtraLoss | None,
+    check_step: StepCheck,
+) -> Sequence[Int[Tensor, " rows"]]:
+    """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    result.passes.append(EpochPass.empty(experience))
+    for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
+        minibatch = experience.select(rows)
+        optimizer.zero_grad(set_to_none=True)
+        totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
+        metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
+        result.num_gradients += 1
+        result.reductions.update(totals.reductions)
+        search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
+        if not check_step(result.num_steps, metrics, search):
+            result.refused = True
+        elif early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
+            result.steps, result.stopped_early = result.steps or [metrics], True
+        if result.refused or result.stopped_early:
+            return minibatches[number:]
+        optimizer.step()
+        result.steps.append(metrics)
+        result.num_steps += 1
+    return ()
 
 
 def _add_gradients(
