@@ -110,7 +110,6 @@ def test_saved_files_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> Non
         saved = save_policy(policy, tokenizer, tmp_path / "model", card=ModelCard("sft", "base"))
     finally:
         os.umask(before)
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in saved.iterdir() if path.is_file()} == {
-        path.name: "0o640" for path in saved.iterdir()
-    }
-    assert {"model.safetensors", "value_head.safetensors"} <= {path.name for path in saved.iterdir()}
+    files = {path.relative_to(saved).as_posix(): path for path in saved.rglob("*") if path.is_file()}
+    assert {oct(path.stat().st_mode & 0o777) for path in files.values()} == {"0o640"}
+    assert {"model.safetensors", "value_head/model.safetensors"} <= set(files)

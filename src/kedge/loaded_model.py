@@ -191,6 +191,6 @@ def _saved(models: Mapping[str, LoadedModel], folder: Path) -> Iterator[None]:
 
 def _check_same(new: Path, old: Path) -> None:
     """Refuse to resume with other weights than the run started from."""
-    names = sorted(path.name for path in new.glob("*.safetensors"))
+    names = sorted(str(path.relative_to(new)) for path in new.rglob("*.safetensors"))
     if filecmp.cmpfiles(new, old, names, shallow=False)[0] != names:
         raise ConfigError(f"the model is not the one that the run started from, which is in {old}")

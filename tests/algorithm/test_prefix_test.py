@@ -138,7 +138,7 @@ def perfect():
 
 
 def test_a_perfect_critic_reaches_the_ceilings(perfect):
-    # 120 prompts of 4 prefixes: a share of 720 pairs within prompts has a standard error of about 0.02.
+    # Standard deviations of the four differences over 60 seeds: 0.030, 0.013, 0.027 and 0.032; means within 0.004 of 0.
     assert known(perfect.pairs_within).value == pytest.approx(perfect.ceiling_within, abs=0.05)
     assert known(perfect.pairs_across).value == pytest.approx(perfect.ceiling_across, abs=0.03)
     assert known(perfect.explained_variance).value == pytest.approx(perfect.ceiling_explained, abs=0.08)

@@ -240,15 +240,16 @@ def test_an_invalid_value_head(base: Path, tmp_path: Path) -> None:
     arguments = ["ppo", "--model", str(folder), "--prompts", str(base / "prompts.jsonl")]
     arguments += ["--reward", str(base / "reward"), "--out", str(tmp_path / "out"), "runtime.num_threads=1"]
     arguments += ["ppo.critic=shared", "rollout.num_prompts=1", "ppo.num_updates=1"]
+    (folder / "value_head").mkdir()
     heads = [booby_trapped_pickle(trap), b"", b"\xff" * 100]
     for content in heads:
-        (folder / "value_head.safetensors").write_bytes(content)
+        (folder / "value_head/model.safetensors").write_bytes(content)
         code, line = kedge(*arguments)
         assert code == 2
         assert "not a value head of the model in this folder" in line
         assert debris(tmp_path / "out") == []
     for weight in (torch.zeros(1, 8), torch.full((1, 16), torch.nan), torch.zeros(16)):
-        save_file({"weight": weight, "bias": torch.zeros(1)}, folder / "value_head.safetensors")
+        save_file({"weight": weight, "bias": torch.zeros(1)}, folder / "value_head/model.safetensors")
         code, line = kedge(*arguments)
         assert code == 2, line
         assert "value head" in line

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from kedge.data import encode_text
@@ -193,6 +194,18 @@ def test_a_value_head_comes_back_with_its_policy(tmp_path):
     with pytest.raises(ModelError, match="not a value head"):
         load_value_head(torch.nn.Linear(17, 1), folder)
     assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.7
+
+
+def test_a_value_head_is_not_among_the_weights_of_its_policy(tmp_path):
+    """vLLM reads every `*.safetensors` beside `config.json` as weights of the policy, and refuses unknown names."""
+    model = LanguageModel(tiny_causal_lm(), tiny_tokenizer(), value_head=True)
+    folder = save_policy(model, tiny_tokenizer(), tmp_path / "policy", card=ModelCard("ppo", "tiny"))
+    (weights,) = folder.glob("*.safetensors")
+    assert set(load_file(weights)) <= set(model.causal.state_dict())
+    (folder / "value_head/model.safetensors").rename(folder / "value_head.safetensors")
+    head = torch.nn.Linear(16, 1)
+    assert load_value_head(head, folder), "earlier versions saved it beside the weights"
+    assert torch.equal(head.weight, model.value_head.weight)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi"])

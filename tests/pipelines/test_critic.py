@@ -173,7 +173,7 @@ def test_a_shared_critic_is_the_policy_with_a_head_beside_it(policy: Path, tmp_p
     result = train(policy, tmp_path / "run", kind="shared", score_at="after_last")
     before, after = load_file(policy / "model.safetensors"), weights(result)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert load_file(result.model / "value_head.safetensors")["weight"].abs().max() > 0
+    assert load_file(result.model / "value_head/model.safetensors")["weight"].abs().max() > 0
     assert result.summary["num_steps"] == 1
     assert with_saved_critic(
         config_from_settings("ppo", {"critic_init": str(result.folder), "model": str(policy)})

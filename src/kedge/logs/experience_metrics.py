@@ -28,8 +28,8 @@ def describe_experience(experience: Experience) -> dict[str, float]:
     `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response. Whitening the
     rewards keeps their sum, hence both; `value/…` and `advantage/…` are then in units of the whitened rewards.
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
-    the trainer and as sampled. `advantage/…`: returns − values, the advantages before any
-    whitening unless the returns have a λ of their own.
+    the trainer and as sampled. `advantage/…`: returns − values, the advantages before any whitening unless the returns
+    have a λ of their own.
     """
     rollout, mask, scores = experience.rollout, experience.action_mask, experience.total_scores
     disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()

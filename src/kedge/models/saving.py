@@ -23,10 +23,12 @@ from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
 
-__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins"]
+__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file"]
 
 
-VALUE_HEAD_FILE = "value_head.safetensors"
+VALUE_HEAD_FILE = "value_head/model.safetensors"
+"""In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
+FORMER_VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 def save_policy(
@@ -39,7 +41,7 @@ def save_policy(
     temperature: float = 1.0,
     weights: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Save the policy as a Hugging Face folder; a value head goes into `value_head.safetensors` next to the weights.
+    """Save the policy as a Hugging Face folder; a value head goes into a subfolder, `value_head`.
 
     Args:
         model: The policy.
@@ -56,6 +58,7 @@ def save_policy(
         model.causal.save_pretrained(part, state_dict=weights)
         if model.value_head is not None:
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
+            (part / VALUE_HEAD_FILE).parent.mkdir()
             save_file(head, part / VALUE_HEAD_FILE)
         tokenizer.save_pretrained(part)
         _write_card(part, card)
@@ -63,16 +66,22 @@ def save_policy(
     return _write_whole(Path(folder), write)
 
 
+def value_head_file(folder: str | Path) -> Path | None:
+    """The value head saved with a policy, also by earlier versions; None if there is none."""
+    model = Path(find_model(folder))
+    return next((file for name in (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE) if (file := model / name).is_file()), None)
+
+
 def load_value_head(head: ValueHead, folder: str | Path) -> bool:
-    """Load the value head saved next to a policy's weights; returns False if there is none.
+    """Load the value head saved with a policy; returns False if there is none.
 
     A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
 
     Raises:
         ModelError: It has another width, other bins, or non-finite weights.
     """
-    path = Path(find_model(folder)) / VALUE_HEAD_FILE
-    if not path.is_file():
+    path = value_head_file(folder)
+    if path is None:
         return False
     saved, bins = _read_value_head(path)
     if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
@@ -91,13 +100,13 @@ def load_value_head(head: ValueHead, folder: str | Path) -> bool:
 
 
 def saved_bins(folder: str | Path) -> Bins | None:
-    """The bins of the value head saved next to a policy's weights; None for a scalar head, or no head.
+    """The bins of the value head saved with a policy; None for a scalar head, or no head.
 
     Raises:
         ModelError: The file is not a value head.
     """
-    path = Path(find_model(folder)) / VALUE_HEAD_FILE
-    return _read_value_head(path)[1] if path.is_file() else None
+    path = value_head_file(folder)
+    return None if path is None else _read_value_head(path)[1]
 
 
 def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:

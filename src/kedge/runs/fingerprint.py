@@ -17,7 +17,7 @@ from kedge.training.checkpoint.hashed_files import record_file
 __all__ = ["changed_inputs", "input_hashes"]
 
 DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
-MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+MODEL_FILES = ("*.safetensors", "value_head/*.safetensors", "*.json", "*.txt", "*.model")
 
 
 def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:

@@ -72,7 +72,7 @@ def test_a_saved_model_is_a_separate_critic(policy: Path, separate: Path, tmp_pa
 def test_a_saved_head_is_loaded_on_the_trunk_that_it_was_fitted_to(policy: Path, shared: Path, tmp_path: Path) -> None:
     head = load(policy, tmp_path / "run", critic_init=str(shared)).actor_critic.policy.value_head
     assert head is not None
-    saved = load_file(shared / "value_head.safetensors")
+    saved = load_file(shared / "value_head/model.safetensors")
     assert all(torch.equal(weight, saved[name]) for name, weight in head.state_dict().items())
     other = save_tiny_policy(tmp_path / "other", seed=3)
     with pytest.raises(ModelError, match=r"is a value head on other weights than those of model=.*other"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,7 +24,7 @@ from kedge.models import (
     load_value_head,
 )
 from kedge.models.pretrained import check_source
-from kedge.models.saving import VALUE_HEAD_FILE
+from kedge.models.saving import value_head_file
 from kedge.rewards.model import share_tokens
 from kedge.runs.run import Run
 
@@ -99,7 +98,7 @@ def _named() -> Iterator[None]:
 
 
 def _kind(source: str) -> Literal["shared", "separate"]:
-    return "shared" if (Path(check_source(source)) / VALUE_HEAD_FILE).is_file() else "separate"
+    return "separate" if value_head_file(check_source(source)) is None else "shared"
 
 
 @torch.no_grad()
