@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -110,6 +111,11 @@ def test_a_curve_is_over_what_was_spent_before_each_evaluation() -> None:
     assert found.score_at("flops", 90.0) == pytest.approx(0.6)
     with pytest.raises(BenchError, match="ended at 120 flops, before 121"):
         found.score_at("flops", 121.0)
+    assert found.spent_until("tokens", 0.3) == pytest.approx(120.0)
+    assert found.spent_until("flops", 0.6) == pytest.approx(90.0)
+    assert found.spent_until("flops", 0.1) == 0.0
+    assert found.spent_until("flops", 0.9) == math.inf
+    assert replace(found, scores=[0.2, 0.5, 0.3]).spent_until("tokens", 0.4) == pytest.approx(160.0)
 
 
 def test_the_record_has_a_line_per_run_and_one_start_per_task(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ and two for the others. Its cost is in no budget, because one critic serves all 
 The prefix test ([Can it be believed?](critic.md#can-it-be-believed)) continues random prefixes of held-out responses
 afresh and asks whether the critic's values have the order of the mean returns.
 
+What each algorithm spends until it reaches a score was not planned: that table was added once the summaries turned out
+to end level.
+
 The task `stories` needs a story model, stories and a word list: `--stories MODEL STORIES HELD_OUT LEXICON`.
 
 ## What was expected

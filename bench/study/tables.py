@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Final
+
+import numpy as np
 
 from bench.study.statistics import improvement, interquartile_mean, with_interval
 from bench.study.study import Study
@@ -12,6 +15,9 @@ from bench.study.unit import Outcome
 from bench.tables import MISSING, Table
 
 __all__ = ["TITLES", "compared", "tables"]
+
+MOST: Final = 0.9
+"""Share of plain PPO's gain. At its whole gain the curves are flat, and noise decides when they get there."""
 
 TITLES: Final = {
     "sort": "Sorting on a scratchpad",
@@ -23,6 +29,7 @@ TITLES: Final = {
 def tables(study: Study) -> list[Table]:
     """The tables of all that is recorded."""
     found = [_comparison(study, task) for task in study.tasks]
+    found += [_until(study, task) for task in study.tasks]
     found += [_believed(study, task) for task in study.tasks]
     found += [_over_tasks(study, axis) for axis in ("flops", "tokens")]
     found += [_ablation(study, task) for task in study.plan.ablation.tasks if task in study.tasks]
@@ -56,6 +63,31 @@ def _comparison(study: Study, task: str) -> Table:
             f"{fmean(each.seconds for each in outcomes):.0f}",
         ])  # fmt: skip
     return Table(TITLES[task], header, rows)
+
+
+def _until(study: Study, task: str) -> Table:
+    """What each spends until it has most of what plain PPO gains within its FLOPs."""
+    found = compared(study, task)
+    header = ("algorithm", "tokens", "FLOPs", "runs that reach it")
+    if "ppo" not in found:
+        return Table(TITLES[task], header, [])
+    start = fmean(each.scores[0] for each in found["ppo"])
+    end = interquartile_mean([[each.score_at("flops", study.plan.tasks[task].budget.flops) for each in found["ppo"]]])
+    goal = start + MOST * (end - start)
+    rows = []
+    for name, outcomes in found.items():
+        tokens, flops = ([each.spent_until(axis, goal) for each in outcomes] for axis in ("tokens", "flops"))
+        reached = sum(isfinite(each) for each in tokens)
+        rows.append([name, _middle(tokens, ",.0f"), _middle(flops, ".2g"), f"{reached} of {len(outcomes)}"])
+    title = f"{TITLES[task]}: spent until {goal:.3f}, nine tenths of plain PPO's gain; median and quartiles"
+    return Table(title, header, rows)
+
+
+def _middle(spent: Sequence[float], form: str) -> str:
+    """The median and the quartiles; those of runs that never got there are not known."""
+    low, middle, high = (float(each) for each in np.quantile(spent, (0.25, 0.5, 0.75), method="nearest"))
+    texts = [f"{each:{form}}" if isfinite(each) else MISSING for each in (middle, low, high)]
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def _believed(study: Study, task: str) -> Table:

@@ -114,6 +114,19 @@ class Outcome:
             raise BenchError(f"run {self.key} ended at {places[-1]:.3g} {axis}, before {spent:.3g}")
         return float(np.interp(spent, places, self.scores))
 
+    def spent_until(self, axis: str, score: float) -> float:
+        """What was spent when the score was reached for the first time, interpolated; infinite if it never was.
+
+        Args:
+            axis: `tokens` or `flops`.
+            score: Of the held-out prompts.
+        """
+        reached = next((number for number, each in enumerate(self.scores) if each >= score), None)
+        if reached is None:
+            return float("inf")
+        around = slice(max(reached - 1, 0), reached + 1)
+        return float(np.interp(score, self.scores[around], getattr(self, axis)[around]))
+
     def tokens_at(self, flops: float) -> float:
         """The tokens sampled when so many FLOPs were spent, interpolated between evaluations."""
         return float(np.interp(flops, self.flops, self.tokens))
