@@ -204,6 +204,9 @@ def test_the_schedule_says_what_a_separate_critic_costs() -> None:
     text = schedule_in_words(load_config(overrides=separate))
     assert "The separate critic takes 4.3 of the 9.0 steps" in text
     assert "measures what it sees" not in text
+    assert "that: one that kedge critic has trained before PPO sees more; docs" in text
+    text = schedule_in_words(load_config(overrides=[*separate, "ppo.critic_init=runs/critic/model"]))
+    assert "It does not always earn that; docs/family.md says when." in text
 
 
 def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:

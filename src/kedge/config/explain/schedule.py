@@ -109,11 +109,15 @@ def _critic_cost(config: Config) -> str:
     num_epochs = config.ppo.loop.num_epochs
     critic = 1 / 3 + num_epochs * config.ppo.value.num_critic_epochs
     others = (1 + config.ppo.kl.needs_reference) / 3 + num_epochs
-    measured = "" if config.ppo.evaluation.critic_check else ": ppo.critic_check measures what it sees"
+    advice = [
+        *([] if config.ppo.evaluation.critic_check else ["ppo.critic_check measures what it sees"]),
+        *([] if config.ppo.value.names_critic else ["one that kedge critic has trained before PPO sees more"]),
+    ]
+    further = f": {', and '.join(advice)}" if advice else ""
     return (
         f"The separate critic takes {critic:.1f} of the {critic + others:.1f} steps of supervised fine-tuning that an "
-        f"update costs, with models of one size and without a reward model. It does not always earn that{measured}; "
-        "docs/family.md says when."
+        f"update costs, with models of one size and without a reward model. It does not always earn that"
+        f"{further}; docs/family.md says when."
     )
 
 
