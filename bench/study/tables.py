@@ -86,7 +86,9 @@ def _until(study: Study, task: str) -> Table:
 def _middle(spent: Sequence[float], form: str) -> str:
     """The median and the quartiles; those of runs that never got there are not known."""
     low, middle, high = (float(each) for each in np.quantile(spent, (0.25, 0.5, 0.75), method="nearest"))
-    texts = [f"{each:{form}}" if isfinite(each) else MISSING for each in (middle, low, high)]
+    if not isfinite(low):
+        return MISSING
+    texts = [f"{each:{form}}" if isfinite(each) else "never" for each in (middle, low, high)]
     return f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
