@@ -171,7 +171,7 @@ def test_the_schedule_in_words_by_hand() -> None:
 
 
 def test_what_the_schedule_mentions_only_when_it_matters() -> None:
-    plain = schedule_in_words(Config())
+    plain = schedule_in_words(load_config(overrides=["rollout.max_new_tokens=16"]))
     assert "available" not in plain
     assert "critic" not in plain
     overrides = ["ppo.value_warmup_updates=1", "ppo.early_stop_kl=0.01", "ppo.num_epochs=2", "ppo.num_minibatches=4"]
@@ -207,6 +207,22 @@ def test_the_schedule_says_what_a_separate_critic_costs() -> None:
     assert "that: one that kedge critic has trained before PPO sees more; docs" in text
     text = schedule_in_words(load_config(overrides=[*separate, "ppo.critic_init=runs/critic/model"]))
     assert "It does not always earn that; docs/family.md says when." in text
+
+
+def test_the_schedule_says_how_little_of_a_score_lambda_passes_on() -> None:
+    """0.95^52 = 6.9 %, 0.95^31 = 20.4 %, and 0.95^32 = 19.4 %."""
+    text = schedule_in_words(load_config(overrides=["rollout.max_new_tokens=53"]))
+    assert (
+        "With ppo.gae_lambda=0.95, 6.9% of a score at the end of 53 tokens reaches the first of them directly" in text
+    )
+    assert "19.4% of a score" in schedule_in_words(load_config(overrides=["rollout.max_new_tokens=33"]))
+    for silent in (
+        ["rollout.max_new_tokens=32"],
+        ["ppo.gae_lambda=1"],
+        ["ppo.gae_lambda=length_adaptive"],
+        ["ppo.advantage=reinforce++"],
+    ):
+        assert "of a score at the end" not in schedule_in_words(load_config(overrides=silent)), silent
 
 
 def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:

@@ -32,7 +32,8 @@ def small_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(recipe, name, value)
     for name, value in {"rollout.num_prompts": 8, "ppo.num_updates": 4, "ppo.num_epochs": 1}.items():
         monkeypatch.setitem(recipe.SETTINGS, name, value)
-    monkeypatch.setitem(recipe.WITHOUT_KL_SETTINGS, "ppo.num_epochs", 1)
+    for name, value in {"ppo.num_updates": 4, "ppo.num_epochs": 1}.items():
+        monkeypatch.setitem(recipe.WITHOUT_KL_SETTINGS, name, value)
 
 
 @pytest.mark.usefixtures("small_recipe")

@@ -100,9 +100,12 @@ SETTINGS: Final[dict[str, Any]] = {
 WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
     "ppo.kl_coef": 0.0,
     "ppo.measure_kl": True,
-    "ppo.learning_rate": 8e-4,
+    "ppo.num_updates": 20,
+    "ppo.learning_rate": 1e-3,
     "ppo.schedule": "constant",
     "ppo.clip_range": 0.1,
+    "ppo.value_warmup_updates": 0,
     "runtime.plots": False,
 }
-"""Changes for the second PPO run: no KL penalty, and steps large enough to overoptimize in as few updates."""
+"""Changes for the second PPO run: no KL penalty, and steps large enough, from the first update on, to overoptimize in
+so few."""

@@ -4,6 +4,9 @@ from kedge.config.schema.root import Config
 
 __all__ = ["schedule_in_words"]
 
+SMALL_SHARE = 0.2
+"""Share of a score, reaching the first token without the critic's help, below which λ is worth a word."""
+
 
 def schedule_in_words(config: Config, num_prompts_available: int | None = None, num_held_out: int | None = None) -> str:
     """Describe what the configuration amounts to: responses, tokens, optimizer steps.
@@ -79,6 +82,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         lines.append(_warmup(config, warmup))
     if config.ppo.resolved_critic == "separate":
         lines.append(_critic_cost(config))
+    lines += _reach(config)
     if config.ppo.resolved_critic == "none":
         lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantages.advantage} needs none.")
     for field, points in config.schedules.items():
@@ -92,6 +96,21 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
             f"{prompts / num_prompts_available:.3g} passes over them."
         )
     return lines
+
+
+def _reach(config: Config) -> list[str]:
+    """How little of a score GAE passes on to the first token, if the critic does not."""
+    advantages, length = config.ppo.advantages, config.rollout.max_new_tokens
+    if advantages.advantage != "gae" or advantages.gae_lambda == "length_adaptive":
+        return []
+    share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
+    if share >= SMALL_SHARE:
+        return []
+    return [
+        f"With ppo.gae_lambda={advantages.gae_lambda:g}, {share:.1%} of a score at the end of {length:,} tokens "
+        "reaches the first of them directly, and the rest only as far as the critic foresees it: ppo.gae_lambda=1 "
+        "suits a critic that explains little (docs/results.md)."
+    ]
 
 
 def _critic_steps(config: Config, num_updates: int) -> int:

@@ -125,7 +125,8 @@ def _dead(run: RunRecord) -> Symptom | None:
     worse = critic.explained <= 0.0 and critic.updates >= TRAINED
     severity = "serious" if serious else "warning" if worse else "note"
     noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
-    return Symptom(severity, seen, tuple(_train_critic_less(run) if noisy else _train_critic_more(run)))
+    train = _train_critic_less(run) if noisy else _train_critic_more(run)
+    return Symptom(severity, seen, (*train, *_rely_on_it_less(run)))
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
@@ -170,6 +171,13 @@ def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
         yield scale(run, "ppo.critic_learning_rate", 3.0)
     elif policy:
         yield set_to(run, "ppo.critic_learning_rate", float(f"{CRITIC_RATE * policy:.2g}"), "too_low")
+
+
+def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
+    """With λ below 1 a score reaches early tokens through the values alone (docs/results.md)."""
+    gae_lambda = run.setting("ppo.gae_lambda")
+    if isinstance(gae_lambda, (int, float)) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
+        yield set_to(run, "ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
 
 
 def _warm_up(run: RunRecord) -> Iterator[Remedy]:
