@@ -18,7 +18,7 @@ __all__ = ["draw_curves"]
 
 COLORS: Final = {
     "ppo": START,
-    "ppo-lambda-1": "#b4456a",
+    "ppo-lambda-1": "#b83280",
     "ppo-stack": POLICY,
     "ppo-pretrained": "#0e7c8f",
     "rloo": "#b7791f",
