@@ -507,6 +507,13 @@ MUTATIONS = (
         f"{SETTINGS}::test_the_lambdas_of_advantages_and_targets",
     ),
     Mutation(
+        "value-unit-without-the-error",
+        "pipelines/ppo/settings.py",
+        "max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD)",
+        "max(float(returns.std(correction=0)), MIN_SPREAD)",
+        f"{SETTINGS}::test_returns_that_hardly_differ_do_not_multiply_the_value_loss",
+    ),
+    Mutation(
         "returns-from-whitened-advantages",
         "rollout/collect.py",
         "advantages = masked_whiten(advantages, rollout.action_mask)",

@@ -62,8 +62,8 @@ class Objective:
         ratio: Its ratio: each token's own, or the geometric mean over the response (GSPO).
         value_clip_range: ε_v, absolute, in `value_unit`; None for the unclipped error. Unused with bins.
         value_coef: c_v, on top of the value loss's own ½.
-        value_unit: Values and returns are divided by it in the value loss and its clip. 1 keeps the reward's unit, as
-            published. Unused with bins, whose loss has no unit.
+        value_unit: Values and returns are divided by it in the value loss and its clip; above 0. 1 keeps the reward's
+            unit, as published. Unused with bins, whose loss has no unit.
         value_huber_delta: δ of Huber's loss, in `value_unit`; None for the squared error.
         value_bins: The bins of a critic that predicts a histogram: its loss is a cross-entropy. None for a scalar.
         entropy_coef: c_e.

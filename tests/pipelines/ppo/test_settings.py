@@ -1,10 +1,12 @@
 """Coefficients and objective as configured, and their controllers against the published rules computed by hand."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from kedge.algorithm.advantages import GeneralizedAdvantage, NStepAdvantage
 from kedge.algorithm.gae import LengthAdaptiveLambda
@@ -14,7 +16,7 @@ from kedge.config.schema.ppo.advantages import AdvantagesConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, value_warmup_of, whitens_advantages
 from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
-from tests.training.test_update import make_experience, make_models
+from tests.training.test_update import make_experience, make_models, run_update
 
 
 def configured(**settings):
@@ -97,6 +99,23 @@ def test_the_unit_of_the_value_loss_is_the_spread_of_the_counted_returns():
     spread = (sum((x - mean) ** 2 for x in counted) / len(counted)) ** 0.5
     assert objective(experience).value_unit == pytest.approx(spread, rel=1e-5)
     assert objective(experience, value_unit="score").value_unit == 1.0
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_returns_that_hardly_differ_do_not_multiply_the_value_loss(critic):
+    models = make_models(critic)
+    experience = make_experience(models)
+    mask = experience.reward_mask
+    noise = 1e-6 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
+    constant = replace(experience, returns=torch.where(mask, 3.0 + noise, 0.0))
+    assert experience.values is not None
+    errors = [3.0 - value for value in experience.values[mask].tolist()]
+    rms = (sum(error**2 for error in errors) / len(errors)) ** 0.5
+    chosen = objective(constant)
+    assert chosen.value_unit == pytest.approx(rms / 10, rel=1e-4)  # the noise changes the seventh digit
+    # The first step sees the critic as it was: ½ (rms / unit)² = 50. With no such floor it was 5 million.
+    result = run_update(models, constant, chosen, num_epochs=1, num_minibatches=1)
+    assert result.metrics()["value/loss"] == pytest.approx(50.0, rel=1e-3)  # the update computes in float32
 
 
 def test_mse_is_twice_half_mse():

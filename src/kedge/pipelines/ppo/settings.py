@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor
-
 from kedge.algorithm.advantages import (
     Advantage,
     GeneralizedAdvantage,
@@ -52,6 +50,9 @@ __all__ = [
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-3
 """Returns with a smaller standard deviation are treated as constant; scaling them up would only amplify noise."""
+MIN_SHARE_OF_ERROR = 0.1
+"""The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
+less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
 
 
 def advantage_of(config: Config) -> Advantage:
@@ -155,7 +156,7 @@ def objective_of(
 
     Args:
         config: The configuration.
-        experience: The update's experience; the spread of its returns can be the unit of the value loss.
+        experience: The update's experience; the unit of the value loss can be the spread of its returns.
         coefficients: The update's coefficients.
         train_policy: False while the critic warms up.
     """
@@ -167,7 +168,7 @@ def objective_of(
         value_coef=ppo.value.value_weight,
         value_huber_delta=ppo.value.value_huber_delta if ppo.value.value_loss == "huber" else None,
         value_bins=value_bins_of(config),
-        value_unit=1.0 if ppo.value.value_unit == "score" else _spread(experience.returns[experience.reward_mask]),
+        value_unit=1.0 if ppo.value.value_unit == "score" else _returns_unit(experience),
         entropy_coef=coefficients.entropy_coef,
         kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
         kl_estimator=ppo.kl.resolved_kl_estimator,
@@ -193,6 +194,10 @@ def _automatic_horizon(config: Config, num_policy_updates: int) -> int:
     return max(1, min(ZIEGLER_HORIZON, num_policy_updates * config.responses_per_update // 30))
 
 
-def _spread(returns: Tensor) -> float:
-    """The standard deviation, at least `MIN_SPREAD`."""
-    return max(float(returns.std(correction=0)), MIN_SPREAD)
+def _returns_unit(experience: Experience) -> float:
+    """The standard deviation of the returns, at least `MIN_SPREAD` and `MIN_SHARE_OF_ERROR` of the RMS of R − V."""
+    returns = experience.returns[experience.reward_mask]
+    error = 0.0
+    if experience.values is not None:
+        error = float((returns - experience.values[experience.reward_mask]).square().mean().sqrt())
+    return max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD)

@@ -87,7 +87,8 @@ class ValueConfig(Group):
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
         meaning="Unit of the value loss, value_clip_range and value_huber_delta: the standard deviation of the batch's "
-        "returns, or the unit of the score. Unused with value_loss=hl_gauss.",
+        "returns, but at least a tenth of the critic's RMS error, or the unit of the score. Unused with "
+        "value_loss=hl_gauss.",
         source="kedge: in the unit of the score (all papers), large returns, such as a KL times a large β, let the "
         "value gradient swamp the policy's on a shared trunk",
     )
