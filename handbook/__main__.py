@@ -6,6 +6,7 @@ from pathlib import Path
 
 from handbook.demo import draw_demo, read_demo, with_results
 from handbook.pages import generated_pages
+from handbook.scaling import draw_scaling, with_scaling
 from handbook.token import compute_update, read_record
 from handbook.token_pictures import draw_pictures
 
@@ -13,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 WITH_RESULTS = (ROOT / "README.md", DOCS / "index.md")
 """Written by hand, except for the demo's table."""
+SCALING = DOCS / "scaling.md"
+"""Written by hand, except for its tables."""
 
 
 def main() -> None:
@@ -20,12 +23,14 @@ def main() -> None:
     write_pages()
     draw_pictures(compute_update(read_record()), DOCS / "pictures")
     draw_demo(read_demo(), DOCS / "pictures")
+    draw_scaling(DOCS / "pictures")
 
 
 def write_pages() -> None:
     """Write the pages that changed."""
     for page in WITH_RESULTS:
         _write(page, with_results(page.read_text(encoding="utf-8"), read_demo()))
+    _write(SCALING, with_scaling(SCALING.read_text(encoding="utf-8")))
     for name, text in generated_pages().items():
         _write(DOCS / name, text)
 

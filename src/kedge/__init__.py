@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
+    from kedge.plan import plan_cluster
     from kedge.runs.callbacks import Update
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "generate",
+    "plan_cluster",
     "ppo",
     "preview_data",
     "push",
@@ -73,6 +75,7 @@ _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.loaded_model",
+    "plan_cluster": "kedge.plan",
     "Update": "kedge.runs.callbacks",
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, data, inspect, push, stages, sweep
+from kedge.cli import chat, config, data, inspect, plan, push, stages, sweep
 from kedge.cli.command import Group
 from kedge.errors import KedgeError, PushError
 from kedge.invocation import mark_command_line
@@ -26,6 +26,7 @@ app.add_typer(stages.app)
 app.add_typer(chat.app)
 app.add_typer(push.app)
 app.add_typer(sweep.app)
+app.add_typer(plan.app)
 app.add_typer(inspect.app)
 app.add_typer(data.app)
 app.add_typer(config.app, name="config")

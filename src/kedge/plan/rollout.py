@@ -1,0 +1,113 @@
+"""Seconds of a rollout: waves of full batches, then a tail until the longest response ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kedge.plan.lengths import Lengths
+from kedge.plan.memory import rows_of_a_server
+from kedge.plan.practice import Practice
+from kedge.plan.work import Layout, Workload
+
+__all__ = ["Limit", "Rollout", "attention_flops", "decode_step", "rollout_time"]
+
+Limit = Literal["memory bandwidth", "arithmetic", "the fixed time of a step", "the longest responses"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Seconds of one rollout.
+
+    Attributes:
+        prefill: Reading prompts.
+        full: Decoding while every server is full.
+        tail: Decoding while servers run empty, until the longest response ends.
+        rows: Rows that a server decodes at once.
+        limit: What bounds it.
+    """
+
+    prefill: float
+    full: float
+    tail: float
+    rows: float
+    limit: Limit
+
+    @property
+    def seconds(self) -> float:
+        """The whole rollout."""
+        return self.prefill + self.full + self.tail
+
+
+def attention_flops(layers: int, hidden: int, context: float) -> float:
+    """FLOPs of attention for one token that sees `context` tokens: scores and their weighted sum."""
+    return 4.0 * layers * hidden * context
+
+
+def decode_step(
+    work: Workload, layout: Layout, practice: Practice, rows: float, context: float
+) -> tuple[float, float, float]:
+    """One token for each of a server's rows.
+
+    max(bytes / (TP · bandwidth · share), FLOPs / (TP · peak · share)) + a fixed time, + all-reduces if TP > 1
+
+    Args:
+        work: The update.
+        layout: The servers.
+        practice: The shares.
+        rows: That the server decodes at once.
+        context: Tokens that a row has on average.
+
+    Returns:
+        Seconds to read weights, keys and values; seconds of arithmetic; fixed seconds. The step takes the greater of
+        the first two, and the third.
+    """
+    policy, card, parallel = work.policy, layout.card, layout.tensor_parallel
+    # Of a mixture, different rows use different experts: a few rows already read most weights.
+    weights = min(policy.parameters, policy.active * max(1.0, rows / 4.0))
+    read = 2.0 * weights + rows * context * policy.key_value_bytes
+    flops = rows * (2.0 * policy.active + attention_flops(policy.layers, policy.hidden, context))
+    fixed = practice.step + (2 * policy.layers * practice.reduce if parallel > 1 else 0.0)
+    return (
+        read / (parallel * card.bandwidth * practice.bandwidth),
+        flops / (parallel * card.flops * practice.decode_flops),
+        fixed,
+    )
+
+
+def rollout_time(work: Workload, layout: Layout, practice: Practice) -> Rollout:
+    """Seconds to sample the batch.
+
+    A server takes up to `rows` responses at once and starts the next as soon as one ends. When none is left to start,
+    the rest runs down as `Lengths` says. Servers that never wait for a batch (staleness above 1) have no tail.
+    """
+    share = work.responses / layout.servers
+    rows = min(share, rows_of_a_server(work, layout, practice))
+    lengths = Lengths(work.response, work.longest_response)
+    pieces = lengths.running(work.responses)
+    parts = [0.0, 0.0, 0.0]
+
+    def spend(steps: float, running: float, context: float) -> float:
+        reading, arithmetic, fixed = decode_step(work, layout, practice, running, context)
+        for index, seconds in enumerate((reading if reading >= arithmetic else 0.0,
+                                         arithmetic if arithmetic > reading else 0.0, fixed)):  # fmt: skip
+            parts[index] += steps * seconds
+        return steps * (max(reading, arithmetic) + fixed)
+
+    # A row that runs at a random moment is a long one, seen halfway: its expected age is E[l²] / (2 E[l]).
+    age = sum(at * width * left for at, width, left in pieces) / work.response
+    waiting = share if layout.staleness > 1 else share - rows
+    full = spend(waiting / rows * work.response, rows, work.prompt + age)
+    tail = 0.0
+    if layout.staleness <= 1:
+        # The slowest server has a row until the end.
+        tail = sum(spend(width, max(1.0, rows * left), work.prompt + at) for at, width, left in pieces)
+    flops = 2.0 * work.policy.active * work.prompt * work.responses
+    prefill = flops / (layout.servers * layout.tensor_parallel * layout.card.flops * practice.prefill)
+    drained = sum(width for _, width, left in pieces if rows * left < rows / 8)
+    steps = waiting / rows * work.response + sum(width for _, width, _ in pieces)
+    names: tuple[Limit, ...] = ("memory bandwidth", "arithmetic", "the fixed time of a step")
+    limit: Limit = names[parts.index(max(parts))]
+    if layout.staleness <= 1 and drained > steps / 2:
+        limit = "the longest responses"
+    return Rollout(prefill, full, tail, rows, limit)

@@ -1,0 +1,143 @@
+"""A decoder's shape: from its config.json, or typical of its number of parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from kedge.errors import ConfigError, ModelError
+
+__all__ = ["ModelShape", "parse_parameters", "read_shape", "typical_shape"]
+
+SUFFIXES: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_SYNONYMS: Final = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the costs of a model depend on.
+
+    Attributes:
+        parameters: All weights.
+        active: Weights that one token is multiplied with; fewer than `parameters` in a mixture of experts.
+        layers: Transformer blocks.
+        hidden: Width of the residual stream.
+        kv_heads: Heads of keys and values.
+        head_dim: Width of a head.
+        vocabulary: Rows of the embedding.
+        origin: Where the shape is from, for the report.
+    """
+
+    parameters: float
+    active: float
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    origin: str = ""
+
+    @property
+    def key_value_bytes(self) -> int:
+        """Keys and values of one token in bf16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether a token uses only some of the weights."""
+        return self.active < self.parameters
+
+
+# Published models of each size: parameters, layers, hidden, heads of keys and values, width of a head, vocabulary.
+_TYPICAL: Final = (
+    (0.494e9, 24, 896, 2, 64, 151936, "Qwen2.5-0.5B"),
+    (1.54e9, 28, 1536, 2, 128, 151936, "Qwen2.5-1.5B"),
+    (3.09e9, 36, 2048, 2, 128, 151936, "Qwen2.5-3B"),
+    (8.03e9, 32, 4096, 8, 128, 128256, "Llama-3.1-8B"),
+    (14.8e9, 48, 5120, 8, 128, 152064, "Qwen2.5-14B"),
+    (32.8e9, 64, 5120, 8, 128, 151936, "Qwen3-32B"),
+    (70.6e9, 80, 8192, 8, 128, 128256, "Llama-3.1-70B"),
+    (405e9, 126, 16384, 8, 128, 128256, "Llama-3.1-405B"),
+)
+
+
+def parse_parameters(text: str) -> float:
+    """The number in `7B`, `1.5b` or `7000000000`.
+
+    Raises:
+        ConfigError: The text is no such number, or not between 1 million and 10 trillion.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
+    number = float(match[1]) * SUFFIXES.get(match[2], 1.0) if match else 0.0
+    if not 1e6 <= number <= 1e13:
+        raise ConfigError(f"a number of parameters is written 7B, 1.5B or 350M, from 1M to 10T; it is {text!r}")
+    return number
+
+
+def typical_shape(parameters: float) -> ModelShape:
+    """A dense model of this size, with the proportions of the published model whose size is nearest."""
+    nearest = min(_TYPICAL, key=lambda row: abs(math.log(row[0] / parameters)))
+    _, layers, hidden, kv_heads, head_dim, vocabulary, name = nearest
+    return ModelShape(parameters, parameters, layers, hidden, kv_heads, head_dim, vocabulary, f"shaped like {name}")
+
+
+def read_shape(path: str | Path) -> ModelShape:
+    """The shape that a config.json, or the one in a model's folder, describes.
+
+    Raises:
+        ModelError: There is no such file, it is damaged, or an entry is missing.
+    """
+    file = Path(path).expanduser()
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise ModelError(f"{file}: {reason}; --model is a folder with a config.json, or that file") from error
+    if not isinstance(entries, dict):
+        raise ModelError(f"{file}: not a JSON object")
+    # Models that also see images keep the decoder's entries in a section.
+    text = entries.get("text_config")
+    return replace(_shape(text if isinstance(text, dict) else entries, file), origin=str(path))
+
+
+def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
+    def number(name: str, default: int | None = None) -> int:
+        found = [entries[key] for key in (name, *_SYNONYMS.get(name, ())) if entries.get(key) is not None]
+        value = found[0] if found else default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problem = "missing" if value is None else f"{value!r}, which is not a positive number"
+            raise ModelError(f"{file}: {name} is {problem}")
+        return value
+
+    hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
+    kv_heads, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
+    vocabulary = number("vocab_size")
+    wide = number("intermediate_size", 4 * hidden)
+    embeddings = vocabulary * hidden * (1 if entries.get("tie_word_embeddings", "n_embd" in entries) else 2)
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
+    # Blocks of today have three matrices, gate, up and down; those of GPT-2's time have two.
+    matrices = 2 if "n_embd" in entries or "ffn_dim" in entries else 3
+    experts = next((entries[key] for key in ("num_experts", "num_local_experts", "n_routed_experts")
+                    if entries.get(key)), 0)  # fmt: skip
+    if experts:
+        expert = matrices * hidden * number("moe_intermediate_size", wide)
+        shared = int(entries.get("n_shared_experts") or 0) * expert
+        used = number("num_experts_per_tok") * expert + shared + hidden * experts
+        total = experts * expert + shared + hidden * experts
+    else:
+        total = used = matrices * hidden * wide
+    fixed = embeddings + layers * attention
+    return ModelShape(
+        fixed + layers * total, fixed + layers * used, layers, hidden, kv_heads, head_dim, vocabulary, str(file)
+    )
