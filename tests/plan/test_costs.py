@@ -107,6 +107,37 @@ def test_the_tail_is_that_of_a_simulated_batch() -> None:
     assert predicted.full + predicted.tail == pytest.approx(seconds, rel=0.15)
 
 
+def test_an_update_is_the_sum_of_its_phases() -> None:
+    layout = Layout(H100, 16, 4)
+    synchronous, stale = update_time(WORK, layout), update_time(WORK, replace(layout, staleness=1))
+    sampling, rest = stale.rollout.seconds, stale.experience.seconds + stale.training.seconds
+    assert synchronous.seconds == pytest.approx(1.1 * (sampling + rest) + stale.sync)
+    assert stale.seconds == pytest.approx(1.1 * max(sampling, rest) + stale.sync)
+    # Of 16 cards, 4 wait for the trainer and 12 for the samples; one step off, only the faster side waits.
+    assert synchronous.waiting == pytest.approx((4 * rest + 12 * sampling) / 16)
+    assert sampling > rest
+    assert stale.waiting == pytest.approx(12 * (sampling - rest) / 16)
+    assert update_time(WORK, Layout(H100, 16)).waiting == 0
+    assert synchronous.card_seconds == 16 * synchronous.seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "bottleneck"),
+    [
+        ({"epochs": 8}, Layout(H100, 8), "training, bound by arithmetic"),
+        ({"epochs": 8, "minibatches": 16}, Layout(H100, 512), "training, bound by the network"),
+        ({"responses": 64, "response": 500, "longest_response": 16000}, Layout(H100, 64),
+         "rollout, bound by the longest responses"),
+        ({"responses": 8192, "response": 4000, "longest_response": 4000}, Layout(H100, 16),
+         "rollout, bound by memory bandwidth"),
+        ({"policy": typical_shape(5e8), "responses": 64, "longest_response": 500}, Layout(H100, 64),
+         "rollout, bound by the fixed time of a step"),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_is_named(changes: dict[str, Any], layout: Layout, bottleneck: str) -> None:
+    assert update_time(replace(WORK, **changes), layout).bottleneck == bottleneck
+
+
 WORKS = st.builds(
     lambda size, responses, mean, longest, epochs, critic: Workload(
         typical_shape(size), responses, 300, 600, mean, mean * longest, epochs=epochs, critic=critic

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kedge.plan.lengths import Lengths
 from kedge.plan.memory import rows_of_a_server
@@ -83,31 +83,44 @@ def rollout_time(work: Workload, layout: Layout, practice: Practice) -> Rollout:
     """
     share = work.responses / layout.servers
     rows = min(share, rows_of_a_server(work, layout, practice))
-    lengths = Lengths(work.response, work.longest_response)
-    pieces = lengths.running(work.responses)
-    parts = [0.0, 0.0, 0.0]
-
-    def spend(steps: float, running: float, context: float) -> float:
-        reading, arithmetic, fixed = decode_step(work, layout, practice, running, context)
-        for index, seconds in enumerate((reading if reading >= arithmetic else 0.0,
-                                         arithmetic if arithmetic > reading else 0.0, fixed)):  # fmt: skip
-            parts[index] += steps * seconds
-        return steps * (max(reading, arithmetic) + fixed)
-
+    pieces = Lengths(work.response, work.longest_response).running(work.responses)
+    has_tail = layout.staleness <= 1
     # A row that runs at a random moment is a long one, seen halfway: its expected age is E[l²] / (2 E[l]).
     age = sum(at * width * left for at, width, left in pieces) / work.response
-    waiting = share if layout.staleness > 1 else share - rows
-    full = spend(waiting / rows * work.response, rows, work.prompt + age)
-    tail = 0.0
-    if layout.staleness <= 1:
-        # The slowest server has a row until the end.
-        tail = sum(spend(width, max(1.0, rows * left), work.prompt + at) for at, width, left in pieces)
+    full_steps = (share - rows if has_tail else share) / rows * work.response
+    full = _Decoding(full_steps, 1.0, *decode_step(work, layout, practice, rows, work.prompt + age))
+    tail: list[_Decoding] = []
+    for at, width, left in pieces if has_tail else ():
+        running = max(1.0, rows * left)  # the slowest server has a row until the end
+        tail.append(_Decoding(width, left, *decode_step(work, layout, practice, running, work.prompt + at)))
     flops = 2.0 * work.policy.active * work.prompt * work.responses
     prefill = flops / (layout.servers * layout.tensor_parallel * layout.card.flops * practice.prefill)
-    drained = sum(width for _, width, left in pieces if rows * left < rows / 8)
-    steps = waiting / rows * work.response + sum(width for _, width, _ in pieces)
-    names: tuple[Limit, ...] = ("memory bandwidth", "arithmetic", "the fixed time of a step")
-    limit: Limit = names[parts.index(max(parts))]
-    if layout.staleness <= 1 and drained > steps / 2:
-        limit = "the longest responses"
-    return Rollout(prefill, full, tail, rows, limit)
+    limit = _limit([full, *tail])
+    return Rollout(prefill, full.seconds, sum(each.seconds for each in tail), rows, limit)
+
+
+class _Decoding(NamedTuple):
+    """Steps with about the same share of their rows left; seconds of one step."""
+
+    steps: float
+    left: float
+    reading: float
+    arithmetic: float
+    fixed: float
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * (max(self.reading, self.arithmetic) + self.fixed)
+
+
+def _limit(decoding: list[_Decoding]) -> Limit:
+    """The longest responses, if servers are less than a quarter full most of the time; else the greatest part."""
+    total = sum(each.seconds for each in decoding)
+    if sum(each.seconds for each in decoding if each.left < 0.25) > total / 2:
+        return "the longest responses"
+    parts: dict[Limit, float] = {
+        "memory bandwidth": sum(each.steps * each.reading for each in decoding if each.reading >= each.arithmetic),
+        "arithmetic": sum(each.steps * each.arithmetic for each in decoding if each.arithmetic > each.reading),
+        "the fixed time of a step": sum(each.steps * each.fixed for each in decoding),
+    }
+    return max(parts, key=lambda name: parts[name])

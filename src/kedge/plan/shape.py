@@ -111,33 +111,59 @@ def read_shape(path: str | Path) -> ModelShape:
     return replace(_shape(text if isinstance(text, dict) else entries, file), origin=str(path))
 
 
-def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
-    def number(name: str, default: int | None = None) -> int:
-        found = [entries[key] for key in (name, *_SYNONYMS.get(name, ())) if entries.get(key) is not None]
+class _Entries:
+    """The entries of a config.json, checked as they are read."""
+
+    def __init__(self, entries: Mapping[str, Any], file: Path) -> None:
+        self.entries, self.file = entries, file
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """The entry of this name or one of its synonyms.
+
+        Raises:
+            ModelError: It is no positive number, or missing without a default.
+        """
+        found = [self.entries[key] for key in (name, *_SYNONYMS.get(name, ())) if self.entries.get(key) is not None]
         value = found[0] if found else default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            problem = "missing" if value is None else f"{value!r}, which is not a positive number"
-            raise ModelError(f"{file}: {name} is {problem}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < min(1, 1 if default is None else default):
+            raise ModelError(f"{self.file}: {name} is {'missing' if value is None else repr(value)}")
         return value
 
+
+def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
+    number = _Entries(entries, file).number
     hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
     kv_heads, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
-    vocabulary = number("vocab_size")
-    wide = number("intermediate_size", 4 * hidden)
+    vocabulary, old = number("vocab_size"), "n_embd" in entries or "ffn_dim" in entries
     embeddings = vocabulary * hidden * (1 if entries.get("tie_word_embeddings", "n_embd" in entries) else 2)
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
-    # Blocks of today have three matrices, gate, up and down; those of GPT-2's time have two.
-    matrices = 2 if "n_embd" in entries or "ffn_dim" in entries else 3
-    experts = next((entries[key] for key in ("num_experts", "num_local_experts", "n_routed_experts")
-                    if entries.get(key)), 0)  # fmt: skip
-    if experts:
-        expert = matrices * hidden * number("moe_intermediate_size", wide)
-        shared = int(entries.get("n_shared_experts") or 0) * expert
-        used = number("num_experts_per_tok") * expert + shared + hidden * experts
-        total = experts * expert + shared + hidden * experts
-    else:
-        total = used = matrices * hidden * wide
-    fixed = embeddings + layers * attention
-    return ModelShape(
-        fixed + layers * total, fixed + layers * used, layers, hidden, kv_heads, head_dim, vocabulary, str(file)
-    )
+    attention = layers * 2 * hidden * head_dim * (heads + kv_heads)
+    if "kv_lora_rank" in entries:
+        # Latent attention keeps one compressed vector per token, and one for positions, in place of keys and values.
+        kv_heads, head_dim = 1, (number("kv_lora_rank") + number("qk_rope_head_dim", 64)) // 2
+    total, active = _feed_forward(_Entries(entries, file), layers, hidden, matrices=2 if old else 3)
+    fixed = embeddings + attention
+    return ModelShape(fixed + total, fixed + active, layers, hidden, kv_heads, head_dim, vocabulary, str(file))
+
+
+def _feed_forward(entries: _Entries, layers: int, hidden: int, *, matrices: int) -> tuple[int, int]:
+    """Weights of all feed-forward blocks, and those that one token uses.
+
+    Args:
+        entries: The config.json.
+        layers: Transformer blocks.
+        hidden: Width.
+        matrices: Three today (gate, up and down), two in GPT-2's time.
+    """
+    wide = entries.number("intermediate_size", 4 * hidden)
+    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if entries.entries.get(name)]
+    if not names:
+        every = layers * matrices * hidden * wide
+        return every, every
+    experts, used = entries.number(names[0]), entries.number("num_experts_per_tok")
+    expert = matrices * hidden * entries.number("moe_intermediate_size", wide)
+    always = entries.number("n_shared_experts", 0) * expert + hidden * experts
+    always += matrices * hidden * entries.number("shared_expert_intermediate_size", 0)
+    # The first blocks of some mixtures are dense.
+    dense = entries.number("first_k_dense_replace", 0)
+    first, rest = dense * matrices * hidden * wide, layers - dense
+    return first + rest * (experts * expert + always), first + rest * (used * expert + always)
