@@ -198,6 +198,20 @@ def sources_table() -> str:
     return "\n".join([*lines, ""])
 
 
+def accelerators_table() -> str:
+    """The known cards."""
+    lines = [
+        "| card | bf16 peak, TFLOP/s | memory, GB | its bandwidth, TB/s | link, GB/s | network, GB/s | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for card in CARDS.values():
+        lines.append(
+            f"| {card.name} | {card.flops / 1e12:,.0f} | {card.memory / 1e9:.0f} | {card.bandwidth / 1e12:g} | "
+            f"{card.link / 1e9:.0f} | {card.network / 1e9:.0f} | {card.source} |"
+        )
+    return "\n".join([*lines, ""])
+
+
 def syncs_table() -> str:
     """Every published weight sync beside the model."""
     lines = ["| published | cards | published s | model s |", "|---|---|---|---|"]
@@ -233,6 +247,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "sizes": sizes_table,
     "cards": cards_table,
     "memory": memory_table,
+    "accelerators": accelerators_table,
     "published": published_table,
     "sources": sources_table,
     "syncs": syncs_table,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.mutation import Mutation
 from tests.mutation_table_doctor import DOCTOR
+from tests.mutation_table_plan import PLAN
 from tests.mutation_table_reliability import RELIABILITY
 
 __all__ = ["MUTATIONS"]
@@ -913,6 +914,7 @@ MUTATIONS = (
     ),
     *RELIABILITY,
     *DOCTOR,
+    *PLAN,
     Mutation(
         "pairs-of-one-prompt-count-as-pairs-across-prompts",
         "algorithm/order.py",

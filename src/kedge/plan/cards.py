@@ -44,16 +44,18 @@ def _card(
 
 _HOPPER: Final = "https://www.nvidia.com/en-us/data-center/h100/"
 _H200: Final = "https://www.nvidia.com/en-us/data-center/h200/"
+_H20: Final = "https://willitrunai.com/es/gpus/h20-96gb"
 _AMPERE: Final = "https://www.nvidia.com/en-us/data-center/a100/"
 _MI300: Final = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
 _GB200: Final = "https://www.nvidia.com/en-us/data-center/gb200-nvl72/"
 
-# H800, A800 and H20 have the figures of their relatives, except for what export rules cut: the link, or the peak.
+# H800 and A800 are H100 and A100 with a link of 400 GB/s for both directions together.
+# The network is one adapter of 400 Gbit/s per card, 200 with Ampere: usual, but no property of the card.
 _ALL: Final = (
     _card("H100", flops=989, bandwidth=3.35, memory=80, link=450, network=50, source=_HOPPER),
     _card("H200", flops=989, bandwidth=4.8, memory=141, link=450, network=50, source=_H200),
     _card("H800", flops=989, bandwidth=3.35, memory=80, link=200, network=50, source=_HOPPER),
-    _card("H20", flops=148, bandwidth=4.0, memory=96, link=450, network=50, source=_HOPPER),
+    _card("H20", flops=148, bandwidth=4.0, memory=96, link=450, network=50, source=_H20),
     _card("A100", flops=312, bandwidth=2.0, memory=80, link=300, network=25, source=_AMPERE),
     _card("A800", flops=312, bandwidth=2.0, memory=80, link=200, network=25, source=_AMPERE),
     _card("MI300", flops=1307, bandwidth=5.3, memory=192, link=448, network=50, source=_MI300),
