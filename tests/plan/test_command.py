@@ -87,8 +87,12 @@ def test_own_figures_make_another_card(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["--cluster", "--parameters", "8B", "--cards", "1", "--staleness", "1"], "one step off needs cards"),
         (["--cluster", "--parameters", "8B", "--cards", "6", "--tensor-parallel", "4"], "servers of 4 cards need a"),
         (
+            ["--cluster", "--parameters", "8B", "--cards", "32", "--tensor-parallel", "16"],
+            "no layout is possible: serv",
+        ),
+        (
             ["--cluster", "--parameters", "70B", "--cards", "8"],
-            "no layout of 8 H100 fits a policy of 70.0B parameters: a training card needs 18",
+            "no layout of 8 H100 fits a policy of 70.0B parameters: on 8 cards, a training card needs 18",
         ),
     ],
 )

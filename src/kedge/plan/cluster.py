@@ -184,10 +184,14 @@ def _wish(cards: int | None, rollout: int | None, parallel: int | None, stalenes
 def _nothing_fits(work: Workload, card: Card, wish: Wish, updates: list[UpdateTime], cards: int | None) -> str:
     """The closest layout's problem, and how many cards would do."""
     if not updates:
-        return f"no layout is possible: a server has at most {card.linked} cards, and at least one response"
+        return (
+            f"no layout is possible: servers are whole, have at most {card.linked} cards and at least one response "
+            "each, and a card must be left to train"
+        )
     nearest = min(updates, key=lambda each: each.trainer.bytes + each.server.weights)
     where = f"{cards} {card.name}" if cards else f"up to {NUMBERS[-1]} {card.name}"
-    told = f"no layout of {where} fits a policy of {work.policy.parameters / 1e9:.1f}B parameters: {nearest.problem}"
+    told = f"no layout of {where} fits a policy of {work.policy.parameters / 1e9:.1f}B parameters: "
+    told += f"on {nearest.layout.cards} cards, {nearest.problem}"
     more = [number for number in NUMBERS if number > (cards or NUMBERS[-1])]
     enough = next((number for number in more if cheapest(sweep(work, card, (number,), wish))), None)
     return f"{told}; {enough} cards are enough" if enough else told

@@ -33,7 +33,7 @@ def plan_report(best: UpdateTime, updates: Sequence[UpdateTime], band: Band, *, 
 
 
 def layout_name(layout: Layout) -> str:
-    """Such as `48 cards train, 16 sample, servers of 2, one step off`."""
+    """Such as `48 cards train, 16 sample, servers of 2 cards, one step off`."""
     servers = _count(layout.tensor_parallel, "card")
     if not layout.apart:
         return f"{_count(layout.cards, 'card')} in turns, servers of {servers}, synchronous"
@@ -42,7 +42,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
+    return f"{number} {one}" if number == 1 else f"{number:,} {many or one + 's'}"
 
 
 def _head(work: Workload, lengths_known: bool) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _head(work: Workload, lengths_known: bool) -> Iterator[str]:
     yield f"policy: {size}{used} ({policy.origin})"
     assumed = "" if lengths_known else " (longest response assumed: give it)"
     yield (
-        f"update: {work.responses:,} responses; prompts of {work.prompt:,.0f} tokens, at most "
+        f"update: {_count(work.responses, 'response')}; prompts of {work.prompt:,.0f} tokens, at most "
         f"{work.longest_prompt:,.0f}; responses of {work.response:,.0f}, at most {work.longest_response:,.0f}{assumed}"
     )
     critic = {"shared": "critic on the policy's trunk", "separate": "critic of its own", "none": "no critic"}
@@ -73,7 +73,7 @@ def _phases(best: UpdateTime) -> Iterator[str]:
     meanwhile = " (while the trainer works)" if best.layout.staleness else ""
     rows = [
         ("rollout", rollout.seconds, f"{rollout.limit}{running_empty}{meanwhile}"),
-        ("passes", best.experience.seconds, f"{best.experience.limit}; old log probabilities, reference, reward"),
+        ("passes", best.experience.seconds, f"{best.experience.limit}; {_passes(best.work)}"),
         ("training", best.training.seconds, best.training.limit),
         ("weight sync", best.sync, ""),
         ("other", best.other, "scoring, moving data, barriers"),
@@ -83,6 +83,13 @@ def _phases(best: UpdateTime) -> Iterator[str]:
         share = 100 * seconds / best.seconds
         yield f"  {name:<12}{_seconds(seconds):>9} s {share:>4.0f} %  {about}".rstrip()
     yield f"bottleneck: {best.bottleneck}"
+
+
+def _passes(work: Workload) -> str:
+    """The models that read the samples once."""
+    named = {"old log probabilities": work.old_logprobs, "reference": work.reference,
+             "critic": work.critic == "separate", "reward model": work.reward is not None}  # fmt: skip
+    return ", ".join(name for name, runs in named.items() if runs)
 
 
 def _memory(best: UpdateTime) -> Iterator[str]:
