@@ -29,7 +29,9 @@ Results = dict[str, dict[str, list[Measurement]]]
 
 PEER, ALIKE, DEFAULT = "TRL 1.12.0", "kedge, like for like", "kedge, default"
 SHARED, SFT, SFT_BF16 = "kedge, shared trunk, fp32", "SFT step, fp32", "SFT step, bf16"
-LIKE_FOR_LIKE = ("ppo.critic=separate", "runtime.precision=fp32")
+TRLS = ("ppo.critic=separate", "ppo.gae_lambda=0.95")
+"""TRL's values of settings with other defaults here, as far as they are part of what is compared."""
+LIKE_FOR_LIKE = (*TRLS, "runtime.precision=fp32")
 PADDING_SHARES = {"0 %": (0.0, 0.0), "25 %": (0.25, 102.0), "50 %": (0.5, 40.0), "75 %": (0.75, 16.0)}
 """By target share of padding: the share, and the hazard whose capped mean is 64·(1 − share)."""
 PADDED_WIDTH = 64
@@ -73,7 +75,7 @@ def gpu_cases(*, num_rounds: int) -> list[Case]:
     bf16 = ("runtime.precision=bf16",)
     jobs = {
         PEER: Job("trl", load, bf16=True),
-        ALIKE: Job("ppo", load, ("ppo.critic=separate", *bf16)),
+        ALIKE: Job("ppo", load, (*TRLS, *bf16)),
         DEFAULT: Job("ppo", load),
         SFT_BF16: Job("sft", load, bf16),
     }

@@ -17,6 +17,8 @@ from kedge.pipelines.ppo import run_ppo
 
 __all__ = ["Trial", "figures_of", "read_trials", "run_trial", "save_trials"]
 
+ADVANTAGES: Mapping[str, Any] = {"ppo.gae_lambda": 0.95}
+"""Of every run: that of the recorded runs, which are compared with new ones."""
 LATE = 3
 """Updates in the medians of the run's end."""
 
@@ -57,7 +59,7 @@ def run_trial(start: Start, settings: Mapping[str, Any], seed: int, *, preset: s
     Raises:
         BenchError: The run failed.
     """
-    common = {**SETTINGS, "model": str(start.model), "out": str(out), "ppo.num_updates": updates}
+    common = {**SETTINGS, **ADVANTAGES, "model": str(start.model), "out": str(out), "ppo.num_updates": updates}
     run_apart(_run, start, {**common, **start.settings, **settings, "runtime.seed": seed, "preset": preset}, out=out)
     return Trial(start.name, dict(settings), seed, figures_of(read_metrics(out)))
 

@@ -211,14 +211,15 @@ def test_the_schedule_says_what_a_separate_critic_costs() -> None:
 
 def test_the_schedule_says_how_little_of_a_score_lambda_passes_on() -> None:
     """0.95^52 = 6.9 %, 0.95^31 = 20.4 %, and 0.95^32 = 19.4 %."""
-    text = schedule_in_words(load_config(overrides=["rollout.max_new_tokens=53"]))
+    text = schedule_in_words(load_config(overrides=["ppo.gae_lambda=0.95", "rollout.max_new_tokens=53"]))
     assert (
         "With ppo.gae_lambda=0.95, 6.9% of a score at the end of 53 tokens reaches the first of them directly" in text
     )
-    assert "19.4% of a score" in schedule_in_words(load_config(overrides=["rollout.max_new_tokens=33"]))
+    shorter = ["ppo.gae_lambda=0.95", "rollout.max_new_tokens=33"]
+    assert "19.4% of a score" in schedule_in_words(load_config(overrides=shorter))
     for silent in (
-        ["rollout.max_new_tokens=32"],
-        ["ppo.gae_lambda=1"],
+        ["ppo.gae_lambda=0.95", "rollout.max_new_tokens=32"],
+        ["rollout.max_new_tokens=1000"],
         ["ppo.gae_lambda=length_adaptive"],
         ["ppo.advantage=reinforce++"],
     ):

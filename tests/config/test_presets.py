@@ -26,7 +26,7 @@ DASH = object()
 TABLE = {
     "ziegler": (1e-5, "linear", 512, 4, 0.15, 1, 0.95, 0.2, 0.7, 0.1, 0),
     "stiennon": (1.5e-5, DASH, 512, 4, 0.05, 1, 0.95, DASH, DASH, 0.1, 0),
-    "instructgpt": (DASH, "constant", 512, 1, 0.02, 1, DASH, 0.2, 1.0, DASH, DASH),
+    "instructgpt": (DASH, "constant", 512, 1, 0.02, 1, 0.95, 0.2, 1.0, DASH, DASH),
     "tldr-n+": (3e-6, "linear", 512, 4, 0.05, 1, 0.95, 0.2, 0.7, 0.1, 0),
     "s2-defaults": (1e-5, DASH, DASH, 4, DASH, DASH, DASH, 0.2, DASH, 0.5, 0.01),
 }

@@ -81,7 +81,10 @@ def test_a_reward_has_no_fields() -> None:
     ("name", "said"),
     [
         ("eps_clip", "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
-        ("ppo.lam", "ppo.lam is not a field; lam is TRL's and verl's name; here it is ppo.gae_lambda"),
+        (
+            "ppo.lam",
+            "ppo.lam is not a field; lam is TRL's and verl's name; here it is ppo.gae_lambda. Default 1; TRL: 0.95",
+        ),
         ("actor_rollout_ref.actor.clip_ratio", "here it is ppo.clip_range"),
         (
             "ppo.beta",

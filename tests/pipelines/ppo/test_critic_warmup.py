@@ -4,7 +4,7 @@ import pytest
 
 from kedge.pipelines.ppo import run_ppo
 from kedge.training.controllers import Coefficients
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy
 
 
@@ -13,8 +13,8 @@ def policy(tmp_path_factory):
     return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-def run(policy, tmp_path, **settings):
-    return run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels)
+def run(policy, tmp_path, reward=vowels, **settings):
+    return run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=reward)
 
 
 def test_the_coefficients_first_adapt_after_an_update_of_the_policy(tmp_path, policy):
@@ -57,6 +57,6 @@ def test_the_schedule_covers_the_updates_of_the_policy(tmp_path, policy, setting
 
 def test_the_first_step_of_the_policy_is_no_spike(tmp_path, policy):
     settings = {"spike_sigma": 3.0, "spike_history": 4, "value_coef": 1e-3, "value_head_rate": 30.0}
-    rows = run(policy, tmp_path, num_updates=4, value_warmup_updates=3, **settings).metrics
+    rows = run(policy, tmp_path, varied, num_updates=4, value_warmup_updates=3, **settings).metrics
     assert rows[3]["policy/grad_norm"] > 10 * rows[2]["policy/grad_norm"]
     assert [row["guard/skipped_steps"] for row in rows] == [0] * 4

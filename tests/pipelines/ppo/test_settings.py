@@ -156,6 +156,6 @@ def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():
 def test_the_lambdas_of_advantages_and_targets():
     vapo = {"gae_lambda": "length_adaptive", "length_adaptive_alpha": 0.2, "value_gae_lambda": 1.0}
     assert advantage_of(configured(**vapo)) == GeneralizedAdvantage(1.0, LengthAdaptiveLambda(0.2), 1.0)
-    assert advantage_of(configured()) == GeneralizedAdvantage(1.0, 0.95)
+    assert advantage_of(configured()) == GeneralizedAdvantage(1.0, 1.0)
     by_name = {name: advantage_of(configured(advantage=name, value_gae_lambda=0.5)) for name in ("td", "n_step")}
     assert by_name == {"td": GeneralizedAdvantage(1.0, 0.0, 0.5), "n_step": NStepAdvantage(1.0, 5, 0.5)}

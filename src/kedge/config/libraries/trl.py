@@ -73,7 +73,7 @@ PPO_CONFIG = (
     ),
     Row("vf_coef", "`ppo.value_coef`"),
     Row("gamma", "`ppo.gamma`"),
-    Row("lam", "`ppo.gae_lambda`"),
+    Row("lam", "`ppo.gae_lambda`. Default 1; TRL: 0.95"),
     Row("num_sample_generations", "`runtime.num_samples`: responses saved in *every* update, from its own rollout"),
     Row("sft_model_path", "`model`. In TRL only the example script reads it"),
     Row("reward_model_path", "`reward`. In TRL only the example script reads it"),

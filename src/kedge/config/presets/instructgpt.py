@@ -35,6 +35,7 @@ INSTRUCTGPT = Preset(
         "ppo.kl_coef": Cited(0.02, _PPO),
         "ppo.kl_controller": Cited("fixed", _PPO),
         "ppo.gamma": Cited(1.0, f"{_PPO}: no discount"),
+        "ppo.gae_lambda": Cited(0.95, _LINEAGE),
         "ppo.critic": Cited("separate", "InstructGPT §3.5: a separate value function"),
         "ppo.critic_init": Cited("reward", "InstructGPT §3.5: the critic starts as the reward model"),
         "ppo.value_unit": Cited("score", _LINEAGE),

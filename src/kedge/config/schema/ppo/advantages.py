@@ -64,12 +64,13 @@ class AdvantagesConfig(Group):
         too_low="the score at the end hardly reaches early tokens",
     )
     gae_lambda: Annotated[float, Ge(0), Le(1)] | Literal["length_adaptive"] = field(
-        0.95,
+        1.0,
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; length_adaptive: "
         "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0, with α = "
         "ppo.length_adaptive_alpha.",
-        source="GAE, Ziegler, Stiennon, N+; VAPO for length_adaptive",
-        too_high="noisy advantages",
+        source="kedge, measured (docs/results.md): with a value head, 1 is better than 0.95 at equal tokens on three "
+        "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive",
+        too_high="noisy advantages, beside a critic that explains much",
         too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
     )
     length_adaptive_alpha: float = field(
