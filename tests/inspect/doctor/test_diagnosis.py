@@ -268,3 +268,22 @@ def test_a_dead_critic_gets_weights_and_steps_of_its_own(
     )
     [finding] = (finding for finding in diagnose(run) if finding.rule == "dead_critic")
     assert finding.try_.startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "explained", "suggested"),
+    [
+        ({"ppo.gae_lambda": 0.95}, 0.0, True),
+        ({"ppo.gae_lambda": 0.95, "ppo.advantage": "td"}, 0.0, False),  # which has no λ
+        ({"ppo.gae_lambda": 1.0}, 0.0, False),
+        ({"ppo.gae_lambda": "length_adaptive"}, 0.0, False),
+        ({"ppo.gae_lambda": 0.95}, 0.4, False),  # only the mean of its values is off
+    ],
+)
+def test_lambda_is_raised_where_the_critic_explains_nothing(
+    settings: dict[str, Any], explained: float, suggested: bool
+) -> None:
+    metrics = {"value/explained_variance": [explained] * 16, "value/mean": [0.0] * 16, "value/returns_mean": [2.0] * 16}
+    run = synthetic_run(metrics=metrics, settings=settings)
+    [finding] = (finding for finding in diagnose(run) if finding.rule == "dead_critic")
+    assert ("ppo.gae_lambda" in finding.try_) is suggested

@@ -126,7 +126,8 @@ def _dead(run: RunRecord) -> Symptom | None:
     severity = "serious" if serious else "warning" if worse else "note"
     noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
     train = _train_critic_less(run) if noisy else _train_critic_more(run)
-    return Symptom(severity, seen, (*train, *_rely_on_it_less(run)))
+    instead = _rely_on_it_less(run) if critic.explained <= USELESS else ()
+    return Symptom(severity, seen, (*train, *instead))
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
