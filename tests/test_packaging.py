@@ -25,7 +25,9 @@ def normalized(name: str) -> str:
 
 
 def test_every_import_is_declared() -> None:
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py"))
+    # The plugin of vLLM runs in the server's environment, where kedge is not installed.
+    paths = [path for path in (ROOT / "src").rglob("*.py") if "rollout/vllm/plugin" not in path.as_posix()]
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     foreign = {name for tree in trees for name in imported(tree)} - sys.stdlib_module_names - {"kedge"}
     foreign -= {"IPython"}  # only imported in a notebook, which has it
     assert len(foreign) > 10

@@ -11,6 +11,7 @@ from kedge.texts import printable
 __all__ = [
     "ConfigError",
     "DataError",
+    "EngineError",
     "KedgeError",
     "ModelError",
     "NonfiniteScoreError",
@@ -48,6 +49,10 @@ class ConfigError(KedgeError, ValueError):
 
 class DataError(KedgeError, ValueError):
     """An unusable data file or row."""
+
+
+class EngineError(KedgeError, RuntimeError):
+    """A sampling engine that cannot be started, cannot be reached, or gave an unusable answer."""
 
 
 class ModelError(KedgeError, ValueError):

@@ -34,6 +34,7 @@ __all__ = [
     "SAMPLED_FOLDER",
     "SUMMARY_FILE",
     "SWEEP_FILE",
+    "VLLM_LOG",
     "best_checkpoint",
     "check_output",
     "checkpoint_folder",
@@ -82,6 +83,7 @@ REJECTED_FILE = "rejected.jsonl"
 """Rows of the data that cannot be used; written by the readers, before a run starts."""
 
 REWARD_LOG = "reward.log"
+VLLM_LOG = "vllm.log"
 """Output and exceptions of reward functions."""
 
 INCIDENTS_FILE = "incidents.jsonl"
@@ -99,7 +101,7 @@ RESPONSES_FILE = "responses.jsonl"
 IN_MEMORY_FOLDER = "in_memory_models"
 """Models that were given as Python objects; written before a run starts."""
 
-DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, INCIDENTS_FILE})
+DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""
 
 

@@ -81,6 +81,12 @@ def check_stage(config: Config, stage: str) -> None:
     ptx_coef = config.ppo.objective.ptx_coef
     if stage in ("ppo", "rlhf") and ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    servers = config.rollout.vllm
+    if stage in ("ppo", "rlhf") and config.rollout.engine == "vllm" and not servers.python and not servers.urls:
+        raise ConfigError(
+            "rollout.engine=vllm needs rollout.vllm.python, the Python of an environment with vLLM (`make vllm` or "
+            "`make vllm-cpu` makes one), or rollout.vllm.urls, servers that are running"
+        )
     best_metric(config, stage)
     if stage == "ppo" and config.ppo.evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.mismatch import sampler_mismatch
 from kedge.data.token_pieces import token_pieces
 from kedge.logs.samples import Sample
 
@@ -21,22 +22,28 @@ GRAM = 4
 HASH = 1_000_003
 
 
-def describe_experience(experience: Experience) -> dict[str, float]:
+def describe_experience(experience: Experience, *, is_exact: bool = True) -> dict[str, float]:
     """Metrics of one update's responses, over counted tokens only (spec §10).
 
     `objective/kl`: KL to the reference, summed over each response, batch mean, nats; absent without a reference.
     `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response. Whitening the
     rewards keeps their sum, hence both; `value/…` and `advantage/…` are then in units of the whitened rewards.
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
-    the trainer and as sampled. `advantage/…`: returns − values, the advantages before any whitening unless the returns
-    have a λ of their own.
+    the trainer and as sampled; `policy/sampler_k3` and `policy/sampler_share`: k3 in nats per token and the effective
+    share of the tokens, see `Mismatch`; only where the sampler is not exact. `advantage/…`: returns − values, the
+    advantages before any whitening unless the returns have a λ of their own.
+
+    Args:
+        experience: The update's experience.
+        is_exact: Whether the sampler's log probabilities equal the trainer's.
     """
     rollout, mask, scores = experience.rollout, experience.action_mask, experience.total_scores
-    disagreement = (experience.old_logprobs - rollout.logprobs)[mask].abs().max()
+    apart = sampler_mismatch(experience.old_logprobs, rollout.logprobs, mask)
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
-        "policy/sampler_ratio_max": disagreement.exp(),
+        "policy/sampler_ratio_max": apart.largest_ratio,
+        **({} if is_exact else {"policy/sampler_k3": apart.k3, "policy/sampler_share": apart.effective_share}),
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
         "reward/total": totals.mean(),
         "reward/kl": (scores - totals).mean(),

@@ -8,6 +8,7 @@ from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows, budget_batches
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
+from kedge.models.published import PolicyWeights, save_architecture
 from kedge.models.run_models import find_model
 from kedge.models.saving import load_value_head, save_policy, save_scalar_model, saved_bins
 from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
@@ -21,6 +22,7 @@ __all__ = [
     "HistogramHead",
     "LanguageModel",
     "ModelCard",
+    "PolicyWeights",
     "Precision",
     "ScalarModel",
     "StopTokens",
@@ -39,6 +41,7 @@ __all__ = [
     "own_stop_tokens",
     "resolve_precision",
     "response_logprobs",
+    "save_architecture",
     "save_policy",
     "save_scalar_model",
     "saved_bins",

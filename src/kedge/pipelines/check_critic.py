@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
-from kedge.config import Config
+from kedge.config import Config, with_values
 from kedge.errors import UnscoredError
 from kedge.logs.critic_checks import check_row
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
@@ -72,7 +72,7 @@ def run_check_critic(
     """
     found = find_critic(config, has_reward=reward is not None)
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
-    roles = load_roles(found.config, run, prompts=prompts, reward=reward)
+    roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
     coefficients = coefficients_of(found.config)
     found.restore(roles.actor_critic, {"coefficients": coefficients, "missing EOS": roles.missing_eos})
     steps, settings = PpoSteps(found.config, run, roles, value_warmup_of(found.config)), config.evaluate

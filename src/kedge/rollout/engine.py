@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 
@@ -47,4 +49,20 @@ class Engine(Protocol):
             groups: Number of each row's prompt; None gives each row its own.
             policy_version: Number of updates that the policy has completed.
         """
+        ...
+
+    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        """Sample with these weights from now on. Called before the first rollout and after every update.
+
+        Args:
+            tensors: The policy's weights by their names in a checkpoint; may be read again.
+            version: Number of updates that the policy has completed.
+
+        Returns:
+            Metrics, such as seconds.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what was started to sample; nothing is sampled after it."""
         ...

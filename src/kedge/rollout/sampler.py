@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -110,6 +110,13 @@ class Sampler:
             group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
             policy_version=torch.full((len(prompts),), policy_version, device=device),
         )
+
+    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        """Do nothing: every call samples with the model's current weights; see `Engine`."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: there is no other process; see `Engine`."""
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """All rows in one batch, or batches sorted by prompt length, to limit the padding of shorter prompts."""

@@ -221,6 +221,20 @@ def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, s
         assert "have the ratio 1.649, rounding explains at most 1.01" in incident.what  # e^0.5
 
 
+def test_a_little_disagreement_about_every_token_is_a_mismatch_too(experience):
+    """As of a sampler that missed one small update: every ratio is e^0.005, and k3 = e^d − 1 − d with d = 0.005."""
+    logprobs = torch.where(experience.action_mask, experience.old_logprobs - 0.005, 0.0)
+    told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
+    quiet, watched = Watched(), Watched(max_k3=1e-6)
+    for each in (quiet, watched):
+        with each.guard.watching(1):
+            each.guard.check_experience(told)
+    assert quiet.incidents == []
+    [incident] = watched.incidents
+    assert incident.kind == "mismatch"
+    assert "(k3 is 1.25e-05 nats per token, at most 1e-06 by rounding)" in incident.what  # 0.005²/2
+
+
 def test_without_a_guard_a_step_that_is_not_finite_raises():
     assert refuse_nonfinite(0, FINE, pytest.fail)
     with pytest.raises(NumericsError, match=r"value/loss is inf; .*of response 1 is inf; the step was not taken"):

@@ -41,7 +41,9 @@ def explain(name: str = "") -> str:
     if owners:
         raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
     if answer := foreign_answer(name):
-        mentioned = [field for field in re.findall(r"[a-z_]+\.[a-z_]+", answer.partition("; ")[2]) if field in fields]
+        mentioned = [
+            field for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", answer.partition("; ")[2]) if field in fields
+        ]
         return "\n".join([f"{answer}.", *(_page(mentioned[0], fields[mentioned[0]]) if mentioned else ())])
     if near := _near(name, fields):
         return "\n".join([f"No field is called {name}. In its name or meaning:", *_listing(near)])

@@ -85,6 +85,10 @@ ALGORITHM = (
         "algo.advantage.is_correction_threshold",
         "`ppo.importance_cap`",
     ),
+    Row("vllm_gpu_memory_utilization", "`rollout.vllm.memory`, with `rollout.engine=vllm`"),
+    Row("vllm_tensor_parallel_size enforce_eager", "`rollout.vllm.args`: vLLM's own arguments"),
+    Row("vllm_num_engines", "`rollout.vllm.urls`: kedge starts one server; further ones are named"),
+    Row("vllm_sync_backend", "`rollout.vllm.transfer`"),
     Row(
         "freezing_actor_steps critic.freezing_steps",
         "`ppo.value_warmup_updates`, in updates instead of optimizer steps",
@@ -144,11 +148,7 @@ WITHOUT_COUNTERPART = (
         "ds_tensor_parallel_size local_rank async_train async_queue_size partial_rollout",
         "kedge runs one process on one device",
     ),
-    Row(
-        "vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_generate_batch_size "
-        "vllm_sync_backend vllm_enable_sleep enforce_eager enable_prefix_caching",
-        "the built-in sampler is used",
-    ),
+    Row("vllm_generate_batch_size vllm_enable_sleep enable_prefix_caching", "vLLM decides"),
     Row("lora_rank lora_alpha lora_dropout target_modules load_in_4bit", "all weights are trained"),
     Row("flash_attn attn_implementation use_liger_kernel deepcompile", "no third-party kernels"),
     Row("enable_ema ema_beta aux_loss_coef agent_func_path", "not implemented"),

@@ -114,6 +114,13 @@ RUN = (
     Row("trainer.log_val_generations trainer.rollout_data_dir", "`runtime.num_samples`: saved in every update"),
     Row("trainer.device", "`runtime.device`"),
     Row("trainer.seed", "`runtime.seed`"),
+    Row("actor_rollout_ref.rollout.name", "`rollout.engine`: builtin or vllm"),
+    Row("actor_rollout_ref.rollout.gpu_memory_utilization", "`rollout.vllm.memory`, with `rollout.engine=vllm`"),
+    Row(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size actor_rollout_ref.rollout.enforce_eager "
+        "actor_rollout_ref.rollout.max_num_batched_tokens",
+        "`rollout.vllm.args`: vLLM's own arguments",
+    ),
     Row("actor_rollout_ref.rollout.dtype", "`runtime.precision`"),
 )
 WITHOUT_COUNTERPART = (
@@ -123,11 +130,9 @@ WITHOUT_COUNTERPART = (
         "kedge runs one process on one device",
     ),
     Row(
-        "actor_rollout_ref.rollout.name actor_rollout_ref.rollout.mode "
-        "actor_rollout_ref.rollout.gpu_memory_utilization actor_rollout_ref.rollout.tensor_model_parallel_size "
-        "actor_rollout_ref.rollout.enforce_eager actor_rollout_ref.rollout.free_cache_engine "
-        "actor_rollout_ref.rollout.max_num_batched_tokens actor_rollout_ref.rollout.load_format",
-        "the built-in sampler is used",
+        "actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.free_cache_engine "
+        "actor_rollout_ref.rollout.load_format",
+        "vLLM is a server of its own, whose weights are sent",
     ),
     Row(
         "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules",

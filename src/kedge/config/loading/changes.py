@@ -6,6 +6,7 @@ from typing import Any, cast
 from kedge.config.explain.describe import section_type, written
 from kedge.config.loading.load import resolve
 from kedge.config.schema.root import Config
+from kedge.config.schema.vllm import VllmConfig
 
 __all__ = ["changed_settings", "changed_values", "effective_settings"]
 
@@ -18,10 +19,11 @@ FREE = (
     "runtime.project",
     "runtime.num_samples",
     "runtime.strict",
+    *(f"rollout.{name}" for name in VllmConfig.named_fields()),
     "checkpoint",
     "push",
 )
-"""Settings that cannot change a result: folder, preset name, plots, logs, warnings, checkpoints.
+"""Settings that cannot change a result: folder, preset name, plots, logs, warnings, checkpoints, where servers run.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of sums,
 and with it the last bits of a result.
@@ -58,6 +60,8 @@ def effective_settings(config: Config) -> dict[str, Any]:
         "critic": config.ppo.resolved_critic,
         "whiten_advantages": config.ppo.advantages.whitens_advantages,
     }
+    if config.rollout.engine == "builtin" and settings["ppo"]["importance_cap"] == "auto":
+        settings["ppo"]["importance_cap"] = None
     return settings
 
 

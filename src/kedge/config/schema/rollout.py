@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
+from kedge.config.schema.vllm import VllmConfig
 
 __all__ = ["RolloutConfig"]
 
@@ -88,6 +89,14 @@ class RolloutConfig(Section):
         too_high="out of memory",
         too_low="the device is underused",
     )
+
+    engine: Literal["builtin", "vllm"] = field(
+        "builtin",
+        meaning="What samples the responses: kedge itself, or vLLM servers, which get the policy's weights after every "
+        "update.",
+        source="kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs",
+    )
+    vllm: VllmConfig = VllmConfig()
 
     @field_validator("stop_token")
     @classmethod

@@ -1,7 +1,7 @@
 """The base of every configuration section, and of the groups that a large section is composed of."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, ClassVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -28,7 +28,8 @@ class Section(BaseModel):
     """Base of every section: frozen; unknown keys, NaN and infinity are refused.
 
     A section may have groups (see `Group`). They structure the code only: what a user types, what is dumped and what
-    errors name stays flat. `ppo.kl_coef` in a file is `config.ppo.kl.kl_coef` in the code.
+    errors name stays flat. `ppo.kl_coef` in a file is `config.ppo.kl.kl_coef` in the code. The fields of a group with a
+    prefix are named after it: `rollout.vllm.python`, which a file may also have as `rollout: {vllm: {python: …}}`.
     """
 
     model_config = ConfigDict(
@@ -48,7 +49,7 @@ class Section(BaseModel):
         return {
             key: field
             for name, info in cls.model_fields.items()
-            for key, field in (groups[name].model_fields if name in groups else {name: info}).items()
+            for key, field in (groups[name].named_fields() if name in groups else {name: info}).items()
         }
 
     @model_validator(mode="before")
@@ -58,10 +59,16 @@ class Section(BaseModel):
         groups = cls.groups()
         if not groups or not isinstance(values, Mapping):
             return values
-        owners = {key: name for name, group in groups.items() for key in (name, *group.model_fields)}
+        owners = {key: name for name, group in groups.items() for key in (name, *group.named_fields())}
         nested: dict[Any, Any] = {name: {} for name in groups}
         for key, value in cast("Mapping[Any, Any]", values).items():
-            (nested[owners[key]] if key in owners else nested)[key] = value
+            name = owners.get(key)
+            if name is None:
+                nested[key] = value
+            elif key == name and groups[name].prefix and isinstance(value, Mapping):
+                nested[name] |= value
+            else:
+                nested[name][key.removeprefix(groups[name].prefix)] = value
         return nested
 
     @model_serializer(mode="wrap")
@@ -69,7 +76,7 @@ class Section(BaseModel):
         """Dump the fields of the groups as the section's own."""
         groups = self.groups()
         return {
-            key: entry
+            f"{groups[name].prefix}{key}" if name in groups else key: entry
             for name, value in dump(self).items()
             for key, entry in (value if name in groups else {name: value}).items()
         }
@@ -104,7 +111,18 @@ def _exceeds_a_word(value: Any) -> bool:
 
 
 class Group(Section):
-    """Fields of a section that belong together. Its attribute in the section must not be the name of a field."""
+    """Fields of a section that belong together. Its attribute in the section must not be the name of a field.
+
+    Attributes:
+        prefix: What the names of its fields begin with in the section: nothing, or the attribute and a dot.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def named_fields(cls) -> dict[str, FieldInfo]:
+        """Its fields by their names in the section."""
+        return {f"{cls.prefix}{name}": field for name, field in cls.model_fields.items()}
 
 
 def as_list(value: Any) -> Any:

@@ -122,7 +122,12 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
     plain = config.model_copy(update={"ppo": ppo, "schedules": {}})
     return with_values(
         plain,
-        {"rollout.num_responses": settings.num_responses, "evaluate.judge": None, "data.curriculum": None},
+        {
+            "rollout.num_responses": settings.num_responses,
+            "rollout.engine": "builtin",
+            "evaluate.judge": None,
+            "data.curriculum": None,
+        },
     )
 
 

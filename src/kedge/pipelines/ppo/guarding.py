@@ -15,7 +15,7 @@ from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo.roles import Roles
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, Incident
+from kedge.training.guard.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident
 from kedge.training.guard.nonfinite import find_bad_weight
 from kedge.training.guard.spikes import SpikeDetector
 from kedge.training.value_warmup import ValueWarmup
@@ -48,6 +48,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
             on_spike=options.on_spike,
             max_skips=options.max_skips,
             max_ratio=MAX_RATIO[run.precision],
+            max_k3=MAX_K3[run.precision],
             strict=config.runtime.strict,
             num_steps=num_steps,
         ),

@@ -65,7 +65,11 @@ class PpoLog:
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of an update's experience, scores and optimizer steps."""
-        return {**describe_experience(experience), **batch.metrics(), **result.metrics()}
+        return {
+            **describe_experience(experience, is_exact=self.roles.engine.is_exact),
+            **batch.metrics(),
+            **result.metrics(),
+        }
 
     @contextmanager
     def saying_missing_eos(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ Source: PPO algorithm 1; spec §§4–6.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeAlias
 
 from kedge.config import Config
@@ -17,6 +18,7 @@ from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.costs import write_roles
 from kedge.pipelines.ppo.early_end import EarlyEnd
+from kedge.pipelines.ppo.engines import Publisher
 from kedge.pipelines.ppo.guarding import guarded_update, new_guard
 from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.measuring import Measurements
@@ -79,7 +81,7 @@ def run_ppo(
     run.start()
     write_roles(run, roles)
     outcome: dict[str, object] = {}
-    with resumable(config, run.folder, "ppo"), claimed(run.folder):
+    with resumable(config, run.folder, "ppo"), claimed(run.folder), closing(roles.engine):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
                 train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
@@ -109,6 +111,7 @@ def train(
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         sampling = Sampling(prompts, check=guard.check_rollout, say=log.progress.say)
         measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
+        publisher = Publisher(roles.engine, roles.actor_critic.policy)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         resumed |= {**measurements.state, **ending.state, **warmup.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
@@ -117,6 +120,7 @@ def train(
             metrics: dict[str, float] = {}
             with guarded_update(config, update, warmup, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
+                published = publisher.catch_up(update - 1)
 
                 with log.saying_missing_eos():
                     batch = sampling.batch(now, update, clock)  # prompts, responses and their scores
@@ -134,6 +138,7 @@ def train(
                         learner, experience, coefficients, update, check_step=guard.allows, is_flat=batch.is_flat
                     )
                     moved = now.distance_moved(learner, experience)
+                published |= publisher.publish(update)
 
                 metrics = {
                     **log.describe(batch, experience, result),
@@ -144,6 +149,7 @@ def train(
                     **now.costs(batch, learner, result, update),
                     **now.metrics(update, batch),
                     **clock.metrics(num_tokens=batch.num_tokens),
+                    **published,
                     **memory_in_use(run.device),
                     **measurements.metrics(update, coefficients),
                 }

@@ -25,12 +25,13 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
+from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
 from kedge.pipelines.ppo.prompts import RunPrompts, load_run_prompts
 from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
-from kedge.rollout import Engine, Sampler
+from kedge.rollout import Engine
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
@@ -96,6 +97,7 @@ def load_roles(
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
+    check_engine(config)
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     rewards = load_rewards(configured_rewards(config) if reward is None else reward, config, run, tokenizer)
@@ -112,7 +114,7 @@ def load_roles(
         mixture=records.mixture,
         held_out=records.held_out,
         judge=_checked_judge(config, run, tokenizer, rewards, records),
-        engine=_engine(config, run, actor_critic.policy, stop_tokens, pad_id=cast(int, tokenizer.pad_token_id)),
+        engine=choose_engine(config, run, actor_critic.policy, stop_tokens, pad_id=cast(int, tokenizer.pad_token_id)),
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
@@ -140,18 +142,6 @@ def _checked_judge(
         if judge is not None:
             judge.check(columns)
     return judge
-
-
-def _engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int) -> Sampler:
-    return Sampler(
-        policy,
-        pad_id=pad_id,
-        stop_tokens=stop_tokens.ids,
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.rollout.temperature,
-        precision=run.precision,
-        batch_size=config.rollout.micro_batch_size,
-    )
 
 
 def _optimizer(config: Config, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:

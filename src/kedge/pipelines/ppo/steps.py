@@ -16,6 +16,7 @@ from kedge.config import Config, config_at, scheduled_values
 from kedge.data import Prompt, encode_prompt
 from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.costs import Costs
+from kedge.pipelines.ppo.engines import importance_cap_of
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.settings import (
     advantage_of,
@@ -182,7 +183,7 @@ class PpoSteps:
             token_scores=scored.token_scores,
             baseline=baseline,
             positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
-            importance_cap=ppo.objective.importance_cap,
+            importance_cap=importance_cap_of(self.config, self.roles.engine),
             first_pass=learner and learner.first_pass(scored.rollout),
             kl_coef=reward_kl_coef(self.config, coefficients),
             kl_estimator=ppo.kl.resolved_kl_estimator,

@@ -11,11 +11,22 @@ from typing import Any, Literal
 import torch
 
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.mismatch import sampler_mismatch
 from kedge.errors import NonfiniteScoreError, NumericsError
 from kedge.training.guard.nonfinite import BadValue, find_in_experience, find_in_rollout
 from kedge.training.guard.spikes import SpikeDetector
 
-__all__ = ["MAX_RATIO", "Action", "Guard", "GuardOptions", "Incident", "StepCheck", "largest_ratio", "refuse_nonfinite"]
+__all__ = [
+    "MAX_K3",
+    "MAX_RATIO",
+    "Action",
+    "Guard",
+    "GuardOptions",
+    "Incident",
+    "StepCheck",
+    "largest_ratio",
+    "refuse_nonfinite",
+]
 
 Action = Literal["stop", "skip", "rollback"]
 
@@ -28,6 +39,13 @@ MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 1.5}
 
 In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, published ratios are 0.89 to 1.09; the largest
 measured over ten thousand tokens was 1.3. A wrong temperature or an off-by-one position gives ratios of 2 or more.
+"""
+
+MAX_K3: Mapping[str, float] = {"fp32": 1e-6, "bf16": 1e-2}
+"""Largest k3 of sampler and trainer, in nats per token, that rounding can explain, by number format.
+
+Two programs' kernels gave 5e-13 in fp32 and 1.3e-4 in bf16. A sampler that missed an update gave 0.4 after large steps;
+small steps show in the largest ratio first.
 """
 
 CONSEQUENCES: Mapping[Action, str] = {
@@ -45,6 +63,7 @@ class GuardOptions:
         on_spike: Action on a step far outside the run's history.
         max_skips: Allowed number of consecutive updates with skipped steps; the next one stops the run.
         max_ratio: Largest allowed probability ratio or inverse ratio between sampler and trainer.
+        max_k3: Largest allowed k3 between the two, nats per token.
         strict: Stop the run instead of warning.
         num_steps: Optimizer steps of a complete update.
     """
@@ -55,6 +74,7 @@ class GuardOptions:
     max_ratio: float
     strict: bool
     num_steps: int
+    max_k3: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -156,7 +176,8 @@ class Guard:
         distance = torch.where(experience.action_mask, experience.old_logprobs - logprobs, 0.0).abs()
         row, token = divmod(int(distance.argmax()), distance.shape[1])
         ratio = math.exp(min(float(distance[row, token]), 20.0))
-        self._compare(ratio, "in training and in sampling", row, token)
+        apart = sampler_mismatch(experience.old_logprobs, logprobs, experience.action_mask)
+        self._compare(ratio, "in training and in sampling", row, token, k3=apart.k3)
 
     def allows(self, step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
         """Whether to take an optimizer step; see `StepCheck`. After a refusal the rest of the update is skipped.
@@ -231,21 +252,28 @@ class Guard:
             return f"the last {self._in_a_row} updates skipped steps as well, the limit of ppo.max_skips"
         return None
 
-    def _compare(self, ratio: float, when: str, row: int | None = None, token: int | None = None) -> None:
-        """Warn once, or stop, if sampler and trainer disagree about a token."""
-        disagree = ratio > self._options.max_ratio
+    def _compare(
+        self, ratio: float, when: str, row: int | None = None, token: int | None = None, *, k3: float = 0.0
+    ) -> None:
+        """Warn once, or stop, if sampler and trainer disagree about a token, or a little about many."""
+        disagree = ratio > self._options.max_ratio or k3 > self._options.max_k3
         if not disagree or (self._warned_of_mismatch and not self._options.strict):
             return
         what = (
             f"sampler and trainer disagree: a token's probabilities {when} have the ratio {ratio:.4g}, rounding "
-            f"explains at most {self._options.max_ratio:g}; check that both use the same weights, temperature and "
-            "positions"
+            f"explains at most {self._options.max_ratio:g}{self._distance(k3)}; check that both use the same weights, "
+            "temperature and positions"
         )
         self._note("mismatch", what, "stop" if self._options.strict else "warn", row=row, token=token)
         if self._options.strict:
             raise NumericsError(f"update {self._update}: {what}")
         self._warned_of_mismatch = True
         self._warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
+
+    def _distance(self, k3: float) -> str:
+        """What a message says of k3, if rounding does not explain it."""
+        bound = self._options.max_k3
+        return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
     def _note(self, kind: Any, what: str, consequence: Any, **details: Any) -> None:
         self._record(Incident(self._update, kind, what, consequence, evidence=self._evidence, **details))

@@ -1,7 +1,8 @@
 """The policy's part of the PPO loss."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Gt
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
@@ -54,13 +55,13 @@ class ObjectiveConfig(Group):
         too_high="no effect",
         too_low="bad tokens that have become likely are hardly pushed back",
     )
-    importance_cap: float | None = field(
-        None,
-        gt=0,
+    importance_cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
+        "auto",
         meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
-        "no weights. They correct for a sampler whose probabilities differ from the trainer's.",
-        source="kedge: off, because the old logprobs are the trainer's own. With a foreign or stale sampler, 2 "
-        "(truncated importance sampling)",
+        "no weights. They correct for a sampler whose probabilities differ from the trainer's. auto: none where the "
+        "sampler is exact (builtin in fp32), 2 elsewhere.",
+        source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
+        "importance sampling, 2, for the others",
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
         too_low="the correction is cut off, and the gradient shrinks",
     )

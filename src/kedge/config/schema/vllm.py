@@ -1,0 +1,103 @@
+"""`rollout.vllm`: the vLLM servers that sample with `rollout.engine=vllm`."""
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group, StringList
+
+__all__ = ["VllmConfig"]
+
+
+class VllmConfig(Group):
+    """A server that kedge starts in an environment of its own, or servers that are running."""
+
+    prefix: ClassVar[str] = "vllm."
+
+    python: str | None = field(
+        None,
+        meaning="Python of an environment with vLLM, in which kedge starts a server and ends it with the run; null "
+        "uses rollout.vllm.urls.",
+        source="kedge: an environment of its own, since vLLM pins its own torch and transformers",
+        text="a file",
+    )
+    urls: StringList = field(
+        [],
+        meaning="Servers that are running, in place of one that kedge starts; the prompts are shared out among them.",
+        source="kedge: none",
+    )
+    transfer: Literal["auto", "folder", "nccl"] = field(
+        "auto",
+        meaning="How the weights get to the servers: files in a folder that both can read, or NCCL from GPU to GPU; "
+        "auto is nccl if the policy is on a GPU and the servers are on others (rollout.vllm.devices or urls).",
+        source="kedge: a folder works on every machine",
+    )
+    folder: str | None = field(
+        None,
+        meaning="Folder for the weights on their way to the servers, which must be able to read it; null is one in "
+        "memory (/dev/shm) if there is room, else the run's own.",
+        source="kedge",
+        text="a folder",
+    )
+    devices: str | None = field(
+        None,
+        meaning="GPUs of the server that kedge starts, as in CUDA_VISIBLE_DEVICES, such as 1 or 2,3; null leaves the "
+        "choice to vLLM.",
+        source="kedge",
+        text="GPU numbers",
+    )
+    memory: float = field(
+        0.3,
+        gt=0,
+        le=1,
+        meaning="Share of the device's memory (on a CPU: of the machine's) that the server may use.",
+        source="kedge: trainer and server often share a machine",
+        too_high="the trainer, or the server itself, runs out of memory",
+        too_low="few responses are sampled at a time, or the server does not start",
+    )
+    port: int | None = field(
+        None,
+        ge=1,
+        le=65535,
+        meaning="Port of the server that kedge starts, on this machine only; null takes a free one.",
+        source="kedge",
+    )
+    args: StringList = field(
+        [],
+        meaning="Further arguments of the server that kedge starts, such as '--tensor-parallel-size 2'.",
+        source="kedge: none",
+    )
+    start_timeout: float = field(
+        900.0,
+        gt=0,
+        meaning="Seconds that a server may take until it answers.",
+        source="kedge: a large model is loaded and compiled in minutes",
+        too_high="a server that hangs is noticed late",
+        too_low="a slow start is taken for a failure",
+    )
+    max_restarts: int = field(
+        3,
+        ge=0,
+        meaning="How often in a row, without an answer in between, a server that died is started again, or one that is "
+        "gone is waited for.",
+        source="kedge: a crash costs no update, and a server that always crashes ends the run",
+        too_high="a server that cannot run is started again and again",
+        too_low="one crash ends the run",
+    )
+    max_requests: int = field(
+        256,
+        ge=1,
+        meaning="Requests in flight at a time, over all servers.",
+        source="kedge: vLLM batches them itself",
+        too_high="threads and connections without a gain",
+        too_low="the servers are underused",
+    )
+
+    @model_validator(mode="after")
+    def _check_one_kind(self) -> "VllmConfig":
+        if self.python and self.urls:
+            raise ValueError("rollout.vllm.python starts a server, and rollout.vllm.urls names running ones; set one")
+        if bad := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"rollout.vllm.urls: {bad[0]} is not an address such as http://localhost:8000")
+        return self

@@ -1,0 +1,114 @@
+"""HTTP to one vLLM server: JSON in, JSON out, two kinds of failure."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["Client", "ServerGone", "ServerRefused"]
+
+CONNECT_TIMEOUT = 10.0
+HEALTH_TIMEOUT = 5.0
+ANSWER_TIMEOUT = 3600.0
+"""Seconds: the longest that all responses of an update, or a weight update, may take."""
+MAX_MESSAGE = 500
+
+
+class ServerGone(Exception):
+    """The server cannot be reached, or its connection broke off: it may have died."""
+
+
+class ServerRefused(Exception):
+    """The server is running and answered with an error, which another try would not change."""
+
+
+class Client:
+    """Sends requests to a server; may be used from several threads.
+
+    Args:
+        url: The server's address.
+        token: The server's API key, if it has one.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connect = lambda: kind(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT)
+        self._base, self._lock = parts.path, threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+        token = token or os.environ.get("VLLM_API_KEY")
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+    def get(self, path: str, *, timeout: float = ANSWER_TIMEOUT) -> Any:
+        """The JSON at a path; None if the answer is empty.
+
+        Raises:
+            ServerGone, ServerRefused: See there.
+        """
+        return self._request("GET", path, None, timeout)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = ANSWER_TIMEOUT) -> Any:
+        """Post JSON; arguments and errors as in `get`."""
+        return self._request("POST", path, json.dumps(body or {}), timeout)
+
+    def is_healthy(self) -> bool:
+        """Whether the server is ready for requests."""
+        try:
+            self.get("health", timeout=HEALTH_TIMEOUT)
+        except (ServerGone, ServerRefused):
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Break off all requests in flight, which then raise `ServerGone`."""
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError, AttributeError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _request(self, method: str, path: str, body: str | None, timeout: float) -> Any:
+        connection = self._connect()
+        with self._lock:
+            self._open.add(connection)
+        try:
+            connection.connect()
+            connection.sock.settimeout(timeout)
+            connection.request(method, f"{self._base}/{path}", body, self._headers)
+            answer = connection.getresponse()
+            status, content = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerGone(f"{self.url}: {_reason(error)}") from error
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+        if status >= 400:
+            message = f"{self.url}/{path.partition('?')[0]}: {_message(content) or f'status {status}'}"
+            # A server whose engine has died still answers for a moment.
+            gone = status >= 500 and (path == "health" or not self.is_healthy())
+            raise ServerGone(message) if gone else ServerRefused(message)
+        try:
+            return json.loads(content) if content else None
+        except ValueError as error:
+            raise ServerRefused(f"{self.url}/{path}: the answer is not JSON; is this a vLLM server?") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _message(content: bytes) -> str:
+    """What an error's body says, in one line."""
+    text = content.decode("utf-8", "replace")
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"]["message"])
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"

@@ -1,0 +1,209 @@
+"""The servers of a fleet: those that kedge starts, and those that were running before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Protocol
+
+from kedge.errors import EngineError
+from kedge.rollout.vllm.client import Client
+from kedge.rollout.vllm.process import ServerProcess
+
+__all__ = ["PLUGIN", "GivenServer", "OwnServer", "Server", "ServerOptions"]
+
+PLUGIN = Path(__file__).with_name("plugin")
+"""The folder with the plugin of vLLM; in `PYTHONPATH` of every server that reads weights from a folder."""
+POLL_SECONDS = 0.2
+WAIT_FOR_GIVEN = 60.0
+"""Seconds for a server that kedge did not start to come back."""
+
+
+class Server(Protocol):
+    """A server that can be waited for."""
+
+    @property
+    def client(self) -> Client:
+        """Sends requests to it."""
+        ...
+
+    def start(self, stopped: Event) -> None:
+        """Return once the server answers; start it if that is kedge's part.
+
+        Args:
+            stopped: Ends the waiting when it is set.
+
+        Raises:
+            EngineError: It does not answer.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it, if kedge started it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How kedge starts a server.
+
+    Attributes:
+        python: Python of the server's environment.
+        model: Folder with the model's configuration; the weights come later.
+        log: The file for the server's output.
+        scratch: Folder to remove if kedge is killed.
+        dtype: Number format of weights and activations.
+        transfer: Backend of the weight updates.
+        memory: Share of the device's memory.
+        devices: Value of CUDA_VISIBLE_DEVICES; None leaves it.
+        port: None takes a free one.
+        arguments: Further arguments, as in a shell.
+        start_timeout: Seconds until it must answer.
+        trust_remote_code: Whether the model's own code may run.
+        eager: Compile nothing: the server starts faster and samples slower.
+    """
+
+    python: str
+    model: Path
+    log: Path
+    scratch: Path
+    dtype: str
+    transfer: str
+    memory: float = 0.3
+    devices: str | None = None
+    port: int | None = None
+    arguments: Sequence[str] = ()
+    start_timeout: float = 900.0
+    trust_remote_code: bool = False
+    eager: bool = False
+
+    def command(self, port: int) -> list[str]:
+        """The server's command line; what the user adds comes last, and so replaces what is here."""
+        flags = {
+            "--model": str(self.model),
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--dtype": self.dtype,
+            "--load-format": "dummy",  # a weight that no update sent would show as a mismatch at once
+            "--logprobs-mode": "processed_logprobs",  # after temperature and forbidden tokens
+            "--generation-config": "vllm",  # no filters or penalties from the model's folder
+            "--weight-transfer-config": json.dumps({"backend": self.transfer}),
+            "--gpu-memory-utilization": f"{self.memory:g}",
+            "--max-model-len": "auto",
+        }
+        switches = ["--tokens-only", *(["--trust-remote-code"] if self.trust_remote_code else [])]
+        return [
+            *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
+            *(part for flag in flags.items() for part in flag),
+            *switches,
+            *(["--enforce-eager"] if self.eager else []),
+            *(part for text in self.arguments for part in shlex.split(text)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The trainer's environment, with the plugin's folder and the routes for weight updates."""
+        added = {
+            "PYTHONPATH": str(PLUGIN),  # in place of kedge's own, whose packages are for another environment
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            **({} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}),
+        }
+        return {**os.environ, **added}
+
+
+@dataclass
+class OwnServer:
+    """A server that kedge starts, again if it has ended.
+
+    Attributes:
+        options: How it is started.
+    """
+
+    options: ServerOptions
+    _process: ServerProcess | None = field(default=None, init=False)
+    _client: Client | None = field(default=None, init=False)
+
+    @property
+    def client(self) -> Client:
+        """See `Server`."""
+        assert self._client is not None, "started"
+        return self._client
+
+    def start(self, stopped: Event) -> None:
+        """See `Server`."""
+        self.close()
+        options, port = self.options, self.options.port or _free_port()
+        self._process = ServerProcess(
+            options.command(port), environment=options.environment(), log=options.log, folder=options.scratch
+        )
+        self._client = Client(f"http://127.0.0.1:{port}")
+        started = time.monotonic()
+        while not self._client.is_healthy():
+            if not self._process.is_running:
+                raise EngineError(
+                    f"vLLM does not start: {options.python} {self._process.ending()}; its output is in {options.log}"
+                )
+            if time.monotonic() - started > options.start_timeout:
+                raise EngineError(
+                    f"vLLM does not answer after {options.start_timeout:g} s (rollout.vllm.start_timeout); its output "
+                    f"is in {options.log}"
+                )
+            if stopped.wait(POLL_SECONDS):
+                raise EngineError("the start of vLLM was broken off")
+
+    def close(self) -> None:
+        """See `Server`."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+@dataclass
+class GivenServer:
+    """A server that was running before.
+
+    Attributes:
+        url: Its address.
+        patience: Seconds that it may take to answer.
+        sleep: Waits for so many seconds, or less if the event is set; whether it was set.
+    """
+
+    url: str
+    patience: float = WAIT_FOR_GIVEN
+    sleep: Callable[[Event, float], bool] = Event.wait
+
+    def __post_init__(self) -> None:
+        self._client = Client(self.url)
+
+    @property
+    def client(self) -> Client:
+        """See `Server`."""
+        return self._client
+
+    def start(self, stopped: Event) -> None:
+        """See `Server`."""
+        waited, pause = 0.0, POLL_SECONDS
+        while not self._client.is_healthy():
+            if waited >= self.patience:
+                raise EngineError(f"{self.url} has not answered for {self.patience:g} s; start the server again")
+            if self.sleep(stopped, pause):
+                raise EngineError(f"the wait for {self.url} was broken off")
+            waited, pause = waited + pause, min(2 * pause, 10.0)
+
+    def close(self) -> None:
+        """See `Server`: it keeps running."""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

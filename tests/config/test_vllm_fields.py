@@ -1,0 +1,52 @@
+"""`rollout.vllm`: a group of fields with a name of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kedge.config import load_config, resolved_yaml, with_values
+from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
+from kedge.errors import ConfigError
+
+
+def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_written_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("rollout:\n  engine: vllm\n  vllm: {urls: http://one, memory: 0.5}\n", encoding="utf-8")
+    config = load_config(path, ["rollout.vllm.memory=0.25", "rollout.vllm.args=--enforce-eager"])
+    assert (config.rollout.vllm.urls, config.rollout.vllm.memory) == (["http://one"], 0.25)
+    assert config.rollout.vllm.args == ["--enforce-eager"]
+    path.write_text(resolved_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+    assert yaml.safe_load(path.read_text())["rollout"]["vllm.memory"] == 0.25
+    assert changed_values(config)["rollout.vllm.memory"] == 0.25
+    assert with_values(config, {"rollout.vllm.port": 8000}).rollout.vllm.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("rollout.vllm.memory=2", "rollout.vllm.memory must be a number > 0 and ≤ 1; it is 2"),
+        ("rollout.vllm.pyton=a", "rollout.vllm.pyton is not a field; did you mean rollout.vllm.python?"),
+        ("rollout.vllm=3", "rollout.vllm is not a field"),
+    ],
+)
+def test_a_mistake_names_the_field_as_the_user_does(override: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load_config(overrides=[override])
+
+
+def test_a_run_may_be_resumed_on_other_servers_but_not_with_another_engine() -> None:
+    builtin, one, two = (
+        effective_settings(load_config(overrides=overrides))
+        for overrides in ([], *(["engine=vllm", f"rollout.vllm.urls=http://{host}"] for host in ("one", "two")))
+    )
+    assert changed_settings(one, two) == []
+    assert "rollout.engine: builtin in the run, vllm now" in changed_settings(builtin, one)
+
+
+def test_a_run_without_importance_weights_of_a_former_version_is_resumed_under_the_default() -> None:
+    former, now = load_config(overrides=["ppo.importance_cap=null"]), load_config()
+    assert changed_settings(effective_settings(former), effective_settings(now)) == []

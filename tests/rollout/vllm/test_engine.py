@@ -1,0 +1,164 @@
+"""vLLM as rollout engine of PPO runs, against a stand-in that samples with transformers from the weights it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from kedge.errors import ConfigError, EngineError, NumericsError
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.engines import importance_cap_of
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.rollout.vllm.stand_in import StandIn
+from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
+
+
+class Sampling:
+    """Samples with transformers' own forward pass, one row at a time, from the weights of the newest update."""
+
+    def __init__(self, policy: Path) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(policy).eval()
+        self.updates: list[dict[str, torch.Tensor]] = []
+        self.folders: list[str] = []
+        self.is_stale = False
+
+    def load(self, info: dict[str, Any]) -> None:
+        [path] = Path(info["path"]).glob("*.safetensors")
+        self.folders.append(info["path"])
+        self.updates.append(load_file(path))
+        if not self.is_stale or len(self.updates) == 1:
+            self.model.load_state_dict(self.updates[-1])
+
+    @torch.no_grad()
+    def __call__(self, prompt: list[int], asked: dict[str, Any]) -> tuple[list[int], list[float]]:
+        generator, tokens, logprobs = torch.Generator().manual_seed(asked["seed"]), [], []
+        bias = torch.zeros(self.model.config.vocab_size)
+        for token, value in asked.get("logit_bias", {}).items():
+            bias[int(token)] = value
+        while len(tokens) < asked["max_tokens"] and not set(tokens) & set(asked["stop_token_ids"]):
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].float() + bias
+            logprob = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
+            draw = torch.multinomial(logprob.exp(), 1, generator=generator)
+            tokens.append(int(logits.argmax() if asked["temperature"] == 0 else draw))
+            logprobs.append(float(logprob[tokens[-1]]))
+        return tokens, logprobs
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    model, tokenizer = tiny_causal_lm(vocab_size=303), tiny_tokenizer()  # three ids without a token
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+@pytest.fixture
+def server(policy: Path) -> Iterator[SimpleNamespace]:
+    sampling = Sampling(policy)
+    with StandIn(sample=sampling, on_update=sampling.load) as stand_in:
+        yield SimpleNamespace(http=stand_in, sampling=sampling, url=stand_in.url)
+
+
+def settings(server: SimpleNamespace, **more: Any) -> dict[str, Any]:
+    return {"rollout.engine": "vllm", "rollout.vllm.urls": server.url, "temperature": 0.7, **more}
+
+
+def test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights(tmp_path, policy, server):
+    made = configure(policy, tmp_path / "run", num_updates=3, num_responses=2, critic="shared", **settings(server))
+    rows = run_ppo(made, prompts=PROMPTS, reward=vowels).metrics
+    assert len(rows) == 3
+    for row in rows:
+        # transformers computes row by row, kedge in batches: they differ by rounding
+        assert 1 <= row["policy/sampler_ratio_max"] < 1 + 1e-4
+        assert 0 <= row["policy/sampler_k3"] < 1e-8
+        assert row["policy/sampler_share"] == pytest.approx(1, abs=1e-6)
+        assert row["time/publish"] > 0
+    sent = server.sampling.updates
+    assert len(sent) == 4, "at the start and after every update"
+    for weights in sent:
+        assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]), "tied, under both names"
+    assert not torch.equal(sent[0]["lm_head.weight"], sent[1]["lm_head.weight"])
+    requests = server.http.requests
+    assert len({request["cache_salt"] for request in requests}) == 3, "a cached prefix belongs to one version"
+    for request in requests:
+        asked = request["sampling_params"]
+        assert {asked["top_p"], asked["top_k"], asked["n"], asked["temperature"]} == {1.0, 0, 0.7}
+        assert asked["logit_bias"] == {str(token): -100.0 for token in (0, 300, 301, 302)}
+        assert 0 <= asked["seed"] < 2**32
+    prompts = [tuple(request["token_ids"]) for request in requests[:8]]
+    assert len(set(prompts)) == 4, "two responses for each of four prompts"
+    assert len({request["sampling_params"]["seed"] for request in requests}) == len(requests)
+    assert not any(Path(folder).exists() for folder in server.sampling.folders), "nothing is left behind"
+    assert not server.http.paused
+    assert not server.http.active
+
+
+def test_weights_that_the_server_does_not_load_are_an_incident_and_stop_a_strict_run(tmp_path, policy, server):
+    server.sampling.is_stale = True
+    lost = configure(policy, tmp_path / "run", num_updates=3, strict=True, **settings(server, learning_rate=1e-2))
+    with pytest.raises(NumericsError, match=r"update 2: sampler and trainer disagree.*k3 is .* same weights"):
+        run_ppo(lost, prompts=PROMPTS, reward=vowels)
+
+
+def test_an_answer_of_other_weights_ends_the_run_in_one_line(tmp_path, policy, server, monkeypatch):
+    monkeypatch.setattr(StandIn, "version", property(lambda self: "other", lambda self, version: None), raising=False)
+    with pytest.raises(EngineError, match=r"sampled with weights other in place of .*-v0: a weight update was lost"):
+        run_ppo(configure(policy, tmp_path / "run", **settings(server)), prompts=PROMPTS, reward=vowels)
+
+
+def test_a_run_that_is_resumed_begins_with_the_weights_of_its_checkpoint(tmp_path, policy, server):
+    from kedge.runs.run import Resume
+
+    whole = configure(policy, tmp_path / "whole", num_updates=2, **settings(server, **{"checkpoint.every": 1}))
+    run_ppo(whole, prompts=PROMPTS, reward=vowels)
+    first = [dict(weights) for weights in server.sampling.updates]
+    server.sampling.updates.clear()
+    longer = configure(policy, tmp_path / "whole", num_updates=3, **settings(server, **{"checkpoint.every": 1}))
+    run_ppo(longer, prompts=PROMPTS, reward=vowels, resume=Resume(("ppo.num_updates",)))
+    assert torch.equal(server.sampling.updates[0]["lm_head.weight"], first[-1]["lm_head.weight"])
+    assert len(server.sampling.updates) == 2
+
+
+@pytest.mark.parametrize(
+    ("cap", "is_exact", "resolved"),
+    [("auto", True, None), ("auto", False, 2.0), (3.0, True, 3.0), (None, False, None)],
+)
+def test_importance_weights_are_the_default_where_the_engine_is_not_exact(policy, tmp_path, cap, is_exact, resolved):
+    made = configure(policy, tmp_path / "run", importance_cap=cap)
+    assert importance_cap_of(made, SimpleNamespace(is_exact=is_exact)) == resolved  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({}, "needs rollout.vllm.python"),
+        ({"rollout.vllm.python": "a", "rollout.vllm.urls": "http://b"}, "set one"),
+        ({"rollout.vllm.urls": "localhost:8000"}, "not an address such as"),
+        ({"rollout.vllm.urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
+        ({"rollout.vllm.python": "/nowhere/python"}, "/nowhere/python cannot be run"),
+        ({"rollout.vllm.python": "/bin/false"}, "/bin/false has no vLLM"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_model_is_loaded(tmp_path, wrong, line):
+    nothing = save_tiny_policy(tmp_path / "policy")
+    (nothing / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(ConfigError, match=line):
+        run_ppo(
+            configure(nothing, tmp_path / "run", **{"rollout.engine": "vllm"}, **wrong), prompts=PROMPTS, reward=vowels
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_nccl_without_a_gpu_is_refused(tmp_path, policy, server):
+    made = configure(policy, tmp_path / "run", device="cpu", **settings(server, **{"rollout.vllm.transfer": "nccl"}))
+    with pytest.raises(ConfigError, match="transfer=nccl needs the policy on a GPU; it is on cpu: use folder"):
+        run_ppo(made, prompts=PROMPTS, reward=vowels)
