@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
 from kedge.pipelines.critic.inputs import load_critic_inputs
 from kedge.pipelines.critic.parts import Part
+from kedge.pipelines.ppo.engines import Publisher
 from kedge.pipelines.ppo.roles import load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
@@ -199,20 +200,22 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
     update = config.ppo.value.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}
-    for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
-        drawn = prompts.next(num_prompts)
-        with _timed(seconds, "sampling"):
-            rollout = steps.sample(drawn, update)
-            greedy = steps.sample_greedy(drawn, update) if steps.needs_baseline else None
-        with _timed(seconds, "scoring"):
-            scored = steps.score(rollout, drawn, update)
-            if greedy is not None:
-                scored = scored.compared_with(steps.score(greedy, drawn, update, "greedy"))
-        learner = steps.learner(update, coefficients)
-        with _timed(seconds, "forward"):
-            experience = steps.collect(scored, coefficients, learner=learner)
-        with _timed(seconds, "epochs"):
-            steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
+    with closing(roles.engine):
+        Publisher(roles.engine, roles.actor_critic.policy).publish(update - 1)
+        for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
+            drawn = prompts.next(num_prompts)
+            with _timed(seconds, "sampling"):
+                rollout = steps.sample(drawn, update)
+                greedy = steps.sample_greedy(drawn, update) if steps.needs_baseline else None
+            with _timed(seconds, "scoring"):
+                scored = steps.score(rollout, drawn, update)
+                if greedy is not None:
+                    scored = scored.compared_with(steps.score(greedy, drawn, update, "greedy"))
+            learner = steps.learner(update, coefficients)
+            with _timed(seconds, "forward"):
+                experience = steps.collect(scored, coefficients, learner=learner)
+            with _timed(seconds, "epochs"):
+                steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
     done = num_prompts * config.rollout.num_responses
     total = config.ppo.loop.num_updates * config.responses_per_update
     epochs = {"epochs": config.ppo.loop.num_epochs}

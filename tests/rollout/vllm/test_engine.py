@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kedge.errors import ConfigError, EngineError, NumericsError
+from kedge.pipelines.dry_run import dry_run
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.engines import importance_cap_of
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
@@ -126,6 +128,36 @@ def test_a_run_that_is_resumed_begins_with_the_weights_of_its_checkpoint(tmp_pat
     run_ppo(longer, prompts=PROMPTS, reward=vowels, resume=Resume(("ppo.num_updates",)))
     assert torch.equal(server.sampling.updates[0]["lm_head.weight"], first[-1]["lm_head.weight"])
     assert len(server.sampling.updates) == 2
+
+
+def test_weights_that_were_rolled_back_are_sent_before_the_next_rollout(tmp_path, policy, server):
+    calls = []
+
+    def sometimes(completions, **_):
+        calls.append(len(completions))
+        return [math.nan if len(calls) == 3 else float(len(text)) for text in completions]
+
+    often = {"checkpoint.every": 1, "reward_functions.retries": 0, "on_nonfinite": "rollback"}
+    made = configure(policy, tmp_path / "run", num_updates=4, **settings(server, **often))
+    rows = run_ppo(made, prompts=PROMPTS, reward=sometimes).metrics
+    assert [row["guard/rolled_back"] for row in rows] == [0, 0, 1, 0]
+    sent = [weights["lm_head.weight"] for weights in server.sampling.updates]
+    assert len(sent) == 5, "at the start, after updates 1, 2 and 4, and before update 4"
+    assert torch.equal(sent[3], sent[2])
+    assert max(row.get("policy/sampler_k3", 0.0) for row in rows) < 1e-8
+
+
+def test_everything_that_a_run_measures_is_sampled_on_the_server_and_a_dry_run_too(tmp_path, policy, server):
+    measured = {"eval_every": 1, "critic_check": 1, "critic_check_continuations": 2, "num_fixed_prompts": 2}
+    made = configure(policy, tmp_path / "run", num_updates=1, critic="shared", **settings(server, **measured))
+    [row] = run_ppo(made, prompts=PROMPTS[:4], eval_prompts=PROMPTS[4:], reward=vowels).metrics
+    assert {"eval/score", "time/evaluation", "time/critic_check"} <= row.keys()
+    asked = [request["sampling_params"] for request in server.http.requests]
+    assert len({each["max_tokens"] for each in asked}) > 1, "continuations of prefixes are shorter"
+    before = len(server.http.requests)
+    trial = dry_run(configure(policy, tmp_path / "trial", **settings(server)), "ppo", prompts=PROMPTS, reward=vowels)
+    assert trial.phases[0].name == "ppo: sampling"
+    assert len(server.http.requests) > before
 
 
 @pytest.mark.parametrize(
