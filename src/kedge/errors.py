@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "EngineError",
     "KedgeError",
+    "LostContactError",
     "ModelError",
     "NonfiniteScoreError",
     "NumericsError",
@@ -53,6 +54,13 @@ class DataError(KedgeError, ValueError):
 
 class EngineError(KedgeError, RuntimeError):
     """A sampling engine that cannot be started, cannot be reached, or gave an unusable answer."""
+
+
+class LostContactError(KedgeError, ConnectionError):
+    """Another rank of the run is gone; why, is said where it failed."""
+
+    def __init__(self) -> None:
+        super().__init__("contact with another rank was lost: its process ended, or its machine is out of reach")
 
 
 class ModelError(KedgeError, ValueError):

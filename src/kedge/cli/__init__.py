@@ -9,11 +9,14 @@ import typer
 
 from kedge.cli import chat, config, data, inspect, plan, push, stages, sweep
 from kedge.cli.command import Group
-from kedge.errors import KedgeError, PushError
-from kedge.invocation import mark_command_line
+from kedge.errors import ConfigError, KedgeError, PushError
+from kedge.invocation import mark_command_line, num_ranks
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
+
+RANKED = ("sft", "reward", "critic", "ppo")
+"""The commands that several processes can run together."""
 
 # Commands inherit the names of the help option.
 app = typer.Typer(
@@ -34,16 +37,29 @@ app.add_typer(config.app, name="config")
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """PPO for language models: supervised fine-tuning, reward modeling, PPO."""
     if version:
         typer.echo(f"kedge {__version__}")
         raise typer.Exit
+    if num_ranks() > 1 and context.invoked_subcommand not in RANKED:
+        raise ConfigError(
+            f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(RANKED)} can have several ranks"
+        )
 
 
 def main() -> None:
     """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
+    if num_ranks() > 1:
+        from kedge.cli.ranks import run_as_rank
+
+        return run_as_rank(_run)
+    _run()
+
+
+def _run() -> None:
     mark_command_line()
     # At its exit, Python collects garbage several times. With torch and transformers loaded, that takes a second, and
     # many when memory is short, although the process ends anyway. Nothing in the frozen generation is collected.
@@ -51,5 +67,7 @@ def main() -> None:
     try:
         app()
     except KedgeError as error:
+        if num_ranks() > 1:
+            raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(1 if isinstance(error, PushError) else 2)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from kedge.invocation import is_first_rank
 from kedge.logs.notebook_block import NotebookBlock, in_notebook
 from kedge.texts import printable
 
@@ -84,10 +85,12 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, where progress is shown, before or after the progress bar.
+    """Print a line to standard error, where progress is shown, before or after the progress bar; on the first rank.
 
     In a notebook, whose standard error looks like a failure, to standard output.
     """
+    if not is_first_rank():
+        return
     stream = sys.stdout if in_notebook() else sys.stderr
     Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False).print(line, markup=False)
 
@@ -118,10 +121,28 @@ class _View(Protocol):
 
 
 def _view(stream: TextIO | None, total: int, clock: Callable[[], float]) -> _View:
+    if stream is None and not is_first_rank():
+        return _Silence()
     if stream is None and in_notebook():
         return NotebookBlock(total, clock)
     console = Console(file=stream or sys.stderr, highlight=False, force_jupyter=False)
     return _Bar(console, total) if console.is_terminal else _PlainLines(console, total, clock)
+
+
+class _Silence:
+    """No lines, on a rank that is not the first."""
+
+    def start(self, stage: str, done: int) -> None:
+        pass
+
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+    def stop(self, line: str) -> None:
+        pass
 
 
 class _PlainLines:

@@ -5,7 +5,7 @@ from kedge.models.card import ModelCard
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
-from kedge.models.packing.rows import TokenRows, budget_batches
+from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
 from kedge.models.published import PolicyWeights, save_architecture
@@ -29,7 +29,6 @@ __all__ = [
     "TokenRows",
     "ValueHead",
     "autocast",
-    "budget_batches",
     "find_model",
     "initialize_head",
     "load_language_model",

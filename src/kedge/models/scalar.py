@@ -17,10 +17,11 @@ from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
-from kedge.models.packing.rows import TokenRows, budget_batches
+from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 
@@ -183,6 +184,7 @@ def score_rows(
     *,
     precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Float[Tensor, " rows"]:
     """Score many rows of token ids; float32 on the CPU, in the given order.
 
@@ -191,11 +193,15 @@ def score_rows(
         rows: Token ids, at least one per row.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None uses a single pass. It changes scores by rounding only.
+        ranks: They share the rows, which all of them have.
     """
-    scores = torch.empty(len(rows))
-    for batch in budget_batches([len(row) for row in rows], micro_batch_tokens):
+    scores, own = torch.empty(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
+    for part in ranks.plan([len(row) for row in rows], micro_batch_tokens):
         with autocast(precision, model.device):
-            scores[batch] = model.scores(TokenRows.of([rows[index] for index in batch], model.device)).float().cpu()
+            found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
+        if part.counts:
+            scores[part.rows], own[part.rows] = found, True
+    ranks.fill_in(own, scores)
     return scores
 
 

@@ -106,11 +106,12 @@ def run_reward(
             **settings.model_dump(exclude={"base"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
-        save_scalar_model(model, tokenizer, run.folder / "model", card=card)
+        if run.ranks.is_first:
+            card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
+            save_scalar_model(model, tokenizer, run.folder / "model", card=card)
         end_training(config, run, report.outcome)
     end_stage(config, run, {**training["loop"].summary(), "summary": summary})
-    return RewardResult(run.folder, summary)
+    return RewardResult(run.shared_folder, summary)
 
 
 @dataclass(frozen=True)

@@ -111,12 +111,13 @@ def run_sft(
         training["order"] = inputs.mixture and inputs.mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
-        save(run.folder / "model", facts, ended=True)
+        if run.ranks.is_first:
+            save(run.folder / "model", facts, ended=True)
         end_training(config, run, outcome)
     end_stage(
         config, run, {**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
     )
-    return SftResult(run.folder, outcome.num_steps, outcome.evaluation)
+    return SftResult(run.shared_folder, outcome.num_steps, outcome.evaluation)
 
 
 def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:

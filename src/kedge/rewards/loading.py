@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.retries import CallLimits, GuardedReward
+from kedge.rewards.retries import AbsentFunction, CallLimits, GuardedReward
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 
@@ -53,6 +54,7 @@ def load_reward(
     precision: Precision = "fp32",
     limits: CallLimits | None = None,
     log: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> WeightedReward:
     """Load one reward, or several, as a weighted sum.
 
@@ -69,6 +71,7 @@ def load_reward(
         precision: Number format of a reward model's matrix products.
         limits: Limits on functions' calls, and how failed calls are handled.
         log: The file for the output of functions in worker processes.
+        ranks: They share the models' passes; functions run on the first of them.
 
     Raises:
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
@@ -77,7 +80,7 @@ def load_reward(
     given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
     wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
     functions = {
-        place: _load_function(term, limits or CallLimits(), log)
+        place: _load_function(term, limits or CallLimits(), log, ranks)
         for place, term in enumerate(wanted)
         if callable(term.reward) or _is_function(str(term.reward))
     }
@@ -96,6 +99,7 @@ def load_reward(
             skip_too_long=not term.weight,
             micro_batch_tokens=micro_batch_tokens,
             precision=precision,
+            ranks=ranks,
         )
 
     return WeightedReward(
@@ -107,10 +111,20 @@ def _is_function(text: str) -> bool:
     return names_function(text) and not os.path.isdir(text)
 
 
-def _load_function(term: RewardTerm, limits: CallLimits, log: Path | None) -> GuardedReward:
+def _load_function(term: RewardTerm, limits: CallLimits, log: Path | None, ranks: Ranks) -> GuardedReward:
+    loaded: list[FunctionReward | RemoteFunction] = []
+
+    def load() -> str:
+        loaded.append(_function(term, limits, log))
+        return loaded[0].name
+
+    name = ranks.first(load)
+    return GuardedReward(loaded[0] if loaded else AbsentFunction(name), limits, ranks)
+
+
+def _function(term: RewardTerm, limits: CallLimits, log: Path | None) -> FunctionReward | RemoteFunction:
     # A closure cannot be sent to another process, and Windows has no process groups.
     if callable(term.reward) or os.name != "posix":
         function = term.reward if callable(term.reward) else load_function(str(term.reward))
-        return GuardedReward(FunctionReward(function, name=term.name, settings=term.settings), limits)
-    remote = RemoteFunction(str(term.reward), name=term.name, settings=term.settings, limits=limits, log=log)
-    return GuardedReward(remote, limits)
+        return FunctionReward(function, name=term.name, settings=term.settings)
+    return RemoteFunction(str(term.reward), name=term.name, settings=term.settings, limits=limits, log=log)

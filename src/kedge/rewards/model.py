@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.data.rejections import RowError
 from kedge.errors import DataError, RewardError
 from kedge.models import Precision, ScalarModel, score_rows
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards.reading import Reader
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
 
@@ -27,6 +28,7 @@ class ModelReward:
         skip_too_long: A text longer than the model's context gets no score, instead of an error.
         micro_batch_tokens: Tokens per forward pass, None for all at once; changes scores by rounding at most.
         precision: Number format of the matrix products.
+        ranks: They share the texts, which all of them have.
 
     Source: spec §1 (reward-model read-out), §2.4.
     """
@@ -42,6 +44,7 @@ class ModelReward:
         skip_too_long: bool = False,
         micro_batch_tokens: int | None = None,
         precision: Precision = "fp32",
+        ranks: Ranks = ALONE,
     ) -> None:
         self.name = name
         self.model = model
@@ -58,6 +61,7 @@ class ModelReward:
         self._skip_too_long = skip_too_long
         self._micro_batch_tokens = micro_batch_tokens
         self._precision: Precision = precision
+        self._ranks = ranks
 
     @property
     def max_tokens(self) -> int | None:
@@ -90,6 +94,7 @@ class ModelReward:
             [rows[index] for index in fitting],
             precision=self._precision,
             micro_batch_tokens=self._micro_batch_tokens,
+            ranks=self._ranks,
         )
         for index, score in zip(fitting, found.tolist(), strict=True):
             scores[index] = score

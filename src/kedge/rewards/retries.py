@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kedge.errors import RewardError
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards.source import Responses, Score, ScoringModel
 
-__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
+__all__ = ["AbsentFunction", "CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,15 @@ class CallResult:
     timeouts: int = 0
     given_up: int = 0
 
+    def as_json(self) -> dict[str, Any]:
+        """The result as JSON types."""
+        return {**vars(self), "scores": list(self.scores), "dropped": sorted(self.dropped)}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> CallResult:
+        """The result from its `as_json`."""
+        return cls(**{**content, "dropped": frozenset(content["dropped"])})
+
     def metrics(self, name: str) -> dict[str, float]:
         """The counts, under the function's name."""
         return {
@@ -79,6 +89,25 @@ class CallResult:
             f"reward/{name}_timeouts": float(self.timeouts),
             f"reward/{name}_given_up": float(self.given_up),
         }
+
+
+@dataclass(frozen=True)
+class AbsentFunction:
+    """A reward function that runs on another rank.
+
+    Attributes:
+        name: Its name.
+    """
+
+    name: str
+
+    def check(self, columns: Collection[str]) -> None:
+        """Not called here."""
+        raise AssertionError("the first rank has the function")
+
+    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Sequence[Score]]:
+        """Not called here."""
+        raise AssertionError("the first rank has the function")
 
 
 class GuardedReward:
@@ -91,10 +120,11 @@ class GuardedReward:
     Args:
         function: The function, in this process or in a worker.
         limits: Deadlines, retries, and what follows when they are used up.
+        ranks: The function runs on the first of them; all of them get its scores or its error.
     """
 
-    def __init__(self, function: _Function, limits: CallLimits) -> None:
-        self._function, self._limits = function, limits
+    def __init__(self, function: _Function, limits: CallLimits, ranks: Ranks = ALONE) -> None:
+        self._function, self._limits, self._ranks = function, limits, ranks
 
     @property
     def name(self) -> str:
@@ -108,7 +138,7 @@ class GuardedReward:
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
-        self._function.check(columns)
+        self._ranks.first(lambda: self._function.check(columns))
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -120,7 +150,10 @@ class GuardedReward:
         Raises:
             RewardError: From the returned function: every attempt failed, and `on_error` is `stop`.
         """
-        return partial(self._result, self._function.start(responses), responses)
+        if not self._ranks.are_several:
+            return partial(self._result, self._function.start(responses), responses)
+        first = self._function.start(responses) if self._ranks.is_first else list[Score]
+        return lambda: CallResult.of(self._ranks.first(lambda: self._result(first, responses).as_json()))
 
     def _result(self, first: Callable[[], Sequence[Score]], responses: Responses) -> CallResult:
         failures: list[RewardError] = []

@@ -3,5 +3,6 @@
 from kedge.rollout.collect import Evaluated, collect_experience, still_to_evaluate
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
+from kedge.rollout.shared import SharedEngine
 
-__all__ = ["Engine", "Evaluated", "Sampler", "collect_experience", "still_to_evaluate"]
+__all__ = ["Engine", "Evaluated", "Sampler", "SharedEngine", "collect_experience", "still_to_evaluate"]

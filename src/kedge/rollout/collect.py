@@ -18,7 +18,8 @@ from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
-from kedge.models import ActorCritic, LanguageModel, Precision, budget_batches, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["Evaluated", "collect_experience", "still_to_evaluate"]
 
@@ -68,6 +69,7 @@ def collect_experience(
     reuse_sampled: bool = False,
     precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Experience:
     """Evaluate a rollout under the current weights and compute rewards, advantages and returns.
 
@@ -96,6 +98,7 @@ def collect_experience(
         reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
+        ranks: They share the passes through the models; every one of them returns the whole experience.
 
     Raises:
         ConfigError: The advantage needs values, and there is no critic.
@@ -115,6 +118,7 @@ def collect_experience(
             reuse_sampled=reuse_sampled,
             precision=precision,
             micro_batch_tokens=micro_batch_tokens,
+            ranks=ranks,
         )
     else:
         old_logprobs = first_pass.logprobs.detach()
@@ -122,7 +126,7 @@ def collect_experience(
     ref_logprobs = None
     if reference is not None:
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
-        (ref_logprobs,) = _by_budget(lambda rows: (refer(rows),), rollout, micro_batch_tokens)
+        (ref_logprobs,) = _shared_out(lambda rows: (refer(rows),), rollout, micro_batch_tokens, ranks)
 
     importance_weights = None
     if importance_cap is not None:
@@ -184,34 +188,43 @@ def _old_outputs(
     reuse_sampled: bool,
     precision: Precision,
     micro_batch_tokens: int | None,
+    ranks: Ranks,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
     """Old log probabilities and values; computes only what sampling did not note."""
     evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=value_after_last)
 
+    if evaluated == "nothing":
+        return rollout.logprobs, rollout.values
+
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
-        if evaluated == "nothing":
-            return rows.logprobs, rows.values
         if evaluated == "critic":
             return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=value_after_last)
         return outputs.logprobs, outputs.values
 
-    old_logprobs, values = _by_budget(evaluate, rollout, micro_batch_tokens)
+    old_logprobs, values = _shared_out(evaluate, rollout, micro_batch_tokens, ranks)
     assert old_logprobs is not None
     return old_logprobs, values
 
 
-def _by_budget(
-    evaluate: Callable[[Rollout], tuple[Tensor | None, ...]], rollout: Rollout, micro_batch_tokens: int | None
+def _shared_out(
+    evaluate: Callable[[Rollout], tuple[Tensor | None, ...]],
+    rollout: Rollout,
+    micro_batch_tokens: int | None,
+    ranks: Ranks,
 ) -> tuple[Tensor | None, ...]:
-    """Evaluate a rollout in batches of rows of similar length; the results are in the rollout's order."""
-    batches = list(budget_batches(rollout.row_lengths, micro_batch_tokens))
+    """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order."""
     device = rollout.response_ids.device
-    parts = [evaluate(rollout.select(torch.tensor(rows, device=device))) for rows in batches]
-    back = torch.tensor([row for rows in batches for row in rows], device=device).argsort()
-
-    def joined(figures: tuple[Tensor | None, ...]) -> Tensor | None:
-        known = [each for each in figures if each is not None]
-        return torch.cat(known)[back] if known else None
-
-    return tuple(joined(figures) for figures in zip(*parts, strict=True))
+    own = torch.zeros(rollout.num_responses, dtype=torch.bool, device=device)
+    tables: list[Tensor | None] = []
+    for part in ranks.plan(rollout.row_lengths, micro_batch_tokens):
+        rows = torch.tensor(part.rows, device=device)
+        figures = evaluate(rollout.select(rows))
+        tables = tables or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]
+        if part.counts:
+            own[rows] = True
+            for table, each in zip(tables, figures, strict=True):
+                if table is not None and each is not None:
+                    table[rows] = each
+    ranks.fill_in(own, *(table for table in tables if table is not None))
+    return tuple(tables)

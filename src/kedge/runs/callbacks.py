@@ -77,4 +77,5 @@ class Watcher:
         if self.callback is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
-            self.callback(Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop))
+            update = Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop)
+            loop.on_first_rank(lambda: self.callback and self.callback(update))

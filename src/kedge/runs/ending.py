@@ -11,7 +11,7 @@ from kedge.config import Config, field_advice
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
-from kedge.invocation import is_command_line
+from kedge.invocation import is_command_line, is_first_rank
 from kedge.logs.progress import say
 from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, kept_checkpoints
 from kedge.runs.calls import Call
@@ -37,7 +37,7 @@ _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
     """Write the report of a stage that is about to end, unless `runtime.report` is off."""
-    if config.runtime.report:
+    if config.runtime.report and is_first_rank():
         leave_report(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
 
 
@@ -90,10 +90,12 @@ def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
     Raises:
         PushError: The model was not pushed.
     """
-    run.finish(results)
-    say_findings(run.folder)
-    say_next(config, run.folder, run.stage)
-    publish(config, run.folder)
+    if run.ranks.is_first:
+        run.finish(results)
+        say_findings(run.folder)
+        say_next(config, run.folder, run.stage)
+        publish(config, run.folder)
+    run.ranks.wait()  # so that the model is there on every rank
 
 
 def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge: str = "") -> None:

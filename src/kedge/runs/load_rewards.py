@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.models import Precision
 from kedge.output import REWARD_LOG
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.run import Run
 
@@ -31,7 +32,9 @@ def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrain
         tokenizer: The policy's.
     """
     log = run.folder / REWARD_LOG
-    return load_rewards_on(rewards, config, tokenizer, device=run.device, precision=run.precision, log=log)
+    return load_rewards_on(
+        rewards, config, tokenizer, device=run.device, precision=run.precision, log=log, ranks=run.ranks
+    )
 
 
 def load_rewards_on(
@@ -42,6 +45,7 @@ def load_rewards_on(
     device: torch.device,
     precision: Precision,
     log: Path | None,
+    ranks: Ranks = ALONE,
 ) -> WeightedReward:
     """Load rewards without a run; errors as in `load_reward`.
 
@@ -52,6 +56,7 @@ def load_rewards_on(
         device: The device of the reward models.
         precision: Number format of their matrix products.
         log: The file for the functions' output.
+        ranks: They share the models' passes; functions run on the first of them.
     """
     return load_reward(
         rewards,
@@ -62,6 +67,7 @@ def load_rewards_on(
         precision=precision,
         limits=_call_limits(config),
         log=log,
+        ranks=ranks,
     )
 
 

@@ -24,4 +24,4 @@ def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Lo
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
     logged = LoggedRun(run.folder, run.stage, config.runtime.project, state.id, settings)
-    return LoggerGroup(config.runtime.loggers, state, logged, warn=warn)
+    return LoggerGroup(config.runtime.loggers if run.ranks.is_first else [], state, logged, warn=warn)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +40,8 @@ from kedge.output import (
     replace_file,
     writing,
 )
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.start import join_ranks, local_rank
 from kedge.runs.claim import check_unclaimed
 from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
@@ -90,6 +95,9 @@ class Run:
         resumed: The folder contains an earlier start of this run.
         checkpoint: The checkpoint to resume from; None starts from the beginning.
         data: How much of the data the run uses; filled while it is loaded.
+        ranks: The processes of the run.
+        first_folder: On ranks other than the first one, its folder; `folder` is then a temporary one, so that what
+            every rank writes is kept once.
     """
 
     folder: Path
@@ -102,6 +110,13 @@ class Run:
     resumed: bool = False
     checkpoint: Checkpoint | None = None
     data: DataLog = field(default_factory=DataLog)
+    ranks: Ranks = ALONE
+    first_folder: Path | None = None
+
+    @property
+    def shared_folder(self) -> Path:
+        """The folder that the run leaves, on every rank."""
+        return self.folder if self.first_folder is None else self.first_folder
 
     def start(self) -> None:
         """Create the folder with `config.yaml` and `data.json`. Called after everything is loaded and checked.
@@ -116,6 +131,8 @@ class Run:
         with writing(self.folder / FINISHED_FILE):  # of the run that is extended
             (self.folder / FINISHED_FILE).unlink(missing_ok=True)
         write_config(self.folder, self.config_text, self.facts)
+        if self.ranks.are_several:
+            say(f"ranks: {self.facts['ranks']}")
         self.data.publish(self.folder)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -160,26 +177,19 @@ def open_run(
             resume has another configuration, model or data.
         OutputError: The folder is not empty or cannot be created, or another process trains in it.
     """
+    ranks = join_ranks(config.runtime.parallel)
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
     check_loggers(config.runtime.loggers)
     if stage.partition("-")[0] in TRAINED:
         check_publishing(config)
-    resumed = resume is not None and config.out is not None and is_run(Path(config.out))
-    folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
+    shared, resumed = _find_folder(config, stage, resume, ranks)
     fingerprint, checkpoint = input_hashes(config, in_memory), None
+    _check_same_inputs(fingerprint, ranks)
     if resume is not None and resumed:
-        check_unclaimed(folder)
-        checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
-        longer = lengthening(folder, config, stage)
-        allowed = (*resume.allow_changes, *longer)
-        _check_unchanged(config, folder, fingerprint, checkpoint, allowed)
-        if longer:
-            check_extension(folder, checkpoint)
-            progress = checkpoint.state["progress"] if checkpoint else {}
-            say(describe_extension(config, stage, checkpoint.update if checkpoint else 0, progress))
-    device = resolve_device(config.runtime.device)
+        checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume)
+    device = resolve_device(config.runtime.device, local_rank())
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
     precision = resolve_precision(config.runtime.precision, device, width=width)
@@ -188,12 +198,76 @@ def open_run(
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    facts = {"stage": stage, "device": device, "precision": precision}
+    facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision}
+    if ranks.are_several:
+        facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
+    folder = shared if ranks.is_first else _temporary_folder()
     # Diagnostics of an earlier run in this folder.
     for path in () if resumed else (folder / name for name in sorted(DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
-    return Run(folder, stage, device, precision, resolved_yaml(config), facts, fingerprint, resumed, checkpoint)
+    return Run(
+        folder,
+        stage,
+        device,
+        precision,
+        resolved_yaml(config),
+        facts,
+        fingerprint,
+        resumed,
+        checkpoint,
+        ranks=ranks,
+        first_folder=None if ranks.is_first else shared,
+    )
+
+
+def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:
+    """The run's folder, the same on every rank, and whether it has a run that is resumed."""
+
+    def find() -> tuple[str, bool]:
+        resumed = resume is not None and config.out is not None and is_run(Path(config.out))
+        folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
+        if resumed:
+            check_unclaimed(folder)
+        return str(folder), resumed
+
+    folder, resumed = ranks.first(find)
+    return Path(folder), resumed
+
+
+def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
+    """Check that all ranks read the same models and data, which can lie on several machines.
+
+    Raises:
+        ConfigError: They do not; on every rank.
+    """
+    if not ranks.are_several:
+        return
+    other = changed_inputs(ranks.first(lambda: dict(fingerprint)), fingerprint)
+    if ranks.largest(len(other)):
+        what = other[0].partition(":")[0] if other else "an input"
+        raise ConfigError(f"{what} is not the same on all ranks; every machine needs the same files")
+
+
+def _checkpoint_to_resume(
+    config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume
+) -> Checkpoint | None:
+    """The newest valid checkpoint, after checking that the run may go on from it."""
+    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
+    longer = lengthening(folder, config, stage)
+    _check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
+    if longer:
+        check_extension(folder, checkpoint)
+        progress = checkpoint.state["progress"] if checkpoint else {}
+        say(describe_extension(config, stage, checkpoint.update if checkpoint else 0, progress))
+    return checkpoint
+
+
+def _temporary_folder() -> Path:
+    """A folder that is removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="kedge-rank-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def finished_run(config: Config) -> Path | None:

@@ -40,9 +40,9 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
     last = (run.checkpoint.update if run.checkpoint else 0) or -1
     for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE):
         truncate_rows(run.folder / name, last)
-    with stopping() as stop:
+    with stopping(ranks=run.ranks) as stop:
         loop = CheckpointedLoop(
-            run.folder / CHECKPOINTS,
+            run.shared_folder / CHECKPOINTS,
             kind=run.stage,
             fingerprint=run.fingerprint,
             schedule=SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes),
@@ -53,6 +53,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
             best=_best(config, run.stage),
             keep_last=config.checkpoint.keep_last,
             warn=say,
+            ranks=run.ranks,
         )
         with loop:
             yield loop

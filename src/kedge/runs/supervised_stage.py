@@ -54,7 +54,7 @@ def training_loop(
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log_step(step, metrics)
-            watcher.see(loop, step, metrics, stage=run.stage, num_updates=num_steps, folder=run.folder)
+            watcher.see(loop, step, metrics, stage=run.stage, num_updates=num_steps, folder=run.shared_folder)
 
         yield {
             "precision": run.precision,
@@ -62,6 +62,7 @@ def training_loop(
             "micro_batch_tokens": config.runtime.micro_batch_tokens,
             "on_step": on_step,
             "loop": loop,
+            "ranks": run.ranks,
         }
 
 

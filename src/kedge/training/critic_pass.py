@@ -59,12 +59,14 @@ def critic_pass(
         minibatch = experience.select(rows)
         divisors, totals = objective.divisors(minibatch), MetricTotals()
         optimizer.zero_grad(set_to_none=True)
-        for _, part in learner.micro_batches(minibatch):
+        for part_rows, part in learner.micro_batches(minibatch):
             terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
+            terms = terms if len(part_rows) else terms.without_effect()
             terms.loss.backward()
             totals.add(terms.metrics)
+        learner.ranks.sum_gradients(parameters)
         trained = [each for each in parameters if each.grad is not None]
-        metrics = {**totals.values(), "value/grad_norm": clip_gradients(trained, max_grad_norm)}
+        metrics = {**totals.values(learner.ranks), "value/grad_norm": clip_gradients(trained, max_grad_norm)}
         alone = replace(objective, train_policy=False)
         search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
         if not check_step(first_step + len(steps), metrics, search):

@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
-from kedge.models import ActorCritic, Precision, budget_batches
+from kedge.models import ActorCritic, Precision
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["Batch", "LanguageLearner", "Learner"]
 
@@ -87,8 +88,16 @@ class Learner(Protocol[B]):
         """Whether there is a critic to train."""
         ...
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the passes over a batch; every one of them has the whole batch."""
+        ...
+
     def micro_batches(self, batch: B) -> Iterator[tuple[Int[Tensor, " rows"], B]]:
-        """Split the batch into parts that fit into one forward and backward pass, each with its row numbers."""
+        """Split this rank's share of the batch into parts that fit into one forward and backward pass.
+
+        Each comes with its row numbers, which are empty for a part that is evaluated without effect; see `Part`.
+        """
         ...
 
     def evaluate(self, batch: B) -> PolicyOutputs:
@@ -116,6 +125,7 @@ class LanguageLearner:
         entropy_gradient: Keep the entropy differentiable, for an entropy bonus.
         value_after_last: Also evaluate the state after the last action.
         one_minibatch: Epochs have a single minibatch, and the policy is trained: `first_pass` may be used.
+        ranks: The processes that share the passes.
     """
 
     actor_critic: ActorCritic
@@ -125,6 +135,7 @@ class LanguageLearner:
     entropy_gradient: bool = False
     value_after_last: bool = False
     one_minibatch: bool = False
+    ranks: Ranks = ALONE
     reused_first_pass: bool = field(default=False, init=False)
     _pending: tuple[Rollout, PolicyOutputs] | None = field(default=None, init=False)
 
@@ -136,7 +147,7 @@ class LanguageLearner:
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None."""
         fits = self.micro_batch_tokens is None or rollout.num_tokens <= self.micro_batch_tokens
-        if not self.one_minibatch or not fits:
+        if not self.one_minibatch or not fits or self.ranks.are_several:
             return None
         outputs = self._forward(rollout)
         self._pending, self.reused_first_pass = (rollout, outputs), True
@@ -147,9 +158,9 @@ class LanguageLearner:
         if self._has_first_pass(batch):
             yield torch.arange(batch.num_rows), batch
             return
-        for numbers in budget_batches(batch.rollout.row_lengths, self.micro_batch_tokens):
-            rows = torch.tensor(numbers, device=batch.scores.device)
-            yield rows, batch.select(rows)
+        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens):
+            rows = torch.tensor(part.rows, device=batch.scores.device)
+            yield rows if part.counts else rows[:0], batch.select(rows)
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
         """See `Learner`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["Metric", "MetricTotals", "Reduction", "reduce_steps"]
 
@@ -26,6 +29,11 @@ class Metric:
     value: Tensor
     reduce: Reduction = "mean"
 
+    def neutral(self) -> Metric:
+        """A metric that does not change a total of this kind."""
+        neutral = {"mean": 0.0, "max": -math.inf, "min": math.inf}[self.reduce]
+        return Metric(torch.full_like(self.value, neutral), self.reduce)
+
 
 class MetricTotals:
     """The metrics of one minibatch, accumulated over its micro-batches."""
@@ -38,13 +46,21 @@ class MetricTotals:
         """Add a micro-batch's metrics."""
         for name, metric in metrics.items():
             self.reductions[name] = metric.reduce
-            combine = {"mean": torch.add, "max": torch.maximum, "min": torch.minimum}[metric.reduce]
             total = self._totals.get(name)
-            self._totals[name] = metric.value if total is None else combine(total, metric.value)
+            self._totals[name] = metric.value if total is None else _combine(metric.reduce, total, metric.value)
 
-    def values(self) -> dict[str, float]:
-        """The totals as Python floats, with one device synchronization."""
-        return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
+    def values(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """The totals over all ranks as Python floats, with one device synchronization."""
+        by_rank = ranks.everyones(torch.stack(list(self._totals.values())))
+        totals = by_rank[0]
+        for figures in by_rank[1:]:
+            pairs = zip(self._totals, totals, figures, strict=True)
+            totals = torch.stack([_combine(self.reductions[name], *pair) for name, *pair in pairs])
+        return dict(zip(self._totals, totals.tolist(), strict=True))
+
+
+def _combine(reduce: Reduction, one: Tensor, other: Tensor) -> Tensor:
+    return {"mean": torch.add, "max": torch.maximum, "min": torch.minimum}[reduce](one, other)
 
 
 def reduce_steps(steps: Sequence[Mapping[str, float]], reductions: Mapping[str, Reduction]) -> dict[str, float]:

@@ -52,6 +52,10 @@ class Terms:
     loss: Tensor
     metrics: dict[str, Metric]
 
+    def without_effect(self) -> Terms:
+        """The same terms with a gradient of zeros and metrics that change no total."""
+        return Terms(self.loss * 0.0, {name: each.neutral() for name, each in self.metrics.items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
-from kedge.models import budget_batches
+from kedge.ranks import ALONE, Ranks
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -27,6 +27,7 @@ class PretrainingMix:
         batch_size: Texts per optimizer step.
         micro_batch_tokens: Tokens per forward pass; None uses the whole batch.
         seed: Seed of the draws.
+        ranks: They share the texts of a batch.
 
     Source: InstructGPT §3.5; spec §6.33.
     """
@@ -37,6 +38,7 @@ class PretrainingMix:
     batch_size: int
     micro_batch_tokens: int | None
     seed: int
+    ranks: Ranks = ALONE
 
     def draw(self, update: int) -> PretrainingDraws:
         """The batches of one update, from its own random stream, so they do not depend on earlier updates."""
@@ -45,16 +47,17 @@ class PretrainingMix:
 
 @dataclass(frozen=True)
 class PretrainingDraws:
-    """Called once per optimizer step; yields the step's loss in parts that sum to it."""
+    """Called once per optimizer step; yields the step's loss in parts that sum to it over all ranks."""
 
     mix: PretrainingMix
     generator: torch.Generator
 
     def __call__(self) -> Iterator[Tensor]:
-        """Draw a batch with replacement and yield its loss, one micro-batch at a time."""
+        """Draw a batch with replacement and yield this rank's share of its loss, one micro-batch at a time."""
         mix = self.mix
         rows = torch.randint(len(mix.examples), (mix.batch_size,), generator=self.generator).tolist()
         batch = [mix.examples[row] for row in rows]
         total = sum(mix.loss.weight(example) for example in batch)
-        for part in budget_batches([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
-            yield mix.coef * mix.loss.sums([batch[row] for row in part])["loss"] / total
+        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
+            loss = mix.coef * mix.loss.sums([batch[row] for row in part.rows])["loss"] / total
+            yield loss if part.counts else loss * 0.0

@@ -23,17 +23,20 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def resolve_device(name: str = "auto") -> torch.device:
+def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
     """The device to train on.
 
     Args:
         name: "auto" (CUDA if available, else the CPU), or a torch device name: "cpu", "cuda", "cuda:1", "mps".
+        local_rank: Number of this process on its machine, whose GPU of the same number it gets; None for a single one.
 
     Raises:
         ConfigError: The name is unknown, or this machine has no such device.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and local_rank is not None:
+        name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from kedge.ranks import ALONE, Ranks
+
 __all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "stopping"]
 
 GRACE_SECONDS = 20.0
 """Time that the current update has to finish after a signal; then it is discarded."""
+
+RANKS_GRACE_SECONDS = 8.0
+"""The same with several ranks, which launchers kill after 30 seconds; saving has to fit in as well."""
 
 
 class Terminated(SystemExit):
@@ -24,9 +29,14 @@ class Terminated(SystemExit):
 
 
 class Stopping:
-    """Whether a stop was requested, and by which signal."""
+    """Whether a stop was requested, and by which signal; all ranks stop in the same place.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: The ranks that stop together.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._signal: int | None = None
 
     @property
@@ -35,45 +45,58 @@ class Stopping:
         return self._signal is not None
 
     def request(self, signum: int) -> None:
-        """Record the first signal as a request; the second ends the process immediately."""
-        if self._signal is not None:
+        """Record the first signal as a request; the second ends the process immediately.
+
+        Not one of several ranks, which gets the signal of the terminal and that of the launcher.
+        """
+        if self._signal is not None and not self._ranks.are_several:
             _exit_at_once(signum)
-        self._signal = signum
+        self._signal = self._signal or signum
 
     def raise_if_requested(self) -> None:
-        """Stop the run here if requested.
+        """Stop the run here if it was requested of any rank; all ranks call this in the same places.
 
         Raises:
             KeyboardInterrupt: On Ctrl-C.
             Terminated: On SIGTERM.
         """
-        if self._signal == signal.SIGTERM:
-            raise Terminated
-        if self._signal is not None:
-            raise KeyboardInterrupt
+        _raise_for(self._ranks.largest(self._signal or 0))
+
+    def raise_own(self) -> None:
+        """Stop this rank here if it was requested of it; raises as `raise_if_requested`."""
+        _raise_for(self._signal or 0)
+
+
+def _raise_for(signum: int) -> None:
+    if signum == signal.SIGTERM:
+        raise Terminated
+    if signum:
+        raise KeyboardInterrupt
 
 
 @contextmanager
-def stopping(grace_seconds: float = GRACE_SECONDS) -> Iterator[Stopping]:
+def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterator[Stopping]:
     """Within this context, SIGTERM and Ctrl-C are requests; the block checks for them where it can stop cleanly.
 
     A block that has not checked within the grace period is interrupted wherever it is, with the exception of
     `raise_if_requested`. Outside the main thread Python delivers no signals, and this context does nothing.
 
     Args:
-        grace_seconds: Seconds from the signal to the interruption.
+        grace_seconds: Seconds from the signal to the interruption; None for the usual time.
+        ranks: The ranks that stop together.
     """
-    stop = Stopping()
+    stop = Stopping(ranks)
+    grace = grace_seconds or (RANKS_GRACE_SECONDS if ranks.are_several else GRACE_SECONDS)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
         stop.request(signum)
-        _set_timer(grace_seconds)
+        _set_timer(grace)
 
     def on_timer(_signum: int, _frame: FrameType | None) -> None:
-        stop.raise_if_requested()
+        stop.raise_own()
 
     handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, **({_TIMER: on_timer} if _TIMER else {})}
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -37,20 +37,25 @@ class EpochPass:
     Attributes:
         logprobs: Under the weights at the row's minibatch, nats.
         entropies: Of the action's distribution, nats.
+        visited: The rows that this rank has visited.
     """
 
     logprobs: Float[Tensor, "batch time"]
     entropies: Float[Tensor, "batch time"]
+    visited: Bool[Tensor, " batch"]
 
     @classmethod
     def empty(cls, batch: Batch) -> EpochPass:
         """An empty pass: every entry NaN."""
-        return cls(*(torch.full_like(batch.old_logprobs, torch.nan) for _ in range(2)))
+        tables = (torch.full_like(batch.old_logprobs, torch.nan) for _ in range(2))
+        return cls(*tables, visited=torch.zeros_like(batch.old_logprobs[:, 0], dtype=torch.bool))
 
     def record(self, rows: Int[Tensor, " rows"], outputs: PolicyOutputs) -> None:
-        """Fill in the rows of a micro-batch."""
-        self.logprobs[rows] = outputs.logprobs.detach()
-        self.entropies[rows] = outputs.entropy.detach()
+        """Fill in the rows of a micro-batch; none if it had no effect."""
+        if len(rows):
+            self.logprobs[rows] = outputs.logprobs.detach()
+            self.entropies[rows] = outputs.entropy.detach()
+            self.visited[rows] = True
 
 
 @dataclass
@@ -160,6 +165,8 @@ def ppo_update(
                 extra_loss=extra_loss,
                 check_step=check_step,
             )
+            visited = result.passes[-1]
+            learner.ranks.fill_in(visited.visited, visited.logprobs, visited.entropies)
             if result.refused or (result.stopped_early and not learner.needs_values):
                 return result
         for number in range(num_critic_epochs):
@@ -203,7 +210,8 @@ def _policy_pass(
         minibatch = experience.select(rows)
         optimizer.zero_grad(set_to_none=True)
         totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
-        metrics = {**totals.values(), **_clipped_norms(optimizer, max_grad_norm)}
+        learner.ranks.sum_gradients(parameters)
+        metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)
         search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
@@ -227,11 +235,12 @@ def _add_gradients(
     epoch: EpochPass,
     extra_loss: ExtraLoss | None,
 ) -> MetricTotals:
-    """Add up the gradients of a minibatch's micro-batches and of the additional loss; note its rows in the epoch."""
+    """Add up the gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
     divisors, totals = objective.divisors(minibatch), MetricTotals()
     for part_rows, part in learner.micro_batches(minibatch):
         outputs = learner.evaluate(part)
         terms = objective(outputs, part, divisors)
+        terms = terms if len(part_rows) else terms.without_effect()
         terms.loss.backward()
         totals.add(terms.metrics)
         epoch.record(rows[part_rows], outputs)
@@ -266,11 +275,12 @@ def distance_moved(learner: Learner[B], experience: B) -> float:
     Source: PPO §4.
     """
     total = 0.0
-    for _, part in learner.micro_batches(experience):
+    for rows, part in learner.micro_batches(experience):
         outputs = learner.evaluate(part)
-        log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
-        total += float((log_ratio.expm1() - log_ratio).sum())
-    return total / int(experience.action_mask.sum())
+        if len(rows):
+            log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
+            total += float((log_ratio.expm1() - log_ratio).sum())
+    return learner.ranks.sums([total])[0] / int(experience.action_mask.sum())
 
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.models import TokenRows, budget_batches
+from kedge.models import TokenRows
+from kedge.ranks import budget_batches
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=12)
 

@@ -20,6 +20,7 @@ FREE = (
     "runtime.num_samples",
     "runtime.strict",
     *(f"rollout.{name}" for name in VllmConfig.named_fields()),
+    "runtime.parallel",
     "checkpoint",
     "push",
 )

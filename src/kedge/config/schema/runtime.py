@@ -26,6 +26,12 @@ class RuntimeConfig(Section):
         source="kedge",
         text="auto or a device",
     )
+    parallel: Literal["replicate", "shard"] = field(
+        "replicate",
+        meaning="What each of several processes started by torchrun holds: all weights, or (shard, with FSDP2) a part "
+        "of each weight, gradient and optimizer moment. Does not change results, apart from rounding.",
+        source="kedge: replicate needs no communication in a forward pass; shard is for models that do not fit",
+    )
     precision: Literal["auto", "fp32", "bf16"] = field(
         "auto",
         meaning="Number format of the matrix products; auto is bf16 if the hardware supports it natively (and, on a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["TokenRows", "budget_batches"]
+__all__ = ["TokenRows"]
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,3 @@ class TokenRows:
     def order(self) -> list[int]:
         """The rows' indices, longest first."""
         return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
-
-
-def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[int]]:
-    """Indices of rows in batches of at most `budget` tokens, longest rows first, so that memory errors show early.
-
-    A row longer than the budget gets its own batch.
-
-    Args:
-        lengths: Tokens per row.
-        budget: Tokens per batch; None puts all rows into one batch.
-    """
-    batch: list[int] = []
-    room = budget
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if batch and room is not None and lengths[row] > room:
-            yield batch
-            batch, room = [], budget
-        batch.append(row)
-        room = None if room is None else room - lengths[row]
-    if batch:
-        yield batch

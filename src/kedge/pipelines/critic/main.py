@@ -106,10 +106,11 @@ def run_critic(
                 **config.critic.training(),
             )
             summary = _write_summary(config, run, sampled, loss, outcome)
-            save(run.folder / "model", _facts(summary), ended=True)
+            if run.ranks.is_first:
+                save(run.folder / "model", _facts(summary), ended=True)
             end_training(config, run, outcome)
     end_stage(config, run, {**training["loop"].summary(), "summary": summary})
-    return CriticResult(run.folder, summary)
+    return CriticResult(run.shared_folder, summary)
 
 
 def _num_steps(config: Config, sampled: Sampled) -> int:

@@ -71,18 +71,22 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
         RewardError: A reward failed, or scored no response of a part.
         KeyboardInterrupt, Terminated: Interrupted between two parts, which are kept.
     """
-    store = PartStore(run.folder / SAMPLED_FOLDER, inputs.sampling_key)
+    store = PartStore(run.shared_folder / SAMPLED_FOLDER, inputs.sampling_key)
     chunks = list(_chunks(inputs))
     say(inputs.roles.stop_tokens.line)
     say(inputs.plan)
     parts: list[Part] = []
-    with stopping() as stop, Progress("critic: sampling", total=len(chunks), done=store.num_kept) as progress:
+    with (
+        stopping(ranks=run.ranks) as stop,
+        Progress("critic: sampling", total=len(chunks), done=store.num_kept) as progress,
+    ):
         for number, chunk in enumerate(chunks):
             part = store.read(number)
             if part is None:
                 stop.raise_if_requested()
                 part = sample_part(inputs, number, chunk)
-                store.write(number, part)
+                if run.ranks.is_first:
+                    store.write(number, part)
             inputs.roles.missing_eos.load_state_dict(part.missing_eos)
             parts.append(part)
             progress.update(number + 1)

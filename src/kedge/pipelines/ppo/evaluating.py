@@ -108,7 +108,8 @@ class HeldOutEvaluation:
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
         theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])
-        decided = [win for win in judge.compare(ours, theirs).wins if win is not None]
+        wins = self._steps.run.ranks.first(lambda: judge.compare(ours, theirs).wins)
+        decided = [win for win in wins if win is not None]
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
 
     def _describe(self, rollout: Rollout, limit: int, seed: int) -> Responses:

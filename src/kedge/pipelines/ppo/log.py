@@ -51,6 +51,7 @@ class PpoLog:
         critic_checks: The checks of the critic.
         progress: The progress display.
         doctor: Prints serious findings as they appear.
+        is_kept: False on a rank whose logs nobody reads.
     """
 
     config: Config
@@ -62,6 +63,7 @@ class PpoLog:
     critic_checks: EvaluationsLog
     progress: Progress
     doctor: LiveDoctor
+    is_kept: bool = True
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of an update's experience, scores and optimizer steps."""
@@ -99,6 +101,9 @@ class PpoLog:
             prompts: One per response.
             result: The result of the PPO epochs.
         """
+        self.metrics.write(update, metrics)
+        if not self.is_kept:
+            return
         passes, loss = result.passes, config_at(self.config, update).ppo.objective
         clipped = loss.policy_loss == "clipped" and loss.ratio == "token"
         clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
@@ -110,7 +115,6 @@ class PpoLog:
             entropies=passes[0].entropies if passes else None,
             new_logprobs=passes[-1].logprobs if passes else None,
         )
-        self.metrics.write(update, metrics)
         self.details.write(update, describe_update(experience, [each.logprobs for each in passes], clip=clip))
         self.samples.write(update, samples)
         self.progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
@@ -135,4 +139,15 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )
-        yield PpoLog(config, roles, metrics, details, samples, evaluations, critic_checks, progress, doctor)
+        yield PpoLog(
+            config,
+            roles,
+            metrics,
+            details,
+            samples,
+            evaluations,
+            critic_checks,
+            progress,
+            doctor,
+            is_kept=run.ranks.is_first,
+        )

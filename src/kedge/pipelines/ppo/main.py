@@ -92,7 +92,7 @@ def run_ppo(
         finally:
             metrics = save_result(config, run, roles, interrupted=not outcome)
     end_stage(config, run, outcome)
-    return PpoResult(run.folder, metrics)
+    return PpoResult(run.shared_folder, metrics)
 
 
 def train(
@@ -177,7 +177,7 @@ def _watching(
     watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.loop.num_updates
 
     def see(update: int, metrics: Mapping[str, float]) -> None:
-        watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.folder)
+        watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.shared_folder)
         on_update(update, roles)
 
     return see

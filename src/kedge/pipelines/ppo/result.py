@@ -50,7 +50,8 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
     if not (run.folder / CONFIG_FILE).exists():
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
-    _save(config, run, roles, metrics)
+    if run.ranks.is_first:
+        _save(config, run, roles, metrics)
     leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 

@@ -189,4 +189,5 @@ def _load_pretraining(
         or config.responses_per_update // config.ppo.loop.num_minibatches,
         micro_batch_tokens=config.runtime.micro_batch_tokens,
         seed=config.runtime.seed,
+        ranks=run.ranks,
     )

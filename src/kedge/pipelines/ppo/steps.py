@@ -314,4 +314,5 @@ class PpoSteps:
             "temperature": self.config.rollout.temperature,
             "precision": self.run.precision,
             "micro_batch_tokens": self.config.runtime.micro_batch_tokens,
+            "ranks": self.run.ranks,
         }

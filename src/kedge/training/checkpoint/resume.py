@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kedge.errors import OutputError
+from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.run_state import Log, RunState, TrainingState
@@ -15,6 +16,9 @@ from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.stopping import Stopping
 
 __all__ = ["CheckpointedLoop", "PlainLoop"]
+
+CHECK_EVERY = 8
+"""Steps between two comparisons of the ranks' weights."""
 
 
 class CheckpointedLoop:
@@ -39,6 +43,7 @@ class CheckpointedLoop:
         best: Tells which update is the best so far; its checkpoint is kept in any case.
         keep_last: Save the state after the last step.
         warn: Prints a line to the user.
+        ranks: The ranks of the run. The first one writes; all of them read the same folder.
 
     Attributes:
         done: Complete steps.
@@ -59,10 +64,12 @@ class CheckpointedLoop:
         best: BestUpdate | None = None,
         keep_last: bool = False,
         warn: Callable[[str], None] = lambda line: None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._run_state = RunState(
-            folder, kind=kind, fingerprint=fingerprint, keep=keep, found=found, model=model, best=best
+            folder, kind=kind, fingerprint=fingerprint, keep=keep, found=found, model=model, best=best, ranks=ranks
         )
+        self._ranks = ranks
         self._schedule, self._stop, self._keep_last, self._warn = schedule, stop, keep_last, warn
         self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
@@ -114,7 +121,9 @@ class CheckpointedLoop:
                 break
             yield step
             self.complete(step)
-            if self._is_best or (self._schedule.is_due(step) and step < num_steps):
+            if step % CHECK_EVERY == 1:
+                self._run_state.check_equal_weights()
+            if self._is_best or (self._ranks.first(lambda step=step: self._schedule.is_due(step)) and step < num_steps):
                 self.save()
         self._stop.raise_if_requested()
         if self._keep_last and self.done > 0:
@@ -123,6 +132,15 @@ class CheckpointedLoop:
     def request_end(self, reason: str) -> None:
         """End the run after the current step, for a reason."""
         self._asked_to_end = reason
+
+    def on_first_rank(self, do: Callable[[], object]) -> None:
+        """Let the first rank do something that may end the run, and let all others follow."""
+
+        def done() -> str | None:
+            do()
+            return self._asked_to_end
+
+        self._asked_to_end = self._ranks.first(done)
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note a step's metrics; if they are the best so far, the state after the step is saved and kept."""

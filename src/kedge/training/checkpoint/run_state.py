@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from kedge.errors import DataError, NumericsError
 from kedge.output import BEST_FILE, replace_file
+from kedge.ranks import ALONE, Ranks, check_equal_weights
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import (
@@ -74,6 +75,7 @@ class RunState:
         found: The checkpoint to restore from; None starts a new run.
         model: The model that each checkpoint contains; None for none.
         best: Tells which update is the best so far; its checkpoint is kept in any case.
+        ranks: The ranks of the run, of which the first one writes.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class RunState:
         found: Checkpoint | None,
         model: CheckpointModel | None,
         best: BestUpdate | None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._folder, self._kind, self._fingerprint, self._keep = folder, kind, fingerprint, keep
-        self._found, self._model, self._best = found, model, best
+        self._found, self._model, self._best, self._ranks = found, model, best, ranks
         self._saved_at = found.update if found else None
         self._state: TrainingState | None = None
         self._boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]] | None = None
@@ -142,11 +145,19 @@ class RunState:
         """
         if self._state is None or self._boundary is None or self._saved_at == update:
             return False
+        if self._ranks.is_first:
+            self._write(self._state, update, self._boundary)
+        self._saved_at = update
+        return True
+
+    def _write(
+        self, state: TrainingState, update: int, boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]
+    ) -> None:
         for log in self.logs:
             log.sync()
-        progress, streams, generators = self._boundary
-        moments, groups = optimizer_state(self._state.optimizer)
-        tensors = {name: module_tensors(module) for name, module in self._state.modules.items()}
+        progress, streams, generators = boundary
+        moments, groups = optimizer_state(state.optimizer)
+        tensors = {name: module_tensors(module) for name, module in state.modules.items()}
         save_checkpoint(
             self._folder,
             update=update,
@@ -158,13 +169,20 @@ class RunState:
             model=self._model,
             protected=() if self.kept is None else (self.kept,),
         )
-        self._saved_at = update
         self.point_at_best()
-        return True
+
+    def check_equal_weights(self) -> None:
+        """Compare the weights of all ranks.
+
+        Raises:
+            NumericsError: They differ.
+        """
+        if self._state is not None:
+            check_equal_weights(self._ranks, self._state.modules.values())
 
     def point_at_best(self) -> None:
         """Write which checkpoint is the best, once it exists."""
-        if self._best is not None and self.kept is not None:
+        if self._best is not None and self.kept is not None and self._ranks.is_first:
             replace_file(self._folder / BEST_FILE, [json.dumps(self._best.summary()).encode()])
 
     @property

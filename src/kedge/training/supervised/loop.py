@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
-from kedge.models import budget_batches
+from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import Stateful, TrainingState
 from kedge.training.optimizer import (
@@ -118,6 +118,7 @@ class TrainingSettings(TypedDict, total=False):
     on_step: StepCallback
     loop: CheckpointedLoop | PlainLoop
     state: Mapping[str, Stateful]
+    ranks: Ranks
 
 
 def train_supervised(
@@ -142,6 +143,7 @@ def train_supervised(
     on_step: StepCallback = lambda step, metrics: None,
     loop: CheckpointedLoop | PlainLoop | None = None,
     state: Mapping[str, Stateful] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Minimize an objective over shuffled batches with Adam.
 
@@ -169,6 +171,7 @@ def train_supervised(
         on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run; None saves nothing.
         state: What is saved and restored besides weights, optimizer and the last evaluation, by name.
+        ranks: They share the examples of a batch, which all of them have.
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
@@ -197,11 +200,11 @@ def train_supervised(
             set_learning_rate(optimizer, rate)
             loop.begin_changes()
             metrics = _take_step(
-                objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm
+                objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm, ranks=ranks
             )
             taken = step
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
-                evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split)
+                evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split, ranks=ranks)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
             on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
@@ -233,36 +236,48 @@ def check_lengths(lengths: Iterable[int], limit: int | None) -> None:
 
 
 def accumulate_gradients(
-    objective: SupervisedLoss[Example], batch: Sequence[Example], *, micro_batch_tokens: int | None
+    objective: SupervisedLoss[Example],
+    batch: Sequence[Example],
+    *,
+    micro_batch_tokens: int | None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Add the gradient of the batch's mean loss to the parameters; return the batch means by name.
+    """Add the gradient of this rank's share of the batch's mean loss to the parameters; return the batch means by name.
 
     The divisor is the weight of the whole batch, so that 1×8 and 8×1 examples give the same gradient.
 
     Source: spec §6.30.
     """
-    return _means(objective, batch, micro_batch_tokens, lambda loss: loss.backward())
+    return _means(objective, batch, micro_batch_tokens, ranks, lambda loss: loss.backward())
 
 
 @torch.no_grad()
 def evaluate(
-    objective: SupervisedLoss[Example], examples: Sequence[Example], *, micro_batch_tokens: int | None
+    objective: SupervisedLoss[Example],
+    examples: Sequence[Example],
+    *,
+    micro_batch_tokens: int | None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """The objective's means over the examples, without gradient."""
-    return _means(objective, examples, micro_batch_tokens, lambda loss: None)
+    return _means(objective, examples, micro_batch_tokens, ranks, lambda loss: None)
 
 
 def _means(
-    objective: SupervisedLoss[Example], batch: Sequence[Example], budget: int | None, use: Callable[[Tensor], None]
+    objective: SupervisedLoss[Example],
+    batch: Sequence[Example],
+    budget: int | None,
+    ranks: Ranks,
+    use: Callable[[Tensor], None],
 ) -> dict[str, float]:
     total = sum(objective.weight(example) for example in batch)
     sums: dict[str, float] = {}
-    for rows in budget_batches([objective.length(example) for example in batch], budget):
-        terms = objective.sums([batch[row] for row in rows])
-        use(terms["loss"] / total)
+    for part in ranks.plan([objective.length(example) for example in batch], budget):
+        terms = objective.sums([batch[row] for row in part.rows])
+        use(terms["loss"] / total if part.counts else terms["loss"] * 0.0)
         for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + float(term.detach())
-    return {name: value / total for name, value in sums.items()}
+            sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
+    return {name: value / total for name, value in zip(sums, ranks.sums(list(sums.values())), strict=True)}
 
 
 def _take_step(
@@ -273,12 +288,15 @@ def _take_step(
     *,
     micro_batch_tokens: int | None,
     max_grad_norm: float | None,
+    ranks: Ranks,
 ) -> dict[str, float]:
     started = time.perf_counter()
     batch = [examples[row] for row in rows]
     optimizer.zero_grad()
-    metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens)
-    norm = clip_gradients([weight for group in optimizer.param_groups for weight in group["params"]], max_grad_norm)
+    metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    ranks.sum_gradients(weights)
+    norm = clip_gradients(weights, max_grad_norm)
     if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
         cause = _find_nonfinite(objective, examples, rows)
         raise NumericsError(

@@ -17,7 +17,8 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.algorithm.statistics import Interval
 from kedge.errors import ModelError
-from kedge.models import ActorCritic, Precision, budget_batches
+from kedge.models import ActorCritic, Precision
+from kedge.ranks import budget_batches
 
 __all__ = [
     "Explained",

@@ -1,0 +1,43 @@
+"""A command as one of several ranks, which end together and say once why."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+import typer
+
+from kedge.errors import KedgeError, PushError
+from kedge.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
+
+__all__ = ["run_as_rank"]
+
+
+def run_as_rank(command: Callable[[], None]) -> None:
+    """Join the other ranks and run the command; if it fails on one rank, it ends on all.
+
+    A user error is one line, printed by the rank whose error it is; a bug has a traceback.
+
+    Args:
+        command: Raises user errors; exits by itself.
+    """
+    code: object = 1
+    try:
+        join_ranks()
+        command()
+        code = 0
+    except SystemExit as ending:
+        code = ending.code
+    except KedgeError as error:
+        if is_first_to_fail(error):
+            typer.echo(f"error: {error}", err=True)
+        code = 1 if isinstance(error, PushError) else 2
+    except Exception as error:
+        if is_first_to_fail(error):
+            if is_lost_contact(error):
+                typer.echo("error: contact with another rank was lost", err=True)
+            else:
+                traceback.print_exc()
+    end_together(failed=bool(code))
+    sys.exit(code)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,73 @@
+"""Sampling shared by the ranks: each samples some of the rows, and all of them get the whole rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from kedge.algorithm.experience import Rollout
+from kedge.data.tokens import pad_left
+from kedge.ranks import Ranks
+from kedge.rollout.engine import Engine
+
+__all__ = ["SharedEngine"]
+
+
+@dataclass(frozen=True)
+class SharedEngine:
+    """An engine on every rank, as one.
+
+    A row's tokens depend on its prompt, its seed and the weights alone, so they do not depend on the number of ranks.
+    Neighboring rows stay together: responses to one prompt share its reading.
+
+    Args:
+        engine: This rank's.
+        ranks: The ranks.
+        pad_id: Fills the unused slots.
+    """
+
+    engine: Engine
+    ranks: Ranks
+    pad_id: int
+
+    @property
+    def is_exact(self) -> bool:
+        """As for the engines."""
+        return self.engine.is_exact
+
+    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> SharedEngine:
+        """See `Engine`."""
+        engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        return replace(self, engine=engine)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int],
+        groups: Sequence[int] | None = None,
+        policy_version: int = 0,
+    ) -> Rollout:
+        """See `Engine`."""
+        total, count, number = len(prompts), self.ranks.count, self.ranks.number
+        rows = list(range(total * number // count, total * (number + 1) // count))
+        sampled = rows or [0]  # a rank without rows learns the tensors' shapes
+        part = self.engine.generate(
+            [prompts[row] for row in sampled],
+            seeds=[seeds[row] for row in sampled],
+            groups=[row if groups is None else groups[row] for row in sampled],
+            policy_version=policy_version,
+        )
+        device = part.response_ids.device
+        prompt_ids, prompt_mask = (each.to(device) for each in pad_left(prompts, self.pad_id))
+        own = torch.zeros(total, dtype=torch.bool, device=device)
+        own[rows] = True
+        tables = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
+        for name in (each.name for each in fields(part) if each.name not in tables):
+            if (known := getattr(part, name)) is not None:
+                tables[name] = known.new_zeros(total, *known.shape[1:])
+                tables[name][rows] = known[: len(rows)]
+                self.ranks.fill_in(own, tables[name])
+        return Rollout(**tables)
