@@ -1,0 +1,122 @@
+"""Short runs of every stage that several ranks can do together: `python -m tests.ranks.cases OUT CASE …`.
+
+Each writes its run to OUT/CASE. Started by torchrun, all ranks take part in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import kedge
+from kedge.rewards import RewardTerm
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+PROMPTS = ["The boat", "A sailor and his long rope", "My rope broke", "Once upon a time", "The tide", "Wind and rain"]
+TEXTS = [{"prompt": text, "completion": " sails" * (number + 1)} for number, text in enumerate(PROMPTS * 2)]
+PAIRS = [
+    {"prompt": text, "chosen": f" sails{' on' * number}", "rejected": " sinks"} for number, text in enumerate(PROMPTS)
+]
+PPO = {
+    "num_updates": 3,
+    "learning_rate": 1e-3,
+    "num_epochs": 2,
+    "max_new_tokens": 10,
+    "micro_batch_tokens": 48,
+    "eval_fraction": 0.0,
+}
+
+
+def vowels(completions: list[str], **_: object) -> list[float | None]:
+    """The number of vowels; the second response has no score."""
+    return [
+        None if row == 1 else float(sum(text.count(vowel) for vowel in "aeiou")) for row, text in enumerate(completions)
+    ]
+
+
+def shared(models: Path) -> dict[str, Any]:
+    """Value head, ptx, minibatches of uneven rows, a function that leaves a row unscored, and a reward model."""
+    return {
+        **PPO,
+        "reward": [RewardTerm(vowels), RewardTerm(models / "reward", weight=0.5)],
+        "num_prompts": 6,
+        "num_minibatches": 3,
+        "ppo.critic": "shared",
+        "ppo.ptx_coef": 0.5,
+        "data.pretraining": str(models / "texts.jsonl"),
+        "ppo.kl_controller": "ziegler",
+    }
+
+
+def separate(models: Path) -> dict[str, Any]:
+    """A critic from the reward model, with a warm-up, more passes than the policy, and prefix tests."""
+    return {
+        **PPO,
+        "reward": models / "reward",
+        "num_prompts": 3,
+        "num_responses": 2,
+        "ppo.critic": "separate",
+        "ppo.value_warmup_updates": 1,
+        "ppo.num_critic_epochs": 2,
+        "ppo.critic_check": 3,
+        "ppo.eval_every": 2,
+        "data.eval_fraction": 0.34,
+        "checkpoint.keep_best": "eval/score",
+    }
+
+
+def idle(models: Path) -> dict[str, Any]:
+    """Fewer rows in a minibatch than ranks; no critic."""
+    return {
+        **PPO,
+        "reward": vowels_of_all,
+        "num_prompts": 2,
+        "num_responses": 2,
+        "num_minibatches": 4,
+        "preset": "grpo",
+        "ppo.entropy_coef": 0.01,
+    }
+
+
+def vowels_of_all(completions: list[str], **_: object) -> list[float]:
+    """The number of vowels."""
+    return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
+
+
+POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"shared": shared, "separate": separate, "idle": idle}
+
+
+def run(case: str, models: Path, out: Path, **more: Any) -> None:
+    """Run one case; the models' folder is made by `save_models`."""
+    common = {"out": out / case, "precision": "fp32", "device": "cpu", "report": False, **more}
+    model = models / "policy"
+    if case in POLICY_CASES:
+        kedge.ppo(model=model, prompts=PROMPTS, **POLICY_CASES[case](models), **common)
+    elif case == "sft":
+        kedge.sft(model=model, demonstrations=TEXTS, batch_size=5, learning_rate=1e-3, **common)
+    elif case == "reward":
+        kedge.reward(model=model, comparisons=PAIRS, batch_size=3, **common)
+    else:
+        assert case == "critic", case
+        settings = {"num_prompts": 4, "critic.num_responses": 2, "critic.batch_size": 3, "rollout.max_new_tokens": 10}
+        kedge.critic(model=model, prompts=PROMPTS, reward=vowels_of_all, **settings, **common)
+
+
+def save_models(folder: Path) -> None:
+    """The models and data that the cases start from."""
+    save_tiny_policy(folder / "policy")
+    save_tiny_reward_model(folder / "reward")
+    rows = [f'{{"prompt": "{row["prompt"]}", "completion": "{row["completion"]}"}}\n' for row in TEXTS]
+    (folder / "texts.jsonl").write_text("".join(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    settings = {"parallel": os.environ.get("CASES_PARALLEL", "replicate")}
+    if every := os.environ.get("CASES_RESUME"):
+        settings |= {"resume": True}
+    for name in sys.argv[2:]:
+        run(name, place / "models", place / "runs", **settings)

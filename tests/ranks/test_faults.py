@@ -1,0 +1,97 @@
+"""A fault on one rank ends all of them, with the last whole update saved; the resumed run equals an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import kedge
+from tests.ranks.cases import PROMPTS, save_models
+from tests.ranks.processes import started, torchrun
+from tests.ranks.test_equality import assert_equal_runs
+
+SETTINGS = {"num_updates": 4, "num_prompts": 4, "max_new_tokens": 8, "micro_batch_tokens": 40, "precision": "fp32"}
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    """A run of PPO."""
+    rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS)
+    (folder / "prompts.jsonl").write_text(rows, encoding="utf-8")
+    given = ["--model", f"{folder}/models/policy", "--reward", f"{folder}/models/reward", "--prompts"]
+    settings = [f"{name}={value}" for name, value in SETTINGS.items()]
+    return ["ppo", *given, f"{folder}/prompts.jsonl", "--out", f"{folder}/run", "device=cpu", *settings, *more]
+
+
+def assert_resumes(folder: Path, count: int, *more: str) -> None:
+    """Resume the run on some ranks, and compare it with one that was never interrupted."""
+    code, output = torchrun(count, "kedge", *command(folder, *more), "--resume", str(folder / "run"))
+    assert code == 0, output
+    whole = {"model": folder / "models" / "policy", "reward": folder / "models" / "reward", "device": "cpu"}
+    kedge.ppo(prompts=folder / "prompts.jsonl", out=folder / "whole", **whole, **SETTINGS)
+    assert_equal_runs(folder / "whole", folder / "run")
+
+
+def fault(folder: Path, rank: int, kind: str, *more: str) -> str:
+    """Let a rank fail in update 3; the output of all."""
+    save_models(folder / "models")
+    code, output = torchrun(2, "tests.ranks.faulty", str(rank), "3", kind, *command(folder, *more))
+    assert code != 0, output
+    return output
+
+
+def saved_updates(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run" / "checkpoints").glob("update-*"))
+
+
+def test_a_killed_rank_costs_no_whole_update(tmp_path: Path) -> None:
+    output = fault(tmp_path, 1, "SIGKILL")
+    assert output.count("error: contact with another rank was lost") == 1, output
+    assert saved_updates(tmp_path) == ["update-000002"]
+    assert_resumes(tmp_path, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "kind", "line", "saved"),
+    [
+        (0, "exception", "ZeroDivisionError: a bug on one rank", 2),
+        (1, "exception", "ZeroDivisionError: a bug on one rank", 2),
+        (0, "user error", "error: the reward on one rank failed", 2),
+        (1, "user error", "error: the reward on one rank failed", 2),
+        (0, "SIGTERM", "interrupted after 3 of 4", 3),
+        (1, "SIGTERM", "interrupted after 3 of 4", 3),
+    ],
+)
+def test_every_fault_leaves_a_checkpoint(rank: int, kind: str, line: str, saved: int, tmp_path: Path) -> None:
+    output = fault(tmp_path, rank, kind)
+    assert output.count(line) == 1, output
+    assert saved_updates(tmp_path) == [f"update-{saved:06d}"]
+    assert_resumes(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_without_the_first_rank_the_last_scheduled_checkpoint_is_left(tmp_path: Path) -> None:
+    fault(tmp_path, 0, "SIGKILL", "checkpoint.every=1")
+    assert saved_updates(tmp_path)[-1] == "update-000002"
+    assert_resumes(tmp_path, 2, "checkpoint.every=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_a_hanging_rank(rank: int, signum: signal.Signals, tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    with started(2, "tests.ranks.faulty", str(rank), "3", "hang", *command(tmp_path)) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if "now hanging" in text:
+                os.kill(process.pid, signum)
+                break
+        process.communicate()
+    assert process.returncode != 0
+    assert saved_updates(tmp_path) == ["update-000002"]
+    assert_resumes(tmp_path, 2)
