@@ -816,13 +816,13 @@ MUTATIONS = (
     Mutation(
         "micro-batches-left-sorted",
         "rollout/collect.py",
-        "return torch.cat(known)[back] if known else None",
-        "return torch.cat(known) if known else None",
+        "                    table[rows] = each\n",
+        "                    table[: len(rows)] = each\n",
         f"{COLLECT}::test_the_results_of_micro_batches_are_in_the_rollouts_order",
     ),
     Mutation(
         "budget-overrun",
-        "models/packing/rows.py",
+        "ranks/plan.py",
         "if batch and room is not None and lengths[row] > room:",
         "if batch and room is not None and room <= 0:",
         f"{ROWS}::test_batches_hold_each_row_once_and_no_more_than_the_budget",

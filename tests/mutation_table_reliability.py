@@ -135,7 +135,7 @@ RELIABILITY = (
     Mutation(
         "unlimited-grace-period",
         "training/stopping.py",
-        "        _set_timer(grace_seconds)\n",
+        "        _set_timer(grace)\n",
         "",
         f"{STOPPING}::test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over",
     ),

@@ -76,7 +76,10 @@ def test_another_librarys_argument_is_explained_by_ours() -> None:
     assert text.startswith("eps_clip is OpenRLHF's name; here it is ppo.clip_range.\n")
     assert text.endswith(explain("ppo.clip_range"))
     assert explain("total_episodes").splitlines()[1] == "ppo.num_updates"
-    none = "trainer.nnodes is verl's name; here there is none: kedge runs one process on one device."
+    none = (
+        "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes, and each has all "
+        "weights."
+    )
     assert explain("trainer.nnodes") == none
 
 

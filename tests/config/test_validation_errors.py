@@ -97,7 +97,7 @@ def test_a_reward_has_no_fields() -> None:
             "reinforce++ for reinforce, reinforce++_baseline for reinforce_baseline",
         ),
         ("data.max_response_length", "is verl's name; here it is rollout.max_new_tokens"),
-        ("fsdp", "fsdp is TRL's name; here there is none: kedge runs one process on one device"),
+        ("fsdp", "there is none: torchrun sets the number of processes, and each has all weights"),
     ],
 )
 def test_a_name_of_another_library_gets_ours(name: str, said: str) -> None:

@@ -17,6 +17,7 @@ from kedge.algorithm.policy_losses import unclipped_policy_loss
 from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
+from kedge.ranks import ALONE
 from kedge.rollout import collect_experience
 from kedge.training.metrics import Metric, MetricTotals, reduce_steps
 from kedge.training.optimizer import build_optimizer
@@ -203,6 +204,7 @@ class ControlLearner(nn.Module):
     """A softmax policy and a critic on two features: the learner of another world."""
 
     needs_values = True
+    ranks = ALONE
 
     def __init__(self) -> None:
         super().__init__()

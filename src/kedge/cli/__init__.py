@@ -9,14 +9,12 @@ import typer
 
 from kedge.cli import chat, config, data, inspect, plan, push, stages, sweep
 from kedge.cli.command import Group
+from kedge.config import RANKED
 from kedge.errors import ConfigError, KedgeError, PushError
 from kedge.invocation import mark_command_line, num_ranks
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
-
-RANKED = ("sft", "reward", "critic", "ppo")
-"""The commands that several processes can run together."""
 
 # Commands inherit the names of the help option.
 app = typer.Typer(

@@ -7,6 +7,7 @@ import typer
 
 from kedge.config import Config, check_stage, choose_output, load_config, with_values
 from kedge.errors import ConfigError
+from kedge.invocation import num_ranks
 from kedge.output import CONFIG_FILE, is_run
 
 __all__ = ["resolve", "resume_from"]
@@ -61,6 +62,8 @@ def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
     """
     if resume is not None:
         raise ConfigError("--dry-run starts a new run; leave --resume out")
+    if num_ranks() > 1:
+        raise ConfigError("--dry-run runs as a single process; start it without torchrun")
     from kedge.pipelines.dry_run import dry_run
 
     dry_run(config, stage)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kedge.config import (
+    RANKED,
     Config,
     changed_settings,
     check_stage,
@@ -178,6 +179,10 @@ def open_run(
         OutputError: The folder is not empty or cannot be created, or another process trains in it.
     """
     ranks = join_ranks(config.runtime.parallel)
+    if ranks.are_several and stage not in RANKED:
+        raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
+    if ranks.is_sharded:
+        raise ConfigError("runtime.parallel=shard does not work yet; use replicate")
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)

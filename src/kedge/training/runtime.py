@@ -33,10 +33,10 @@ def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.d
     Raises:
         ConfigError: The name is unknown, or this machine has no such device.
     """
+    own = "cuda" if local_rank is None else f"cuda:{local_rank}"
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and local_rank is not None:
-        name = f"cuda:{local_rank}"
+        return torch.device(own if torch.cuda.is_available() else "cpu")
+    name = own if name == "cuda" else name
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -18,6 +18,7 @@ from kedge.models import response_logprobs
 from kedge.pipelines.ppo import prefixes, run_ppo
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.ranks import ALONE
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 
@@ -59,7 +60,7 @@ def checked(tmp_path_factory):
 
 def steps_of(checked: Any) -> PpoSteps:
     """The steps of the run."""
-    run: Any = SimpleNamespace(precision="fp32")
+    run: Any = SimpleNamespace(precision="fp32", ranks=ALONE)
     return PpoSteps(checked.config, run, checked.roles, value_warmup_of(checked.config))
 
 

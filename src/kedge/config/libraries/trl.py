@@ -42,14 +42,14 @@ PPO_CONFIG = (
     Row("num_mini_batches", "`ppo.num_minibatches`"),
     Row("total_episodes", "`ppo.num_updates` times `rollout.num_prompts` times `rollout.num_responses`"),
     Row("num_total_batches", "`ppo.num_updates`"),
-    Row("batch_size local_batch_size", "`rollout.num_prompts`; with a single process there is no local batch size"),
+    Row("batch_size local_batch_size", "`rollout.num_prompts`, of all processes together"),
     Row("mini_batch_size local_mini_batch_size", "`ppo.num_minibatches`: responses per update divided by TRL's value"),
     Row("micro_batch_size", "`runtime.micro_batch_tokens`, in tokens; does not change gradients"),
     Row(
         "local_rollout_forward_batch_size",
         "`rollout.micro_batch_size` for sampling, `runtime.micro_batch_tokens` for forward passes",
     ),
-    Row("world_size", "none: one process on one device"),
+    Row("world_size", "none: torchrun sets the number of processes"),
     Row("num_ppo_epochs", "`ppo.num_epochs`"),
     Row("response_length", "`rollout.max_new_tokens`"),
     Row(
@@ -167,7 +167,7 @@ WITHOUT_COUNTERPART = (
         "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
         "ddp_backend ddp_timeout fsdp fsdp_config deepspeed accelerator_config parallelism_config "
         "log_on_each_node log_level_replica save_on_each_node",
-        "kedge runs one process on one device",
+        "torchrun sets the number of processes, and each has all weights",
     ),
     Row(
         "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
