@@ -22,22 +22,22 @@ def run_as_rank(command: Callable[[], None]) -> None:
     Args:
         command: Raises user errors; exits by itself.
     """
-    code: object = 1
+    status: object = 1
     try:
         join_ranks()
         command()
-        code = 0
+        status = 0
     except SystemExit as ending:
-        code = ending.code
+        status = ending.code
     except KedgeError as error:
         if is_first_to_fail(error):
             typer.echo(f"error: {error}", err=True)
-        code = 1 if isinstance(error, PushError) else 2
+        status = 1 if isinstance(error, PushError) else 2
     except Exception as error:
         if is_first_to_fail(error):
             if is_lost_contact(error):
                 typer.echo("error: contact with another rank was lost", err=True)
             else:
                 traceback.print_exc()
-    end_together(failed=bool(code))
-    sys.exit(code)  # pyright: ignore[reportArgumentType]
+    end_together(failed=bool(status))
+    sys.exit(status)  # pyright: ignore[reportArgumentType]

@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge.errors import RewardError
-from kedge.ranks import ALONE, Ranks
 from kedge.rewards.source import Responses, Score, ScoringModel
+
+if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from kedge.ranks import Ranks
 
 __all__ = ["AbsentFunction", "CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
 
@@ -120,10 +122,10 @@ class GuardedReward:
     Args:
         function: The function, in this process or in a worker.
         limits: Deadlines, retries, and what follows when they are used up.
-        ranks: The function runs on the first of them; all of them get its scores or its error.
+        ranks: The function runs on the first of them; all of them get its scores or its error. None for a single one.
     """
 
-    def __init__(self, function: _Function, limits: CallLimits, ranks: Ranks = ALONE) -> None:
+    def __init__(self, function: _Function, limits: CallLimits, ranks: Ranks | None = None) -> None:
         self._function, self._limits, self._ranks = function, limits, ranks
 
     @property
@@ -138,7 +140,10 @@ class GuardedReward:
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
-        self._ranks.first(lambda: self._function.check(columns))
+        if self._ranks is None:
+            self._function.check(columns)
+        else:
+            self._ranks.first(lambda: self._function.check(columns))
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -150,10 +155,11 @@ class GuardedReward:
         Raises:
             RewardError: From the returned function: every attempt failed, and `on_error` is `stop`.
         """
-        if not self._ranks.are_several:
+        ranks = self._ranks
+        if ranks is None or not ranks.are_several:
             return partial(self._result, self._function.start(responses), responses)
-        first = self._function.start(responses) if self._ranks.is_first else list[Score]
-        return lambda: CallResult.of(self._ranks.first(lambda: self._result(first, responses).as_json()))
+        first = self._function.start(responses) if ranks.is_first else list[Score]
+        return lambda: CallResult.of(ranks.first(lambda: self._result(first, responses).as_json()))
 
     def _result(self, first: Callable[[], Sequence[Score]], responses: Responses) -> CallResult:
         failures: list[RewardError] = []
