@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from tests.ranks.cases import POLICY_CASES, run, save_models
@@ -40,9 +39,10 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     for path in sorted((one / "model").rglob("*.safetensors")):
         weights, others = load_file(path), load_file(other / path.relative_to(one))
         for name, weight in weights.items():
-            torch.testing.assert_close(
-                others[name], weight, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
-            )
+            # A weight whose gradient is only rounding moves by up to Adam's whole step, either way: few do, and not far.
+            distance = (others[name] - weight).abs()
+            assert distance.mean() < 2e-6, name
+            assert distance.max() < 1e-3, name
 
 
 def check(folder: Path, count: int, cases: tuple[str, ...], parallel: str) -> None:
