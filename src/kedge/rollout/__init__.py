@@ -1,8 +1,9 @@
 """Rollouts and experience: sampling responses and evaluating them."""
 
+from kedge.rollout.central import CentralEngine
 from kedge.rollout.collect import Evaluated, collect_experience, still_to_evaluate
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 from kedge.rollout.shared import SharedEngine
 
-__all__ = ["Engine", "Evaluated", "Sampler", "SharedEngine", "collect_experience", "still_to_evaluate"]
+__all__ = ["CentralEngine", "Engine", "Evaluated", "Sampler", "SharedEngine", "collect_experience", "still_to_evaluate"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
+from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
@@ -41,6 +42,14 @@ class SharedEngine:
         """See `Engine`."""
         engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
         return replace(self, engine=engine)
+
+    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        """See `Engine`."""
+        return self.engine.publish(tensors, version)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self.engine.close()
 
     def generate(
         self,

@@ -17,7 +17,7 @@ from kedge.errors import ConfigError
 from kedge.logs.progress import say
 from kedge.models import LanguageModel, PolicyWeights, StopTokens, save_architecture
 from kedge.output import VLLM_LOG
-from kedge.rollout import Engine, Sampler
+from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
 from kedge.rollout.vllm import (
     Fleet,
     FolderTransfer,
@@ -72,8 +72,11 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         pad_id: The token id of padding.
     """
     if config.rollout.engine == "vllm":
-        return _vllm_engine(config, run, policy, stop_tokens, pad_id=pad_id)
-    return Sampler(
+        if not run.ranks.is_first:
+            return CentralEngine(None, run.ranks, is_exact=False, device=run.device)
+        engine = _vllm_engine(config, run, policy, stop_tokens, pad_id=pad_id)
+        return CentralEngine(engine, run.ranks, engine.is_exact, run.device) if run.ranks.are_several else engine
+    sampler = Sampler(
         policy,
         pad_id=pad_id,
         stop_tokens=stop_tokens.ids,
@@ -82,6 +85,7 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         precision=run.precision,
         batch_size=config.rollout.micro_batch_size,
     )
+    return SharedEngine(sampler, run.ranks, pad_id) if run.ranks.are_several else sampler
 
 
 def importance_cap_of(config: Config, engine: Engine) -> float | None:
