@@ -26,6 +26,7 @@ PPO = {
     "num_epochs": 2,
     "max_new_tokens": 10,
     "micro_batch_tokens": 48,
+    "missing_eos_score": None,  # with it, all responses of a random model score alike, and only rounding is learned
     "eval_fraction": 0.0,
 }
 
@@ -101,7 +102,13 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         kedge.reward(model=model, comparisons=PAIRS, batch_size=3, **common)
     else:
         assert case == "critic", case
-        settings = {"num_prompts": 4, "critic.num_responses": 2, "critic.batch_size": 3, "rollout.max_new_tokens": 10}
+        settings = {
+            "num_prompts": 4,
+            "critic.num_responses": 2,
+            "critic.batch_size": 3,
+            "rollout.max_new_tokens": 10,
+            "rollout.missing_eos_score": None,
+        }
         kedge.critic(model=model, prompts=PROMPTS, reward=vowels_of_all, **settings, **common)
 
 

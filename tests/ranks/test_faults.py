@@ -14,7 +14,14 @@ from tests.ranks.cases import PROMPTS, save_models
 from tests.ranks.processes import started, torchrun
 from tests.ranks.test_equality import assert_equal_runs
 
-SETTINGS = {"num_updates": 4, "num_prompts": 4, "max_new_tokens": 8, "micro_batch_tokens": 40, "precision": "fp32"}
+SETTINGS = {
+    "num_updates": 4,
+    "num_prompts": 4,
+    "max_new_tokens": 8,
+    "micro_batch_tokens": 40,
+    "precision": "fp32",
+    "missing_eos_score": None,
+}
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -22,7 +29,7 @@ def command(folder: Path, *more: str) -> list[str]:
     rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS)
     (folder / "prompts.jsonl").write_text(rows, encoding="utf-8")
     given = ["--model", f"{folder}/models/policy", "--reward", f"{folder}/models/reward", "--prompts"]
-    settings = [f"{name}={value}" for name, value in SETTINGS.items()]
+    settings = [f"{name}={'null' if value is None else value}" for name, value in SETTINGS.items()]
     return ["ppo", *given, f"{folder}/prompts.jsonl", "--out", f"{folder}/run", "device=cpu", *settings, *more]
 
 
