@@ -9,6 +9,7 @@ from tests.mutation import Mutation
 from tests.mutation_table_doctor import DOCTOR
 from tests.mutation_table_plan import PLAN
 from tests.mutation_table_reliability import RELIABILITY
+from tests.mutation_table_vllm import VLLM
 
 __all__ = ["MUTATIONS"]
 
@@ -915,6 +916,7 @@ MUTATIONS = (
     *RELIABILITY,
     *DOCTOR,
     *PLAN,
+    *VLLM,
     Mutation(
         "pairs-of-one-prompt-count-as-pairs-across-prompts",
         "algorithm/order.py",
