@@ -8,16 +8,20 @@ from collections.abc import Callable
 
 import typer
 
-from kedge.errors import KedgeError, PushError
+from kedge.errors import KedgeError, LostContactError, PushError
 from kedge.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
 
-__all__ = ["run_as_rank"]
+__all__ = ["LOST_CONTACT", "run_as_rank"]
+
+LOST_CONTACT = 3
+"""Exit status of a rank that ends because another one is gone."""
 
 
 def run_as_rank(command: Callable[[], None]) -> None:
     """Join the other ranks and run the command; if it fails on one rank, it ends on all.
 
-    A user error is one line, printed by the rank whose error it is; a bug has a traceback.
+    A user error is one line, printed by the rank whose error it is; a bug has a traceback. A rank that ends only
+    because another one is gone exits with 3, so that a launcher can tell a user error (2) from what a restart may mend.
 
     Args:
         command: Raises user errors; exits by itself.
@@ -32,10 +36,11 @@ def run_as_rank(command: Callable[[], None]) -> None:
     except KedgeError as error:
         if is_first_to_fail(error):
             typer.echo(f"error: {error}", err=True)
-        status = 1 if isinstance(error, PushError) else 2
+        status = 1 if isinstance(error, PushError) else LOST_CONTACT if isinstance(error, LostContactError) else 2
     except Exception as error:
+        status = LOST_CONTACT if is_lost_contact(error) else 1
         if is_first_to_fail(error):
-            if is_lost_contact(error):
+            if status == LOST_CONTACT:
                 typer.echo("error: contact with another rank was lost", err=True)
             else:
                 traceback.print_exc()
