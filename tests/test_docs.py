@@ -297,6 +297,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere = {"memory/device", "value/outside_support", "reward/greedy_mean"}
     # With rollout.engine=vllm.
     elsewhere |= {"policy/sampler_k3", "policy/sampler_share", "rollout/restarts", "time/restarts"}
+    # With rollout.max_staleness=1.
+    elsewhere |= {"policy/sampler_truncated", "time/waiting_for_rollout", "time/rollout_waiting"}
     elsewhere |= {"time/publish", "time/publish_write"}
     assert found | elsewhere == documented("PPO")
 

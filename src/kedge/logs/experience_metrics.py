@@ -15,7 +15,14 @@ from kedge.algorithm.mismatch import sampler_mismatch
 from kedge.data.token_pieces import token_pieces
 from kedge.logs.samples import Sample
 
-__all__ = ["correlation", "describe_experience", "describe_responses", "describe_samples", "repetition"]
+__all__ = [
+    "correlation",
+    "describe_experience",
+    "describe_responses",
+    "describe_samples",
+    "describe_truncation",
+    "repetition",
+]
 
 GRAM = 4
 """Length of the repeated sequences that count: shorter ones recur in good prose too."""
@@ -51,6 +58,14 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
         **({} if experience.values is None else _describe_critic(experience, experience.values)),
     }
     return describe_responses(rollout, scores) | {name: float(value) for name, value in metrics.items()}
+
+
+def describe_truncation(experience: Experience) -> dict[str, float]:
+    """`policy/sampler_truncated`: the share of tokens whose importance weight is truncated; nothing without weights."""
+    if (weights := experience.importance_weights) is None:
+        return {}
+    ratios = (experience.old_logprobs - experience.rollout.logprobs).exp()
+    return {"policy/sampler_truncated": float((ratios > weights)[experience.action_mask].float().mean())}
 
 
 def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:

@@ -1,9 +1,21 @@
 """Rollouts and experience: sampling responses and evaluating them."""
 
+from kedge.rollout.background import BackgroundEngine, FrozenSampler, frozen_copy
 from kedge.rollout.central import CentralEngine
 from kedge.rollout.collect import Evaluated, collect_experience, still_to_evaluate
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 from kedge.rollout.shared import SharedEngine
 
-__all__ = ["CentralEngine", "Engine", "Evaluated", "Sampler", "SharedEngine", "collect_experience", "still_to_evaluate"]
+__all__ = [
+    "BackgroundEngine",
+    "CentralEngine",
+    "Engine",
+    "Evaluated",
+    "FrozenSampler",
+    "Sampler",
+    "SharedEngine",
+    "collect_experience",
+    "frozen_copy",
+    "still_to_evaluate",
+]

@@ -10,6 +10,7 @@ from tests.inspect.doctor.synthetic import run_with, synthetic_run, towards
 
 FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
+AHEAD = {"rollout.max_staleness": 1, "rollout.engine": "builtin"}
 GROUPS = {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
 
 
@@ -133,6 +134,22 @@ CASES = [
         "serious",
         {"policy/staleness": 2.0, "policy/sampler_ratio_max": 3.0},
         {"policy/sampler_ratio_max": 3.0},
+    ),
+    metrics("stale_rollouts", "warning", {"policy/staleness": 2.0}, {"policy/staleness": 1.0}, settings=AHEAD),
+    metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.49}, {"policy/sampler_share": 0.51},
+            settings=AHEAD),
+    metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.06},
+            {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.04}, settings=AHEAD),
+    metrics("one_side_waits", "note", {"time/waiting_for_rollout": 0.7, "time/rollout_waiting": 0.0},
+            {"time/waiting_for_rollout": 0.6, "time/rollout_waiting": 0.6}, settings=AHEAD),
+    metrics("one_side_waits", "note", {"time/waiting_for_rollout": 0.0, "time/rollout_waiting": 0.7},
+            {"time/waiting_for_rollout": 0.0, "time/rollout_waiting": 0.6}, settings=AHEAD),
+    metrics(
+        "sampler_trainer_mismatch",
+        "serious",
+        {"policy/sampler_ratio_max": [1.0] * 15 + [1.6], "policy/staleness": 0.0},
+        {"policy/sampler_ratio_max": [1.0] + [1.6] * 15, "policy/staleness": [0.0] + [1.0] * 15},
+        settings=AHEAD,
     ),
     metrics(
         "sampler_trainer_mismatch",

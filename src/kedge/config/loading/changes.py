@@ -61,7 +61,8 @@ def effective_settings(config: Config) -> dict[str, Any]:
         "critic": config.ppo.resolved_critic,
         "whiten_advantages": config.ppo.advantages.whitens_advantages,
     }
-    if config.rollout.engine == "builtin" and settings["ppo"]["importance_cap"] == "auto":
+    exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
+    if exact and settings["ppo"]["importance_cap"] == "auto":
         settings["ppo"]["importance_cap"] = None
     return settings
 

@@ -97,6 +97,17 @@ class RolloutConfig(Section):
         source="kedge: builtin needs nothing else and is exact in fp32; vllm is faster for large models on GPUs",
     )
     vllm: VllmConfig = VllmConfig()
+    max_staleness: int = field(
+        0,
+        ge=0,
+        meaning="Updates by which the weights that sample may be older than those that are trained: the responses of "
+        "this many later updates are sampled and scored in the background during an update. 0: sampling and training "
+        "take turns.",
+        source="kedge: 0 is exact; 1 (one step off) hides the shorter of the two sides where both have devices of "
+        "their own",
+        too_high="responses of an old policy: their importance weights are truncated, and an update learns less",
+        too_low="one of rollout and training always waits for the other",
+    )
 
     @field_validator("stop_token")
     @classmethod

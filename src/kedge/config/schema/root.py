@@ -134,6 +134,29 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_staleness(self) -> "Config":
+        if not (staleness := self.rollout.max_staleness):
+            return self
+        given, grouping, guard = f"rollout.max_staleness={staleness}", self.ppo.grouping, self.ppo.guard
+        if grouping.constant_groups == "resample":
+            raise ValueError(
+                f"{given} draws an update's prompts before earlier ones are scored, and ppo.constant_groups=resample "
+                "draws as many as the scores call for; use ppo.constant_groups=drop or keep, or rollout.max_staleness=0"
+            )
+        if grouping.constant_groups == "drop" and self.ppo.value.value_warmup_until is not None:
+            raise ValueError(
+                f"{given} chooses an update's groups before ppo.value_warmup_until has decided whether it trains the "
+                "policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
+            )
+        for name, reaction in (("on_nonfinite", guard.on_nonfinite), ("on_spike", guard.on_spike)):
+            if reaction == "rollback":
+                raise ValueError(
+                    f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
+                    f"those of the newer ones; use ppo.{name}=stop or skip, or rollout.max_staleness=0"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_groups(self) -> "Config":
         constant = self.ppo.grouping.constant_groups
         if constant != "keep" and self.rollout.num_responses == 1:

@@ -37,6 +37,12 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
     """A description of the comparison with the largest ratio, and its ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
+    if run.setting("rollout.max_staleness") and (fresh := read(run, "policy/staleness", at_least=1)):
+        # Other weights have other probabilities: only updates that their own weights sampled are compared.
+        last = max(fresh.where(lambda age: age == 0).updates, default=0)
+        between = RATIOS["policy/sampler_ratio_max"]
+        if ratios := measured[between]:
+            measured[between] = ratios.until(last)
     beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}
     apart = {between: ratios for between, ratios in beyond.items() if len(ratios)}
     return max(apart.items(), key=lambda item: max(item[1].values)) if apart else None
@@ -86,7 +92,8 @@ def _not_mirrored(run: RunRecord) -> Symptom | None:
 
 def _stale(run: RunRecord) -> Symptom | None:
     staleness = read(run, "policy/staleness", at_least=1)
-    stale = staleness.where(lambda age: age > 0) if staleness else None
+    asked = run.setting("rollout.max_staleness") or 0
+    stale = staleness.where(lambda age: age > asked) if staleness else None
     if staleness is None or stale is None or 2 * len(stale) < len(staleness):
         return None
     oldest = max(stale.values)

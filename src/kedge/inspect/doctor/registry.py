@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kedge.inspect.doctor import (
     agreement,
+    ahead,
     cost,
     critic,
     critic_check,
@@ -32,6 +33,7 @@ __all__ = ["RULES", "diagnose", "examine", "severity_rank"]
 
 RULES: tuple[Rule, ...] = (
     agreement.STALE_ROLLOUTS,
+    ahead.ROLLOUT_TOO_OLD,
     agreement.SAMPLER_TRAINER_MISMATCH,
     agreement.SAMPLING_NOT_MIRRORED,
     numerics.NOT_FINITE,
@@ -85,6 +87,7 @@ RULES: tuple[Rule, ...] = (
     evaluation.WIN_RATE_UNDECIDED,
     cost.MEMORY_GROWING,
     cost.REWARD_DOMINATES_TIME,
+    ahead.ONE_SIDE_WAITS,
 )
 """Causes come before their consequences: findings of equal severity are reported in this order."""
 

@@ -67,6 +67,11 @@ class Series:
         kept = sum(each <= update for each in self.updates)
         return Series(self.updates[kept:], self.values[kept:])
 
+    def until(self, update: int) -> Series:
+        """The updates up to the given one."""
+        kept = sum(each <= update for each in self.updates)
+        return Series(self.updates[:kept], self.values[:kept])
+
     @property
     def window(self) -> int:
         """Number of late updates: a quarter of the run."""

@@ -11,7 +11,7 @@ from kedge.config import Config, config_at, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
-from kedge.logs.experience_metrics import describe_experience, describe_samples
+from kedge.logs.experience_metrics import describe_experience, describe_samples, describe_truncation
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
@@ -69,6 +69,7 @@ class PpoLog:
         """The metrics of an update's experience, scores and optimizer steps."""
         return {
             **describe_experience(experience, is_exact=self.roles.engine.is_exact),
+            **(describe_truncation(experience) if self.config.rollout.max_staleness else {}),
             **batch.metrics(),
             **result.metrics(),
         }

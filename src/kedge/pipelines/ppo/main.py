@@ -16,6 +16,7 @@ from kedge.data import PromptStream
 from kedge.errors import KedgeError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
+from kedge.pipelines.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
 from kedge.pipelines.ppo.costs import write_roles
 from kedge.pipelines.ppo.early_end import EarlyEnd
 from kedge.pipelines.ppo.engines import Publisher
@@ -24,7 +25,6 @@ from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.measuring import Measurements
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.pipelines.ppo.roles import Roles, load_roles
-from kedge.pipelines.ppo.sampling import Sampling
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
@@ -77,7 +77,9 @@ def run_ppo(
     config = with_saved_critic(config)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
+    check_ahead(config, run)
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    roles = with_background(config, roles)
     run.start()
     write_roles(run, roles)
     outcome: dict[str, object] = {}
@@ -109,12 +111,13 @@ def train(
     prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
-        sampling = Sampling(prompts, check=guard.check_rollout, say=log.progress.say)
+        sampling = choose_sampling(prompts, steps, check=guard.check_rollout, say=log.progress.say)
+        ahead = sampling if isinstance(sampling, SamplingAhead) else None
         measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
         publisher = Publisher(roles.engine, roles.actor_critic.policy)
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         resumed |= {**measurements.state, **ending.state, **warmup.state}
-        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed))
+        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead))
 
         for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}
@@ -150,6 +153,7 @@ def train(
                     **now.metrics(update, batch),
                     **clock.metrics(num_tokens=batch.num_tokens),
                     **published,
+                    **sampling.metrics(),
                     **memory_in_use(run.device),
                     **measurements.metrics(update, coefficients),
                 }

@@ -12,16 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from kedge.algorithm.experience import Rollout
-from kedge.data import Prompt, PromptStream
+from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.rewards.score import ScoredRollout, join_scored
 
-__all__ = ["Sampling", "next_round_size"]
+__all__ = ["Prompts", "Sampling", "next_round_size"]
+
+
+class Prompts(Protocol):
+    """Where prompts are drawn from, such as a `PromptStream`."""
+
+    def next(self, num_prompts: int) -> list[Prompt]:
+        """The next prompts."""
+        ...
 
 
 @dataclass
@@ -57,7 +66,7 @@ class Sampling:
         say: Prints a line to the user.
     """
 
-    def __init__(self, prompts: PromptStream, *, check: Callable[[Rollout], None], say: Callable[[str], None]) -> None:
+    def __init__(self, prompts: Prompts, *, check: Callable[[Rollout], None], say: Callable[[str], None]) -> None:
         self._prompts, self._check, self._say = prompts, check, say
         self._said: set[str] = set()
 
@@ -84,6 +93,10 @@ class Sampling:
                 break
             size = next_round_size(wanted, len(batch.prompts), found)
         return batch if mode == "keep" else self._with_spread(batch, wanted, update)
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing: the clock of `batch` has it all."""
+        return {}
 
     def _round(self, now: PpoSteps, update: int, number: int, size: int, clock: Stopwatch) -> _Round:
         """Draw prompts, sample and score; with a greedy response per prompt if the advantage needs its score."""

@@ -49,12 +49,14 @@ class PpoSteps:
         run: The run.
         roles: Its models.
         warmup: The critic's warm-up, which the run keeps up to date.
+        staleness: Updates between the weights that sample and those that are trained.
     """
 
     config: Config
     run: Run
     roles: Roles
     warmup: ValueWarmup
+    staleness: int = 0
 
     @property
     def needs_baseline(self) -> bool:
@@ -75,6 +77,16 @@ class PpoSteps:
         follow_schedules(coefficients, self.config, update)
         return replace(self, config=config_at(self.config, update))
 
+    def behind(self, update: int, version: int) -> PpoSteps:
+        """The steps by which an update's responses are sampled ahead of it, with its scheduled fields' values.
+
+        Args:
+            update: The update's number.
+            version: Updates that the policy that samples has completed.
+        """
+        config = config_at(self.config, update) if self.config.schedules else self.config
+        return replace(self, config=config, staleness=update - 1 - version)
+
     def sample(self, drawn: Sequence[Prompt], update: int, *stream: str | int) -> Rollout:
         """Sample the update's responses, `rollout.num_responses` per prompt.
 
@@ -84,11 +96,11 @@ class PpoSteps:
             stream: Names of the random streams of a further round in the same update.
         """
         groups = [group for group in range(len(drawn)) for _ in range(self.config.rollout.num_responses)]
-        return self.roll_out(drawn, groups, "rollout", update, *stream, policy_version=update - 1)
+        return self.roll_out(drawn, groups, "rollout", update, *stream, policy_version=update - 1 - self.staleness)
 
     def sample_greedy(self, drawn: Sequence[Prompt], update: int) -> Rollout:
         """The greedy response to each prompt, whose score is its baseline."""
-        return self.roll_out(drawn, range(len(drawn)), policy_version=update - 1, greedy=True)
+        return self.roll_out(drawn, range(len(drawn)), policy_version=update - 1 - self.staleness, greedy=True)
 
     def roll_out(
         self,

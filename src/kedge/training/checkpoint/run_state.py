@@ -26,7 +26,10 @@ from kedge.training.checkpoint.state import (
 )
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 
-__all__ = ["Log", "RunState", "Stateful", "TrainingState"]
+__all__ = ["Deferred", "Log", "RunState", "Stateful", "TrainingState"]
+
+AHEAD = "ahead"
+"""The name of the work under way in a checkpoint."""
 
 
 class Stateful(Protocol):
@@ -38,6 +41,22 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> object:
         """Restore a `state_dict`."""
+        ...
+
+
+class Deferred(Protocol):
+    """Work under way that later steps need, which is finished before it is saved."""
+
+    def mark(self) -> Any:
+        """The work that is under way now; nothing is waited for."""
+        ...
+
+    def saved(self, mark: Any, /) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The results of a mark, as tensors by name and JSON types, once they are finished."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], /) -> object:
+        """Restore what `saved` returned; all parts are restored already."""
         ...
 
 
@@ -57,11 +76,23 @@ class TrainingState:
         modules: The trained modules, by name.
         optimizer: The optimizer of all their parameters.
         parts: Everything else, by name: data streams, coefficients, the guard's history.
+        ahead: Work for later steps that is under way; None for none.
     """
 
     modules: Mapping[str, nn.Module]
     optimizer: Optimizer
     parts: Mapping[str, Stateful] = field(default_factory=dict)
+    ahead: Deferred | None = None
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """What changes before the weights do, as it was between two steps."""
+
+    progress: dict[str, Any]
+    streams: dict[str, Tensor]
+    generators: dict[str, Any]
+    ahead: Any
 
 
 class RunState:
@@ -94,7 +125,7 @@ class RunState:
         self._found, self._model, self._best, self._ranks = found, model, best, ranks
         self._saved_at = found.update if found else None
         self._state: TrainingState | None = None
-        self._boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]] | None = None
+        self._boundary: _Boundary | None = None
         self.logs: Sequence[Log] = ()
 
     def restore(self, state: TrainingState) -> None:
@@ -112,6 +143,8 @@ class RunState:
             raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
         for name, part in state.parts.items():
             part.load_state_dict(progress[name])
+        if state.ahead is not None and AHEAD in self._found.state:
+            state.ahead.load(self._found.tensors(AHEAD), self._found.state[AHEAD])
         if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
             self._best.load_state_dict(progress["best"])
             self.point_at_best()
@@ -135,7 +168,8 @@ class RunState:
         progress = {name: part.state_dict() for name, part in self._state.parts.items()}
         if self._best is not None:
             progress["best"] = self._best.state_dict()
-        self._boundary = (progress, *random_state())
+        mark = None if self._state.ahead is None else self._state.ahead.mark()
+        self._boundary = _Boundary(progress, *random_state(), mark)
 
     def save(self, update: int) -> bool:
         """Save the state that was last remembered, after this update; False if there is none, or it is saved already.
@@ -150,21 +184,21 @@ class RunState:
         self._saved_at = update
         return True
 
-    def _write(
-        self, state: TrainingState, update: int, boundary: tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]
-    ) -> None:
+    def _write(self, state: TrainingState, update: int, boundary: _Boundary) -> None:
         for log in self.logs:
             log.sync()
-        progress, streams, generators = boundary
         moments, groups = optimizer_state(state.optimizer)
         tensors = {name: module_tensors(module) for name, module in state.modules.items()}
+        values: dict[str, Any] = {}
+        if state.ahead is not None:
+            tensors[AHEAD], values[AHEAD] = state.ahead.saved(boundary.ahead)
         save_checkpoint(
             self._folder,
             update=update,
             kind=self._kind,
             fingerprint=self._fingerprint,
-            tensors={**tensors, "optimizer": moments, "random": streams},
-            state={"optimizer": groups, "random": generators, "progress": progress},
+            tensors={**tensors, "optimizer": moments, "random": boundary.streams},
+            state={"optimizer": groups, "random": boundary.generators, "progress": boundary.progress, **values},
             keep=self._keep,
             model=self._model,
             protected=() if self.kept is None else (self.kept,),

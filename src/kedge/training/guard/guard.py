@@ -169,9 +169,11 @@ class Guard:
         self._refuse(find_in_rollout(rollout))
 
     def check_experience(self, experience: Experience) -> None:
-        """Check that all training data is finite, and that sampler and trainer agree."""
+        """Check that all training data is finite, and that sampler and trainer agree about the same weights."""
         self._evidence = experience
         self._refuse(find_in_experience(experience))
+        if int(experience.rollout.policy_version.min()) < self._update - 1:
+            return  # sampled by older weights, whose probabilities differ
         logprobs = experience.rollout.logprobs
         distance = torch.where(experience.action_mask, experience.old_logprobs - logprobs, 0.0).abs()
         row, token = divmod(int(distance.argmax()), distance.shape[1])

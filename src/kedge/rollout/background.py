@@ -1,0 +1,161 @@
+"""Sampling in a thread of its own, by weights of an earlier update, while the policy is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from kedge.algorithm.experience import Rollout
+from kedge.models import LanguageModel
+from kedge.rollout.engine import Engine
+from kedge.rollout.sampler import Sampler
+
+__all__ = ["BackgroundEngine", "FrozenSampler", "frozen_copy"]
+
+T = TypeVar("T")
+Tensors = list[tuple[str, Tensor]]
+
+
+def frozen_copy(policy: LanguageModel) -> LanguageModel:
+    """A copy of the policy that training does not change, without a value head: the trainer computes the values."""
+    copy = deepcopy(policy).requires_grad_(False)
+    copy.value_head = None
+    return copy
+
+
+@dataclass(frozen=True)
+class FrozenSampler:
+    """The built-in engine on a copy of the policy, whose weights are those that were published last.
+
+    Attributes:
+        sampler: Samples from the copy.
+    """
+
+    sampler: Sampler
+
+    @property
+    def is_exact(self) -> bool:
+        """False: the trainer's weights may be newer."""
+        return False
+
+    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> FrozenSampler:
+        """See `Engine`."""
+        return FrozenSampler(
+            self.sampler.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        )
+
+    def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:
+        """See `Engine`."""
+        return self.sampler.generate(prompts, **given)
+
+    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        """Copy the weights; see `Engine`."""
+        self.sampler.model.causal.load_state_dict(dict(tensors))
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: there is no other process; see `Engine`."""
+
+
+@dataclass
+class _Turns:
+    """What a background engine and its variants share: the thread, its work, and which weights are where.
+
+    Attributes:
+        thread: One thread, so work is done in the order in which it was given.
+        works: Work that may be under way.
+        current: The policy's weights, which are read when they are needed.
+        version: Their version.
+        published: The version that the engine has.
+        copied: The version of `copy`.
+        copy: The weights that the newest work samples with.
+    """
+
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "kedge-rollout"))
+    works: list[Future[Any]] = field(default_factory=list)
+    current: Iterable[tuple[str, Tensor]] = ()
+    version: int | None = None
+    published: int | None = None
+    copied: int | None = None
+    copy: Tensors = field(default_factory=Tensors)
+
+
+@dataclass(frozen=True)
+class BackgroundEngine:
+    """An engine for a thread of its own, and between two pieces of work for the trainer.
+
+    Work is done in order, one piece at a time, so weights change only where nothing is sampled. Work samples with the
+    weights of the time at which it was given, which are copied then. The trainer's own calls (evaluations, fixed
+    prompts) wait until no work is under way, and sample with its current weights. As only the trainer gives work, none
+    starts before it is done with the responses, so rewards and global random generators are never used by both.
+
+    Memory: a copy of the weights per version that work waits for, and that of the engine.
+
+    Attributes:
+        engine: What samples; nothing else may use it.
+    """
+
+    engine: Engine
+    _turns: _Turns = field(default_factory=_Turns)
+
+    @property
+    def is_exact(self) -> bool:
+        """False: the trainer's weights may be newer than those that sampled."""
+        return False
+
+    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> BackgroundEngine:
+        """See `Engine`."""
+        engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        return replace(self, engine=engine)
+
+    def start(self, work: Callable[[Engine, dict[str, float]], T]) -> Future[T]:
+        """Do some work in the background, after all that was given before, with the weights published last.
+
+        Args:
+            work: Gets the engine, and the metrics of its publishing.
+        """
+        turns, version = self._turns, self._turns.version
+        assert version is not None, "the weights are published before any work"
+        if turns.copied != version:
+            turns.copy = [(name, tensor.detach().clone()) for name, tensor in turns.current]
+            turns.copied = version
+        copy = turns.copy
+
+        def do() -> T:
+            return work(self.engine, self._publish(copy, version))
+
+        future = turns.thread.submit(do)
+        turns.works = [each for each in turns.works if not each.done()] + [future]
+        return future
+
+    def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:
+        """Sample with the policy's current weights, once no work is under way; see `Engine`."""
+        wait(self._turns.works)
+        # Published each time: the weights may have been restored from a checkpoint, or be half an update old.
+        self.engine.publish(self._turns.current, self._turns.version or 0)
+        self._turns.published = None
+        return self.engine.generate(prompts, **given)
+
+    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        """Note where the weights are read; the first time, send them, which starts the engine; see `Engine`."""
+        is_first = self._turns.version is None
+        self._turns.current, self._turns.version = tensors, version
+        return self._publish(tensors, version) if is_first else {}
+
+    def close(self) -> None:
+        """Wait for the work under way, drop what has not begun, and end the engine; see `Engine`."""
+        self._turns.thread.shutdown(wait=True, cancel_futures=True)
+        self.engine.close()
+
+    def _publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
+        if self._turns.published == version:
+            return {}
+        self._turns.published = None  # until it is complete
+        metrics = self.engine.publish(tensors, version)
+        self._turns.published = version
+        return metrics
