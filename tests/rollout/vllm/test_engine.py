@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from kedge.errors import ConfigError, EngineError, NumericsError
 from kedge.pipelines.dry_run import dry_run
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.engines import importance_cap_of
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.pipelines.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.rollout.vllm.stand_in import StandIn
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
@@ -194,3 +195,16 @@ def test_nccl_without_a_gpu_is_refused(tmp_path, policy, server):
     made = configure(policy, tmp_path / "run", device="cpu", **settings(server, **{"rollout.vllm.transfer": "nccl"}))
     with pytest.raises(ConfigError, match="transfer=nccl needs the policy on a GPU; it is on cpu: use folder"):
         run_ppo(made, prompts=PROMPTS, reward=vowels)
+
+
+def test_one_step_off_the_server_samples_with_the_weights_of_one_update_before(tmp_path, policy, server):
+    more = {"num_updates": 4, "max_staleness": 1, "eval_every": 2, "num_fixed_prompts": 1}
+    made = configure(policy, tmp_path / "run", **settings(server, **more))
+    rows = run_ppo(made, prompts=PROMPTS, eval_prompts=PROMPTS[:1], reward=varied).metrics
+    assert [row["policy/staleness"] for row in rows] == [0, 1, 1, 1]
+    assert rows[0]["policy/sampler_k3"] < 1e-8 < rows[1]["policy/sampler_k3"]
+    assert not (tmp_path / "run" / "incidents.jsonl").exists(), "weights of another version are not a mismatch"
+    versions = Counter(request["cache_salt"].rpartition("-")[2] for request in server.http.requests)
+    # Four responses per update: of 1 and 2, of 3, of 4. One fixed prompt at the start and the end; an evaluation at the
+    # start, after update 2 and at the end, by the weights of then.
+    assert versions == {"v0": 4 + 4 + 2, "v1": 4, "v2": 4 + 1, "v4": 2}
