@@ -77,8 +77,8 @@ def test_another_librarys_argument_is_explained_by_ours() -> None:
     assert text.endswith(explain("ppo.clip_range"))
     assert explain("total_episodes").splitlines()[1] == "ppo.num_updates"
     none = (
-        "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes, and each has all "
-        "weights."
+        "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes; "
+        "runtime.parallel=shard shards the weights."
     )
     assert explain("trainer.nnodes") == none
 

@@ -1,11 +1,11 @@
 """Short runs of every stage that several ranks can do together: `python -m tests.ranks.cases OUT CASE …`.
 
-Each writes its run to OUT/CASE. Started by torchrun, all ranks take part in it.
+Each writes its run to OUT/runs/CASE; of CASE:shard, with sharded weights, to OUT/runs/CASE-shard. Started by torchrun,
+all ranks take part in it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -92,7 +92,16 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"shared": shared
 
 def run(case: str, models: Path, out: Path, **more: Any) -> None:
     """Run one case; the models' folder is made by `save_models`."""
-    common = {"out": out / case, "precision": "fp32", "device": "cpu", "report": False, **more}
+    case, _, parallel = case.partition(":")
+    name = f"{case}-{parallel}" if parallel else case
+    common = {
+        "out": out / name,
+        "parallel": parallel or "replicate",
+        "precision": "fp32",
+        "device": "cpu",
+        "report": False,
+        **more,
+    }
     model = models / "policy"
     if case in POLICY_CASES:
         kedge.ppo(model=model, prompts=PROMPTS, **POLICY_CASES[case](models), **common)
@@ -122,8 +131,5 @@ def save_models(folder: Path) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    settings = {"parallel": os.environ.get("CASES_PARALLEL", "replicate")}
-    if every := os.environ.get("CASES_RESUME"):
-        settings |= {"resume": True}
     for name in sys.argv[2:]:
-        run(name, place / "models", place / "runs", **settings)
+        run(name, place / "models", place / "runs")

@@ -43,23 +43,33 @@ def assert_equal_runs(one: Path, other: Path) -> None:
             assert difference.max() < 2e-5, name
 
 
-def check(folder: Path, count: int, cases: tuple[str, ...], parallel: str) -> None:
+def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
+    """Compare runs of several ranks with those of one; of CASE:shard with those of CASE."""
     for name in ("one", "several"):
         prepared(folder / name)
-    code, output = torchrun(count, "tests.ranks.cases", str(folder / "several"), *cases, CASES_PARALLEL=parallel)
+    code, output = torchrun(count, "tests.ranks.cases", str(folder / "several"), *cases)
     assert code == 0, output
     for case in cases:
-        run(case, folder / "one" / "models", folder / "one" / "runs")
-        assert_equal_runs(folder / "one" / "runs" / case, folder / "several" / "runs" / case)
+        name = case.partition(":")[0]
+        if not (folder / "one" / "runs" / name).exists():
+            run(name, folder / "one" / "models", folder / "one" / "runs")
+        assert_equal_runs(folder / "one" / "runs" / name, folder / "several" / "runs" / case.replace(":", "-"))
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    check(tmp_path, 2, ("shared", "sft"), "replicate")
-    config = (tmp_path / "several" / "runs" / "shared" / "config.yaml").read_text(encoding="utf-8")
-    assert "# ranks: 2 (replicate)" in config
+    check(tmp_path, 2, ("shared", "shared:shard", "sft"))
+    for name in ("replicate", "shard"):
+        folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
+        assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_ranks_equal_one(count: int, tmp_path: Path) -> None:
-    check(tmp_path, count, CASES, "replicate")
+    check(tmp_path, count, CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_with_sharded_weights_equal_one(count: int, tmp_path: Path) -> None:
+    check(tmp_path, count, tuple(f"{case}:shard" for case in POLICY_CASES))

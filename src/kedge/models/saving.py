@@ -22,6 +22,7 @@ from kedge.models.run_models import find_model
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
+from kedge.ranks.sharding import gathered_weights
 
 __all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file"]
 
@@ -55,7 +56,8 @@ def save_policy(
 
     def write(part: Path) -> None:
         model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
-        model.causal.save_pretrained(part, state_dict=weights)
+        own = gathered_weights(model.causal) if weights is None else weights
+        model.causal.save_pretrained(part, state_dict=own)
         if model.value_head is not None:
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
             (part / VALUE_HEAD_FILE).parent.mkdir()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from kedge import errors
 from kedge.errors import KedgeError, LostContactError
@@ -102,13 +103,14 @@ class Ranks:
         return int(self.everyones(torch.tensor([number], dtype=torch.int64)).max())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks; sharded gradients are sums already.
+        """Replace every gradient by its sum over the ranks; those of sharded weights are sums already.
 
         Every rank has gradients of the same parameters, because each evaluates at least one row.
         """
-        if not self.are_several or self.is_sharded:
+        if not self.are_several:
             return
-        for bucket in _buckets([each.grad for each in parameters if each.grad is not None]):
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        for bucket in _buckets([each for each in gradients if not isinstance(each, DTensor)]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             self._reduce(flat, dist.ReduceOp.SUM)
             for gradient, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
 from kedge.ranks import Ranks
+from kedge.ranks.sharding import whole_weights
 from kedge.rollout.engine import Engine
 
 __all__ = ["SharedEngine"]
@@ -27,11 +28,13 @@ class SharedEngine:
         engine: This rank's.
         ranks: The ranks.
         pad_id: Fills the unused slots.
+        weights: Sharded modules that the engine samples from, whose weights are gathered for it.
     """
 
     engine: Engine
     ranks: Ranks
     pad_id: int
+    weights: tuple[nn.Module, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -63,12 +66,13 @@ class SharedEngine:
         total, count, number = len(prompts), self.ranks.count, self.ranks.number
         rows = list(range(total * number // count, total * (number + 1) // count))
         sampled = rows or [0]  # a rank without rows learns the tensors' shapes
-        part = self.engine.generate(
-            [prompts[row] for row in sampled],
-            seeds=[seeds[row] for row in sampled],
-            groups=[row if groups is None else groups[row] for row in sampled],
-            policy_version=policy_version,
-        )
+        with whole_weights(self.weights):
+            part = self.engine.generate(
+                [prompts[row] for row in sampled],
+                seeds=[seeds[row] for row in sampled],
+                groups=[row if groups is None else groups[row] for row in sampled],
+                policy_version=policy_version,
+            )
         device = part.response_ids.device
         prompt_ids, prompt_mask = (each.to(device) for each in pad_left(prompts, self.pad_id))
         own = torch.zeros(total, dtype=torch.bool, device=device)

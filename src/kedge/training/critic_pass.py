@@ -66,7 +66,10 @@ def critic_pass(
             totals.add(terms.metrics)
         learner.ranks.sum_gradients(parameters)
         trained = [each for each in parameters if each.grad is not None]
-        metrics = {**totals.values(learner.ranks), "value/grad_norm": clip_gradients(trained, max_grad_norm)}
+        metrics = {
+            **totals.values(learner.ranks),
+            "value/grad_norm": clip_gradients(trained, max_grad_norm, learner.ranks),
+        }
         alone = replace(objective, train_policy=False)
         search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
         if not check_step(first_step + len(steps), metrics, search):

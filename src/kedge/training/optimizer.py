@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW, Optimizer
 
 from kedge.errors import ConfigError
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.sharding import clip_shards
 
 AdamEpsMode = Literal["torch", "tf1"]
 Schedule = Literal["linear", "cosine", "constant"]
@@ -79,13 +82,16 @@ def build_optimizer(
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
         raise ConfigError("nothing to train: no parameter requires a gradient")
-    fused = all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
+    # Parts and whole tensors do not mix in one call of a fused implementation.
+    sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
+    fused = not sharded and all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
+    foreach = False if sharded else None
     if adam_eps_mode == "torch":
-        return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused)
+        return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
     if adam_eps_mode == "tf1":
         # t counts each parameter's own steps, and a group has a single ε, so each parameter gets its own group.
         groups = [{**group, "params": [parameter], "tf1_step": 0} for group in groups for parameter in group["params"]]
-        optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused)
+        optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
         for group in optimizer.param_groups:
             group["tf1_eps"] = adam_eps
         optimizer.register_step_pre_hook(_convert_tf1_eps)
@@ -161,7 +167,7 @@ def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
     return [each for group in optimizer.param_groups if group[CRITIC] == critic for each in group["params"]]
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None, ranks: Ranks = ALONE) -> float:
     """Clip the gradients to a joint Euclidean norm of at most `max_norm`; return the norm before clipping.
 
     If the norm is not finite, nothing is scaled and the norm is returned: the caller decides before any step.
@@ -169,8 +175,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     Args:
         parameters: Parameters whose gradients form one vector; those without a gradient are skipped.
         max_norm: Largest norm allowed; None or 0 only measures.
+        ranks: The ranks that hold parts of the gradients, if they do.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    if ranks.is_sharded:
+        return clip_shards([each.grad for each in parameters if each.grad is not None], max_norm, ranks)
     norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     measured = float(norm)
     if max_norm and math.isfinite(measured):

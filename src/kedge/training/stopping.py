@@ -33,11 +33,15 @@ class Stopping:
 
     Args:
         ranks: The ranks that stop together.
+
+    Attributes:
+        was_agreed: All ranks stop in the same place.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
         self._signal: int | None = None
+        self.was_agreed = False
 
     @property
     def requested(self) -> bool:
@@ -60,7 +64,9 @@ class Stopping:
             KeyboardInterrupt: On Ctrl-C.
             Terminated: On SIGTERM.
         """
-        _raise_for(self._ranks.largest(self._signal or 0))
+        signum = self._ranks.largest(self._signal or 0)
+        self.was_agreed = bool(signum)
+        _raise_for(signum)
 
     def raise_own(self) -> None:
         """Stop this rank here if it was requested of it; raises as `raise_if_requested`."""

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
+from kedge.ranks import Ranks
 from kedge.training.critic_pass import critic_pass
 from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
 from kedge.training.guard.nonfinite import search_minibatch
@@ -211,7 +212,7 @@ def _policy_pass(
         optimizer.zero_grad(set_to_none=True)
         totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
         learner.ranks.sum_gradients(parameters)
-        metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm)}
+        metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm, learner.ranks)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)
         search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
@@ -250,7 +251,7 @@ def _add_gradients(
     return totals
 
 
-def _clipped_norms(optimizer: Optimizer, max_norm: float | None) -> dict[str, float]:
+def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -> dict[str, float]:
     """Clip the gradients of the policy and of a separate critic, and return the norms before that.
 
     They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
@@ -262,7 +263,7 @@ def _clipped_norms(optimizer: Optimizer, max_norm: float | None) -> dict[str, fl
     for name, critic in (("policy/grad_norm", False), ("value/grad_norm", True)):
         trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]
         if trained:
-            norms[name] = clip_gradients(trained, max_norm)
+            norms[name] = clip_gradients(trained, max_norm, ranks)
     return norms
 
 

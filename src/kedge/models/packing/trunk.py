@@ -76,6 +76,11 @@ class Trunk:
         """Whether padding on the right changes nothing; if not, rows of equal length run together."""
         return self._error("padded", self._padded) <= TOLERANCE
 
+    @property
+    def takes_one_pass(self) -> bool:
+        """Whether rows of all lengths are read in one call of the model."""
+        return self._packs and self._reach is None and self._rope_switch is None
+
     def packs(self, longest: int) -> bool:
         """Whether rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)

@@ -85,7 +85,9 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         precision=run.precision,
         batch_size=config.rollout.micro_batch_size,
     )
-    return SharedEngine(sampler, run.ranks, pad_id) if run.ranks.are_several else sampler
+    if not run.ranks.are_several:
+        return sampler
+    return SharedEngine(sampler, run.ranks, pad_id, weights=(policy,) if run.ranks.is_sharded else ())
 
 
 def importance_cap_of(config: Config, engine: Engine) -> float | None:

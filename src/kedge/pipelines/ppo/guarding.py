@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,6 +13,7 @@ from kedge.config import Config
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo.roles import Roles
+from kedge.ranks import Ranks
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.guard.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident
@@ -56,8 +57,16 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
         roll_back=partial(loop.roll_back, on_rejected=warn),
-        find_bad_weight=lambda: find_bad_weight(loaded),
+        find_bad_weight=lambda: _find_bad_weight(loaded, run.ranks),
     )
+
+
+def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:
+    """A description of a non-finite weight, the same on every rank."""
+    found = find_bad_weight(modules)
+    if not ranks.is_sharded or not ranks.largest(int(found is not None)):
+        return found
+    return found or "a weight on another rank is not finite"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
+from kedge.ranks.sharding import whole_weights
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.shown_result import shows_its_run
@@ -50,8 +51,13 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
     if not (run.folder / CONFIG_FILE).exists():
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
-    if run.ranks.is_first:
-        _save(config, run, roles, metrics)
+    if not run.ranks.is_sharded:
+        if run.ranks.is_first:
+            _save(config, run, roles, metrics)
+    elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
+        with whole_weights([roles.actor_critic]):
+            if run.ranks.is_first:
+                _save(config, run, roles, metrics)
     leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 

@@ -25,6 +25,7 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
+from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
 from kedge.pipelines.ppo.prompts import RunPrompts, load_run_prompts
@@ -105,6 +106,7 @@ def load_roles(
     actor_critic, head = load_actor_critic(config, run, tokenizer, models)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     reference = _load_reference(config, run, tokenizer) if config.ppo.kl.needs_reference else None
+    _shard(run, actor_critic, reference, rewards)
     room = _longest_prompt(config, actor_critic, models)
     records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     return Roles(
@@ -129,6 +131,20 @@ def _load_reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase
     trust = config.runtime.trust_remote_code
     model = load_language_model(str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
     return model.requires_grad_(False)
+
+
+def _shard(run: Run, actor_critic: ActorCritic, reference: LanguageModel | None, rewards: WeightedReward) -> None:
+    """Split the weights of all roles over the ranks, if the run does so; scoring models that cannot be stay whole.
+
+    Raises:
+        ModelError: The policy or the critic cannot be sharded.
+    """
+    if not run.ranks.is_sharded:
+        return
+    trained = [actor_critic.policy, *([] if actor_critic.critic is None else [actor_critic.critic])]
+    frozen = [each.model for each in rewards.models.values() if can_be_sharded(each.model)]
+    for model in [*trained, *([] if reference is None else [reference]), *frozen]:
+        shard_model(model, run.ranks)
 
 
 def _checked_judge(

@@ -144,8 +144,9 @@ def tensor_pieces(tensors: Mapping[str, Tensor], *, library: str | None = None) 
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
-        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (numbers[start : start + PIECE_BYTES] for start in range(0, len(numbers), PIECE_BYTES))
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        # Copies: FSDP could not free gathered weights whose memory numpy has seen.
+        yield from (piece.clone().numpy().data for piece in numbers.split(PIECE_BYTES))
 
 
 def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -182,8 +182,12 @@ class CheckpointedLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After any exception, save the state after the last complete step."""
-        if kind is not None and not issubclass(kind, OutputError) and self.done > 0:
+        """After any exception, save the state after the last complete step.
+
+        Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
+        """
+        can_save = not self._ranks.is_sharded or self._stop.was_agreed
+        if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and can_save:
             self.save()
         self._run_state.release()
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from kedge.errors import DataError, NumericsError
 from kedge.output import BEST_FILE, replace_file
 from kedge.ranks import ALONE, Ranks, check_equal_weights
+from kedge.ranks.sharding import whole_weights
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import (
@@ -179,15 +180,20 @@ class RunState:
         """
         if self._state is None or self._boundary is None or self._saved_at == update:
             return False
-        if self._ranks.is_first:
-            self._write(self._state, update, self._boundary)
+        if self._ranks.is_first or self._ranks.is_sharded:
+            optimizer = optimizer_state(self._state.optimizer)
+            with whole_weights(self._state.modules.values()):
+                if self._ranks.is_first:
+                    self._write(self._state, optimizer, update, self._boundary)
         self._saved_at = update
         return True
 
-    def _write(self, state: TrainingState, update: int, boundary: _Boundary) -> None:
+    def _write(
+        self, state: TrainingState, optimizer: tuple[dict[str, Tensor], dict[str, Any]], update: int, boundary: _Boundary
+    ) -> None:
         for log in self.logs:
             log.sync()
-        moments, groups = optimizer_state(state.optimizer)
+        moments, groups = optimizer
         tensors = {name: module_tensors(module) for name, module in state.modules.items()}
         values: dict[str, Any] = {}
         if state.ahead is not None:

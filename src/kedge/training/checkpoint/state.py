@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.errors import ModelError, NumericsError
+from kedge.ranks.sharding import in_parts, whole
 
 __all__ = [
     "check_state",
@@ -65,16 +66,17 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in own.items():
         _check_same_kind(name, tensors[name], tensor)
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        tensor.copy_(in_parts(tensors[name], tensor))
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
 
-    Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state.
+    Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. What is
+    sharded over ranks is gathered: all of them call this.
     """
     full = optimizer.state_dict()
-    tensors = {f"{index}.{key}": value for index, state in full["state"].items() for key, value in state.items()}
+    tensors = {f"{index}.{key}": whole(value) for index, state in full["state"].items() for key, value in state.items()}
     groups = [
         {"num_parameters": len(group["params"]), **{key: group[key] for key in MOVING if key in group}}
         for group in full["param_groups"]
@@ -104,7 +106,8 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
             raise ModelError(
                 f"the checkpoint's optimizer does not match: {name} is {list(tensor.shape)}, expected {shape}"
             )
-        restored.setdefault(int(index), {})[key] = tensor
+        own = parameters[int(index)]
+        restored.setdefault(int(index), {})[key] = in_parts(tensor, own) if tensor.ndim else tensor
     moved = [
         {**group, **{key: old[key] for key in MOVING if key in old}} for group, old in zip(groups, saved, strict=True)
     ]

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import clip_shards
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Objective
 
@@ -71,7 +74,8 @@ def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
         modules: All models of the run, by their name in messages.
     """
     for owner, module in modules.items():
-        for name, weight in module.named_parameters():
+        for name, parameter in module.named_parameters():
+            weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if not bool(weight.isfinite().all()):
                 return f"{owner}: {name} contains {_nonfinite_value(weight.detach()):.4g}"
     return None
@@ -107,7 +111,7 @@ def search_minibatch(
         if bad := _find_in_outputs(outputs, part):
             return replace(bad, row=row)
         if loss.isfinite():
-            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters), row))
+            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks), row))
         else:
             found.append(BadValue("the loss", float(loss.detach()), row))
     if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
@@ -125,9 +129,14 @@ def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
     return _first_nonfinite(values)
 
 
-def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> float:
+def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks) -> float:
+    """The norm of one row's gradient; every rank computes the same one."""
     for parameter in parameters:
         parameter.grad = None
+    if ranks.is_sharded:
+        (loss / ranks.count).backward()
+        ranks.sum_gradients(parameters)
+        return clip_shards([parameter.grad for parameter in parameters if parameter.grad is not None], None, ranks)
     loss.backward()
     return float(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 

@@ -1,0 +1,138 @@
+"""Weights in parts: FSDP2 over the ranks, and whole weights where they are needed.
+
+Every rank holds a part of each weight, of its gradient and of its moments. A layer's weights are gathered for its pass
+and freed after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from kedge.ranks.ranks import Ranks
+
+if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
+    from torch.distributed.fsdp import FSDPModule
+
+__all__ = ["clip_shards", "gathered_weights", "in_parts", "shard", "whole", "whole_weights"]
+
+
+def shard(
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    ranks: Ranks,
+    *,
+    device: torch.device,
+    kept: Collection[nn.Parameter],
+) -> None:
+    """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
+
+    Args:
+        module: Every pass of it is a call of this module, as often on every rank.
+        layers: Its layers, which are gathered one after the other.
+        ranks: The ranks.
+        device: The device of the weights.
+        kept: Weights of the module that stay whole on every rank, because others share them.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, whole_here = init_device_mesh(device.type, (ranks.count,)), set(kept)
+    for each in layers:
+        fully_shard(each, mesh=mesh, ignored_params=whole_here)
+    # Freed after the pass, too: otherwise a pass without a backward pass would leave weights that no step changes.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole_here)
+    for each in _sharded([module]):
+        # A sum, not a mean: losses are divided by the counts of the whole minibatch.
+        each.set_force_sum_reduction_for_comms(True)
+        each.set_gradient_divide_factor(1.0)
+
+
+@contextmanager
+def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within this context every rank has all weights, and passes without gradients need no other rank.
+
+    All ranks enter and leave it together. What is written to the weights meanwhile is lost.
+
+    Args:
+        modules: Sharded modules, or others that contain them; each has been called before.
+    """
+    sharded = _sharded(modules)
+    for each in sharded:
+        each.set_reshard_after_forward(False, recurse=False)
+        each.unshard()
+    try:
+        yield
+    finally:
+        for each in sharded:
+            each.set_reshard_after_forward(True, recurse=False)
+            each.reshard()
+
+
+def gathered_weights(module: nn.Module) -> dict[str, Tensor] | None:
+    """A module's weights by their names in a state dict, within `whole_weights`; None if the module is not sharded.
+
+    Asked for its state dict, the module would free the gathered weights and give the parts.
+    """
+    if not _sharded([module]):
+        return None
+    weights = {name: weight.detach() for name, weight in module.named_parameters(remove_duplicate=False)}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                weights[f"{prefix}.{name}" if prefix else name] = buffer
+    return weights
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be in parts; all ranks ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def in_parts(tensor: Tensor, own: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, if `own` is in parts; no communication: every rank has the whole."""
+    if not isinstance(own, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def clip_shards(gradients: Sequence[Tensor], max_norm: float | None, ranks: Ranks) -> float:
+    """Clip gradients, some of them in parts, to a joint norm; return the norm before.
+
+    Args:
+        gradients: Their order is the same on every rank.
+        max_norm: Largest norm allowed; None or 0 only measures.
+        ranks: The ranks.
+    """
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+    own = sum(
+        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if _is_part(part)
+    )
+    kept = sum(
+        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if not _is_part(part)
+    )
+    norm = (ranks.sums([own])[0] + kept) ** 0.5
+    if max_norm and norm > max_norm and norm < float("inf"):
+        for each in local:
+            each.mul_(max_norm / (norm + 1e-6))
+    return norm
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
+    """The sharded modules among all of these and their parts, outer ones first."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [each for module in modules for each in module.modules() if isinstance(each, FSDPModule)]
