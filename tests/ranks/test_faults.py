@@ -30,7 +30,8 @@ def command(folder: Path, *more: str) -> list[str]:
     (folder / "prompts.jsonl").write_text(rows, encoding="utf-8")
     given = ["--model", f"{folder}/models/policy", "--reward", f"{folder}/models/reward", "--prompts"]
     settings = [f"{name}={'null' if value is None else value}" for name, value in SETTINGS.items()]
-    return ["ppo", *given, f"{folder}/prompts.jsonl", "--out", f"{folder}/run", "device=cpu", *settings, *more]
+    out = () if "--out" in more else ("--out", f"{folder}/run")
+    return ["ppo", *given, f"{folder}/prompts.jsonl", *out, "device=cpu", *settings, *more]
 
 
 def assert_resumes(folder: Path, count: int, *more: str) -> None:
@@ -102,3 +103,17 @@ def test_a_signal_ends_a_run_with_a_hanging_rank(rank: int, signum: signal.Signa
     assert process.returncode != 0
     assert saved_updates(tmp_path) == ["update-000002"]
     assert_resumes(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "saved"), [("SIGTERM", 3), ("SIGKILL", 2), ("exception", 2)])
+def test_a_run_with_sharded_weights_is_resumed_with_whole_ones_and_back(kind: str, saved: int, tmp_path: Path) -> None:
+    fault(tmp_path, 1, kind, "checkpoint.every=1", "parallel=shard")
+    assert saved_updates(tmp_path)[-1] == f"update-{saved:06d}"
+    assert_resumes(tmp_path, 1, "checkpoint.every=1")
+    fault(tmp_path, 1, kind, "checkpoint.every=1", "--out", str(tmp_path / "second"))
+    code, output = torchrun(
+        3, "kedge", *command(tmp_path, "checkpoint.every=1", "parallel=shard"), "--resume", str(tmp_path / "second")
+    )
+    assert code == 0, output
+    assert_equal_runs(tmp_path / "whole", tmp_path / "second")
