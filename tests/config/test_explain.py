@@ -76,10 +76,7 @@ def test_another_librarys_argument_is_explained_by_ours() -> None:
     assert text.startswith("eps_clip is OpenRLHF's name; here it is ppo.clip_range.\n")
     assert text.endswith(explain("ppo.clip_range"))
     assert explain("total_episodes").splitlines()[1] == "ppo.num_updates"
-    none = (
-        "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes; "
-        "runtime.parallel=shard shards the weights."
-    )
+    none = "trainer.nnodes is verl's name; here there is none: torchrun sets the number of processes."
     assert explain("trainer.nnodes") == none
 
 

@@ -97,7 +97,7 @@ def test_a_reward_has_no_fields() -> None:
             "reinforce++ for reinforce, reinforce++_baseline for reinforce_baseline",
         ),
         ("data.max_response_length", "is verl's name; here it is rollout.max_new_tokens"),
-        ("fsdp", "there is none: torchrun sets the number of processes; runtime.parallel=shard shards the weights"),
+        ("fsdp", "there is none: torchrun sets the number of processes"),
     ],
 )
 def test_a_name_of_another_library_gets_ours(name: str, said: str) -> None:

@@ -146,7 +146,7 @@ WITHOUT_COUNTERPART = (
         "ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node colocate_all_models colocate_actor_ref "
         "colocate_critic_reward zero_stage zpg adam_offload ref_reward_offload ring_attn_size "
         "ds_tensor_parallel_size local_rank async_train async_queue_size partial_rollout",
-        "torchrun sets the number of processes; runtime.parallel=shard shards the weights",
+        "torchrun sets the number of processes",
     ),
     Row("vllm_generate_batch_size vllm_enable_sleep enable_prefix_caching", "vLLM decides"),
     Row("lora_rank lora_alpha lora_dropout target_modules load_in_4bit", "all weights are trained"),

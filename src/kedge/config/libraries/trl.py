@@ -167,7 +167,7 @@ WITHOUT_COUNTERPART = (
         "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
         "ddp_backend ddp_timeout fsdp fsdp_config deepspeed accelerator_config parallelism_config "
         "log_on_each_node log_level_replica save_on_each_node",
-        "torchrun sets the number of processes; runtime.parallel=shard shards the weights",
+        "torchrun sets the number of processes",
     ),
     Row(
         "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "

@@ -127,7 +127,7 @@ WITHOUT_COUNTERPART = (
     Row(
         "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.strategy actor_rollout_ref.actor.fsdp_config "
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size trainer.balance_batch trainer.default_hdfs_dir",
-        "torchrun sets the number of processes; runtime.parallel=shard shards the weights",
+        "torchrun sets the number of processes",
     ),
     Row(
         "actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.free_cache_engine "
