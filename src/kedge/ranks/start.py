@@ -7,6 +7,7 @@ torchrun, or another launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR an
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def end_together(*, failed: bool) -> None:
     with suppress(RuntimeError, ConnectionError):
         if dist.get_rank() == 0:
             _store.set(ENDED, "1")
-        dist.destroy_process_group()  # so that others in the middle of an operation notice
+        _leave()  # so that others in the middle of an operation notice
         if failed:
             _wait(lambda: _store is not None and _store.check([ENDED]), seconds=LAST_WORDS_SECONDS)
 
@@ -113,6 +114,12 @@ def _connect() -> None:
     except (ValueError, RuntimeError, ConnectionError) as error:
         raise ConfigError(f"the ranks of this run cannot join: {error}; start them with torchrun") from error
     _store = store
+    atexit.register(_leave)  # gloo's threads would abort a process that ends without it
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _wait(until: Callable[[], bool], *, seconds: float) -> None:
