@@ -189,7 +189,11 @@ class RunState:
         return True
 
     def _write(
-        self, state: TrainingState, optimizer: tuple[dict[str, Tensor], dict[str, Any]], update: int, boundary: _Boundary
+        self,
+        state: TrainingState,
+        optimizer: tuple[dict[str, Tensor], dict[str, Any]],
+        update: int,
+        boundary: _Boundary,
     ) -> None:
         for log in self.logs:
             log.sync()
