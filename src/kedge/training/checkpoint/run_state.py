@@ -181,7 +181,7 @@ class RunState:
         if self._state is None or self._boundary is None or self._saved_at == update:
             return False
         if self._ranks.is_first or self._ranks.is_sharded:
-            optimizer = optimizer_state(self._state.optimizer)
+            optimizer = optimizer_state(self._state.optimizer, keep=self._ranks.is_first)
             with whole_weights(self._state.modules.values()):
                 if self._ranks.is_first:
                     self._write(self._state, optimizer, update, self._boundary)

@@ -69,14 +69,23 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         tensor.copy_(in_parts(tensors[name], tensor))
 
 
-def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(optimizer: Optimizer, *, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
 
     Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. What is
-    sharded over ranks is gathered: all of them call this.
+    sharded over ranks is gathered, in the memory of the host: all of them call this.
+
+    Args:
+        optimizer: The optimizer.
+        keep: False for a rank that only helps others to gather: it returns no tensors.
     """
     full = optimizer.state_dict()
-    tensors = {f"{index}.{key}": whole(value) for index, state in full["state"].items() for key, value in state.items()}
+    tensors: dict[str, Tensor] = {}
+    for index, state in full["state"].items():
+        for key, value in state.items():
+            gathered = whole(value)
+            if keep:
+                tensors[f"{index}.{key}"] = gathered if gathered is value else gathered.cpu()
     groups = [
         {"num_parameters": len(group["params"]), **{key: group[key] for key in MOVING if key in group}}
         for group in full["param_groups"]
