@@ -87,6 +87,19 @@ def vowels_of_all(completions: list[str], **_: object) -> list[float]:
     return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
 
 
+def ahead(models: Path) -> dict[str, Any]:
+    """Sampled two updates ahead, with a function and a reward model, and evaluations in between."""
+    return {
+        **PPO,
+        "reward": [RewardTerm(vowels), RewardTerm(models / "reward", weight=0.5)],
+        "num_updates": 5,
+        "num_prompts": 3,
+        "max_staleness": 2,
+        "ppo.eval_every": 2,
+        "data.eval_fraction": 0.34,
+    }
+
+
 POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"shared": shared, "separate": separate, "idle": idle}
 
 
@@ -103,8 +116,9 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         **more,
     }
     model = models / "policy"
-    if case in POLICY_CASES:
-        kedge.ppo(model=model, prompts=PROMPTS, **POLICY_CASES[case](models), **common)
+    if case == "ahead" or case in POLICY_CASES:
+        settings = ahead(models) if case == "ahead" else POLICY_CASES[case](models)
+        kedge.ppo(model=model, prompts=PROMPTS, **settings, **common)
     elif case == "sft":
         kedge.sft(model=model, demonstrations=TEXTS, batch_size=5, learning_rate=1e-3, **common)
     elif case == "reward":

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.ranks.cases import POLICY_CASES, run, save_models
 from tests.ranks.processes import torchrun
 
-CASES = (*POLICY_CASES, "sft", "reward", "critic")
+CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic")
 MEASURED = ("time/", "memory/", "tokens_per_second")
 
 
@@ -57,7 +57,7 @@ def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    check(tmp_path, 2, ("shared", "shared:shard", "sft"))
+    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft"))
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
         assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")

@@ -39,7 +39,8 @@ def assert_resumes(folder: Path, count: int, *more: str) -> None:
     code, output = torchrun(count, "kedge", *command(folder, *more), "--resume", str(folder / "run"))
     assert code == 0, output
     whole = {"model": folder / "models" / "policy", "reward": folder / "models" / "reward", "device": "cpu"}
-    kedge.ppo(prompts=folder / "prompts.jsonl", out=folder / "whole", **whole, **SETTINGS)
+    ahead = {"max_staleness": 1} if "max_staleness=1" in more else {}
+    kedge.ppo(prompts=folder / "prompts.jsonl", out=folder / "whole", **whole, **SETTINGS, **ahead)
     assert_equal_runs(folder / "whole", folder / "run")
 
 
@@ -117,3 +118,13 @@ def test_a_run_with_sharded_weights_is_resumed_with_whole_ones_and_back(kind: st
     )
     assert code == 0, output
     assert_equal_runs(tmp_path / "whole", tmp_path / "second")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("kind", "saved"), [("SIGTERM", 3), ("exception", 2), ("user error", 2), ("SIGKILL", 2)])
+def test_batches_that_were_sampled_ahead_are_saved(rank: int, kind: str, saved: int, tmp_path: Path) -> None:
+    more = ("max_staleness=1", "checkpoint.every=1")
+    fault(tmp_path, rank, kind, *more)
+    assert saved_updates(tmp_path)[-1] == f"update-{saved:06d}"
+    assert_resumes(tmp_path, 3, *more)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +27,9 @@ T = TypeVar("T")
 
 BUCKET = 2**25
 """Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
+
+_group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
+"""The group that this thread's operations go over; None for that of the training."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 2e-3
 """Seconds between two looks at an operation under way."""
@@ -87,7 +93,7 @@ class Ranks:
         if not self.are_several:
             return figures[None]
         found = [torch.empty_like(figures) for _ in range(self.count)]
-        self._finish(dist.all_gather(found, figures.contiguous(), async_op=True), figures)
+        self._finish(dist.all_gather(found, figures.contiguous(), group=_group.get(), async_op=True), figures)
         return torch.stack(found)
 
     def sums(self, figures: Sequence[float]) -> list[float]:
@@ -141,19 +147,26 @@ class Ranks:
         """Wait until all ranks are here."""
         self.largest(0)
 
+    def apart(self) -> Callable[[], AbstractContextManager[None]]:
+        """A context for another thread, in which operations do not mix with those of this one; all ranks ask for it.
+
+        On every rank that thread calls the same methods in the same order, whatever this one does meanwhile.
+        """
+        return partial(_within, dist.new_group(backend="gloo")) if self.are_several else nullcontext
+
     def _told(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """A message of the first rank, on every rank."""
         text = json.dumps(message, default=str).encode()
         size = torch.tensor([len(text)])
-        self._finish(dist.broadcast(size, 0, async_op=True), size)
+        self._finish(dist.broadcast(size, 0, group=_group.get(), async_op=True), size)
         content = torch.zeros(int(size), dtype=torch.uint8)
         if message is not None:
             content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        self._finish(dist.broadcast(content, 0, async_op=True), content)
+        self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)
         return json.loads(bytes(content.tolist()))
 
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
-        self._finish(dist.all_reduce(tensor, operation, async_op=True), tensor)
+        self._finish(dist.all_reduce(tensor, operation, group=_group.get(), async_op=True), tensor)
 
     @staticmethod
     def _finish(work: Any, tensor: Tensor) -> None:
@@ -174,6 +187,15 @@ class Ranks:
 
 ALONE = Ranks()
 """The single process."""
+
+
+@contextmanager
+def _within(group: dist.ProcessGroup) -> Iterator[None]:
+    before = _group.set(group)
+    try:
+        yield
+    finally:
+        _group.reset(before)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

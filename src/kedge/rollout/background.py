@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -98,9 +99,11 @@ class BackgroundEngine:
 
     Attributes:
         engine: What samples; nothing else may use it.
+        apart: The context of the work: on several ranks, operations between them that do not mix with the trainer's.
     """
 
     engine: Engine
+    apart: Callable[[], AbstractContextManager[None]] = nullcontext
     _turns: _Turns = field(default_factory=_Turns)
 
     @property
@@ -127,7 +130,8 @@ class BackgroundEngine:
         copy = turns.copy
 
         def do() -> T:
-            return work(self.engine, self._publish(copy, version))
+            with self.apart():
+                return work(self.engine, self._publish(copy, version))
 
         future = turns.thread.submit(do)
         turns.works = [each for each in turns.works if not each.done()] + [future]

@@ -8,7 +8,8 @@ With s = `rollout.max_staleness`, the responses of update u come from the weight
 
 At the start of update u, when v(u − 1) is complete, the sampling of all updates up to u + s that are not under way is
 given to the background, in order; it begins when the ones before it are done. Nothing depends on which side is faster,
-so two runs are equal, and a checkpoint needs only the batches under way. They are finished before it is written.
+so two runs are equal, and a checkpoint needs only the batches under way. They are finished before it is written. On
+several ranks all do the same in the background, over a process group of its own.
 
 Source: one step off: Noukhovitch et al., "Asynchronous RLHF" (arXiv 2410.18252); AReaL (arXiv 2505.24298).
 """
@@ -36,7 +37,7 @@ from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.sampling import Sampling
 from kedge.pipelines.ppo.saved_batches import packed, unpacked
 from kedge.pipelines.ppo.steps import PpoSteps
-from kedge.rollout import BackgroundEngine, Engine, FrozenSampler, Sampler, frozen_copy
+from kedge.rollout import BackgroundEngine, Engine, FrozenSampler, Sampler, SharedEngine, frozen_copy
 from kedge.runs.run import Run
 
 __all__ = ["SamplingAhead", "check_ahead", "choose_sampling", "with_background"]
@@ -48,23 +49,27 @@ def check_ahead(config: Config, run: Run) -> None:
     """Check, before any model is loaded, that a run can sample ahead.
 
     Raises:
-        ConfigError: It has several ranks.
+        ConfigError: Its weights are sharded.
     """
-    if config.rollout.max_staleness and run.ranks.are_several:
+    if config.rollout.max_staleness and run.ranks.is_sharded:
         raise ConfigError(
-            f"rollout.max_staleness={config.rollout.max_staleness} samples in the background of a single process, and "
-            f"this run has {run.ranks.count} ranks; use 0, or one process with rollout.engine=vllm on other devices"
+            f"rollout.max_staleness={config.rollout.max_staleness} needs a second copy of the whole policy; use "
+            "runtime.parallel=replicate, or rollout.max_staleness=0"
         )
 
 
-def with_background(config: Config, roles: Roles) -> Roles:
+def with_background(config: Config, run: Run, roles: Roles) -> Roles:
     """The same roles, with an engine that samples in the background if the run samples ahead."""
     if not config.rollout.max_staleness:
         return roles
-    engine = roles.engine
-    if isinstance(engine, Sampler):
-        engine = FrozenSampler(replace(engine, model=frozen_copy(roles.actor_critic.policy)))
-    return replace(roles, engine=BackgroundEngine(engine))
+    return replace(roles, engine=BackgroundEngine(_with_copy(roles.engine), run.ranks.apart()))
+
+
+def _with_copy(engine: Engine) -> Engine:
+    """The built-in engine with a copy of the policy; another one has its own."""
+    if isinstance(engine, SharedEngine):
+        return replace(engine, engine=_with_copy(engine.engine))
+    return FrozenSampler(replace(engine, model=frozen_copy(engine.model))) if isinstance(engine, Sampler) else engine
 
 
 def choose_sampling(

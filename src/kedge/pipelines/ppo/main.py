@@ -79,7 +79,7 @@ def run_ppo(
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
-    roles = with_background(config, roles)
+    roles = with_background(config, run, roles)
     run.start()
     write_roles(run, roles)
     outcome: dict[str, object] = {}

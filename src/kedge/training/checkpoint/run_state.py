@@ -180,11 +180,13 @@ class RunState:
         """
         if self._state is None or self._boundary is None or self._saved_at == update:
             return False
+        # On every rank, since all work on it together.
+        ahead = None if self._state.ahead is None else self._state.ahead.saved(self._boundary.ahead)
         if self._ranks.is_first or self._ranks.is_sharded:
             optimizer = optimizer_state(self._state.optimizer, keep=self._ranks.is_first)
             with whole_weights(self._state.modules.values()):
                 if self._ranks.is_first:
-                    self._write(self._state, optimizer, update, self._boundary)
+                    self._write(self._state, optimizer, update, self._boundary, ahead)
         self._saved_at = update
         return True
 
@@ -194,14 +196,15 @@ class RunState:
         optimizer: tuple[dict[str, Tensor], dict[str, Any]],
         update: int,
         boundary: _Boundary,
+        ahead: tuple[dict[str, Tensor], dict[str, Any]] | None,
     ) -> None:
         for log in self.logs:
             log.sync()
         moments, groups = optimizer
         tensors = {name: module_tensors(module) for name, module in state.modules.items()}
         values: dict[str, Any] = {}
-        if state.ahead is not None:
-            tensors[AHEAD], values[AHEAD] = state.ahead.saved(boundary.ahead)
+        if ahead is not None:
+            tensors[AHEAD], values[AHEAD] = ahead
         save_checkpoint(
             self._folder,
             update=update,
