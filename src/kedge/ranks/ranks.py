@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -152,7 +152,9 @@ class Ranks:
 
         On every rank that thread calls the same methods in the same order, whatever this one does meanwhile.
         """
-        return partial(_within, dist.new_group(backend="gloo")) if self.are_several else nullcontext
+        if not self.are_several:
+            return nullcontext
+        return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo")))
 
     def _told(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """A message of the first rank, on every rank."""
