@@ -21,6 +21,7 @@ __all__ = [
     "describe_responses",
     "describe_samples",
     "describe_truncation",
+    "reference_error",
     "repetition",
 ]
 
@@ -66,6 +67,17 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
         return {}
     ratios = (experience.old_logprobs - experience.rollout.logprobs).exp()
     return {"policy/sampler_truncated": float((ratios > weights)[experience.action_mask].float().mean())}
+
+
+def reference_error(experience: Experience) -> dict[str, float]:
+    """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; nothing without a KL.
+
+    Before the first step both are the same model, so that it is what rounding alone does to the KL.
+    """
+    if experience.ref_logprobs is None:
+        return {}
+    apart = (experience.old_logprobs - experience.ref_logprobs).abs()
+    return {"objective/reference_error": float(apart[experience.action_mask].mean())}
 
 
 def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from kedge.models.actor_critic import ActorCritic, response_logprobs
 from kedge.models.card import ModelCard
+from kedge.models.frozen import FrozenDtype, hold_frozen
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
 from kedge.models.packing.decoding import Decoder
@@ -18,6 +19,7 @@ from kedge.models.tokenizers import load_tokenizer
 __all__ = [
     "ActorCritic",
     "Decoder",
+    "FrozenDtype",
     "HeadInit",
     "HistogramHead",
     "LanguageModel",
@@ -30,6 +32,7 @@ __all__ = [
     "ValueHead",
     "autocast",
     "find_model",
+    "hold_frozen",
     "initialize_head",
     "load_language_model",
     "load_scalar_model",

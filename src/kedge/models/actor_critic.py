@@ -78,7 +78,7 @@ def response_logprobs(
 ) -> Float[Tensor, "batch time"]:
     """Log probabilities (nats) of the actions under `model`, 0 elsewhere; used for the frozen reference."""
     reading = _Reading.of(rollout)
-    with autocast(precision, model.device):
+    with autocast("bf16" if model.holds_bf16 else precision, model.device):
         hidden = model.hidden(reading.rows)[reading.states]
         logprobs, _ = model.over_logits(
             partial(token_logprobs_and_entropy, temperature=temperature), hidden, reading.actions

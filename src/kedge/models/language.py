@@ -58,6 +58,7 @@ class LanguageModel(nn.Module):
 
     forbidden: Tensor
     forbidden_ids: Tensor
+    holds_bf16 = False  # see `hold_frozen`
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class ScalarModel(nn.Module):
     """
 
     shift: Tensor
+    holds_bf16 = False  # see `hold_frozen`
 
     def __init__(self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ def score_rows(
     """
     scores, own = torch.empty(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
     for part in ranks.plan([len(row) for row in rows], micro_batch_tokens):
-        with autocast(precision, model.device):
+        with autocast("bf16" if model.holds_bf16 else precision, model.device):
             found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
         if part.counts:
             scores[part.rows], own[part.rows] = found, True

@@ -9,6 +9,7 @@ from kedge.errors import ConfigError
 from kedge.evaluation.judges import Judge, PairJudge, ScoreJudge
 from kedge.rewards import RewardSpec, names_function
 from kedge.rewards.pairwise import PairwiseJudge
+from kedge.runs.frozen import hold_models
 from kedge.runs.load_rewards import load_rewards
 from kedge.runs.run import Run
 
@@ -32,6 +33,7 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         scorer = load_rewards(judge, config, run, tokenizer)
+        hold_models((each.model for each in scorer.models.values()), config, run)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")

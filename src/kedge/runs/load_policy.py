@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kedge.config import Config
 from kedge.evaluation.policy import Policy, Sampling, load_frozen_policy
+from kedge.runs.frozen import hold_models
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
 
@@ -16,13 +19,15 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     Raises:
         ModelError: The policy cannot be loaded, or has no such stop token.
     """
-    return load_frozen_policy(
+    policy = load_frozen_policy(
         source,
         device=run.device,
         precision=run.precision,
         stop_token=config.rollout.stop_token,
         trust_remote_code=config.runtime.trust_remote_code,
     )
+    hold_models([policy.model], config, run)
+    return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 
 def sampling_of(config: Config) -> Sampling:

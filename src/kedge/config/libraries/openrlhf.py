@@ -134,7 +134,10 @@ RUN = (
     Row("wandb_run_name logger.wandb.run_name", "the name of the run's folder, `out`"),
     Row("train.seed", "`runtime.seed`"),
     Row("full_determinism train.full_determinism_enable", "`runtime.deterministic`; always on a CPU"),
-    Row("param_dtype ds.param_dtype", "`runtime.precision`; weights are always kept in fp32"),
+    Row(
+        "param_dtype ds.param_dtype",
+        "`runtime.precision`; trained weights are always kept in fp32, others in `runtime.frozen_dtype`",
+    ),
     Row(
         "eval_steps eval.steps eval_temperature eval.temperature",
         "`ppo.eval_every`; the temperature is that of training",

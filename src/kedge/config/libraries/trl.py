@@ -197,7 +197,7 @@ SCRIPT = (
     Row("dataset_name dataset_config dataset_train_split", "`data.prompts`, as `org/name:config:split`"),
     Row("dataset_test_split", "`data.eval_prompts` with `ppo.eval_every`, or the prompts of `kedge evaluate`"),
     Row("trust_remote_code", "`runtime.trust_remote_code`"),
-    Row("dtype", "`runtime.precision`; weights are always kept in fp32"),
+    Row("dtype", "`runtime.precision`; trained weights are always kept in fp32, others in `runtime.frozen_dtype`"),
     Row("use_peft lora_r lora_alpha lora_dropout lora_target_modules", "none: all weights are trained"),
     Row("load_in_4bit load_in_8bit", "none: no quantization"),
 )

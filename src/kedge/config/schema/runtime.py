@@ -39,6 +39,14 @@ class RuntimeConfig(Section):
         source="kedge: bf16 is faster; its cost is that sampler and trainer logprobs differ (published ratios: 0.89 to "
         "1.09)",
     )
+    frozen_dtype: Literal["auto", "fp32", "bf16"] = field(
+        "auto",
+        meaning="Number format in which the weights of models that are not trained are held: reference, reward models, "
+        "judges, opponents. auto is bf16 for the weights for which that changes no result: with bf16 products, their "
+        "matrices, and embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16.",
+        source="kedge: bf16 takes half the memory; where it is not exact, the KL is that to a slightly different "
+        "reference, by objective/reference_error",
+    )
     num_threads: int | None = field(
         None,
         ge=1,

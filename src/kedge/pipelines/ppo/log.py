@@ -11,7 +11,12 @@ from kedge.config import Config, config_at, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
-from kedge.logs.experience_metrics import describe_experience, describe_samples, describe_truncation
+from kedge.logs.experience_metrics import (
+    describe_experience,
+    describe_samples,
+    describe_truncation,
+    reference_error,
+)
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
@@ -35,6 +40,9 @@ SHOWN = {
     "eval/win_rate": "eval/win_rate",
 }
 """The metrics of the progress display, by their displayed name."""
+
+MAX_REFERENCE_ERROR = 0.01
+"""Nats per token; over a response of 100 tokens the usual KL is a few nats."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,13 @@ class PpoLog:
     doctor: LiveDoctor
     is_kept: bool = True
 
-    def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
+    def describe(
+        self, update: int, batch: SampledBatch, experience: Experience, result: UpdateResult
+    ) -> dict[str, float]:
         """The metrics of an update's experience, scores and optimizer steps."""
         return {
             **describe_experience(experience, is_exact=self.roles.engine.is_exact),
+            **(reference_error(experience) if update == 1 else {}),
             **(describe_truncation(experience) if self.config.rollout.max_staleness else {}),
             **batch.metrics(),
             **result.metrics(),
@@ -118,8 +129,17 @@ class PpoLog:
         )
         self.details.write(update, describe_update(experience, [each.logprobs for each in passes], clip=clip))
         self.samples.write(update, samples)
+        self._say_reference_error(metrics.get("objective/reference_error", 0.0))
         self.progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
         self.doctor.see(update, metrics)
+
+    def _say_reference_error(self, error: float) -> None:
+        """Warn if the KL is measured against a reference that rounding has changed."""
+        if error > MAX_REFERENCE_ERROR and self.config.runtime.frozen_dtype == "bf16":
+            self.progress.say(
+                f"Held in bf16, the reference differs from the policy by {error:.2g} nats per token before the first "
+                "step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no result."
+            )
 
 
 @contextmanager

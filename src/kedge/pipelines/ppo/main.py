@@ -144,7 +144,7 @@ def train(
                 published |= publisher.publish(update)
 
                 metrics = {
-                    **log.describe(batch, experience, result),
+                    **log.describe(update, batch, experience, result),
                     **moved,
                     **coefficients.metrics(),
                     **roles.missing_eos.metrics(),

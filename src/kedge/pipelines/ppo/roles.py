@@ -33,6 +33,7 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
+from kedge.runs.frozen import hold_models
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
@@ -104,6 +105,7 @@ def load_roles(
     rewards = load_rewards(configured_rewards(config) if reward is None else reward, config, run, tokenizer)
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models)
+    hold_models((each.model for each in rewards.models.values()), config, run)  # now, as the critic can be a copy
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     reference = _load_reference(config, run, tokenizer) if config.ppo.kl.needs_reference else None
     _shard(run, actor_critic, reference, rewards)
@@ -130,7 +132,8 @@ def _load_reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase
     """The initial policy, frozen."""
     trust = config.runtime.trust_remote_code
     model = load_language_model(str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
-    return model.requires_grad_(False)
+    hold_models([model], config, run)
+    return model
 
 
 def _shard(run: Run, actor_critic: ActorCritic, reference: LanguageModel | None, rewards: WeightedReward) -> None:

@@ -1,0 +1,79 @@
+"""Weights of frozen roles in bf16: half the memory of a reference, reward model, judge or opponent.
+
+A product in bf16 rounds both of its factors. So where products run in bf16 anyway, a matrix that is held in bf16 gives
+the same results, to the bit, as one that is held in fp32 and rounded in every pass. Normalization, heads and everything
+else that is computed in fp32 keep fp32 weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from kedge.models.language import LanguageModel
+from kedge.models.precision import Precision
+from kedge.models.scalar import ScalarModel
+
+__all__ = ["FrozenDtype", "hold_frozen"]
+
+FrozenDtype = Literal["auto", "fp32", "bf16"]
+
+
+@torch.no_grad()
+def hold_frozen(model: LanguageModel | ScalarModel, dtype: FrozenDtype, precision: Precision) -> None:
+    """Freeze a model, and hold its weights in a number format, in place.
+
+    auto: bf16 for what changes no result where products run in bf16: the matrices of linear layers, and embeddings
+    whose numbers bf16 can represent (most published models are saved in bf16). Where products run in fp32, nothing.
+    bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
+
+    Args:
+        model: It was checked, and nothing else shares its weights.
+        dtype: The format.
+        precision: Number format of the run's matrix products.
+    """
+    model.requires_grad_(False)
+    if dtype == "fp32" or (dtype == "auto" and precision == "fp32"):
+        return
+    body = model.causal if isinstance(model, LanguageModel) else model.classifier.base_model
+    exactly = dtype == "auto"
+    tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
+    kept = {module.weight for module in tables if exactly and not _loses_nothing(module)}
+    for parameter in _factors(body, exactly=exactly) | {module.weight for module in tables}:
+        if parameter not in kept and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.bfloat16()
+    for module in tables:
+        if module.weight.dtype == torch.bfloat16:
+            module.register_forward_hook(_in_fp32)
+    model.holds_bf16 = True
+
+
+def _factors(body: nn.Module, *, exactly: bool) -> set[nn.Parameter]:
+    """The weights that are read by matrix products alone, and the biases added to these.
+
+    Subclasses may read their weights in other ways, and grouped products of experts round no fp32 matrix.
+    """
+    layers = [
+        module
+        for module in body.modules()
+        if (type(module) in (nn.Linear, Conv1D) if exactly else isinstance(module, nn.Linear | Conv1D))
+    ]
+    factors = {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
+    if not exactly:
+        experts = [module for module in body.modules() if type(module).__name__.endswith("Experts")]
+        factors |= {each for module in experts for each in module.parameters(recurse=False) if each.ndim == 3}
+    return factors
+
+
+def _loses_nothing(table: nn.Embedding) -> bool:
+    """Whether bf16 can represent all numbers of an embedding, and its lookup is a plain one."""
+    rows = table.weight.split(4096)
+    return type(table) is nn.Embedding and all(torch.equal(part, part.bfloat16().float()) for part in rows)
+
+
+def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """A looked-up embedding in fp32, in which the layers' outputs are added to it."""
+    return output.float()
