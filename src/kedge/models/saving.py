@@ -22,7 +22,6 @@ from kedge.models.run_models import find_model
 from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
-from kedge.ranks.sharding import gathered_weights
 
 __all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file"]
 
@@ -51,13 +50,13 @@ def save_policy(
         card: The model card.
         stop_tokens: The tokens that end a response. `generate` stops there, at EOS, and where it stopped before.
         temperature: The sampling temperature of the training; the default of `generate`.
-        weights: Weights to save in place of the model's; empty for a folder without weights.
+        weights: Weights to save in place of the model's, such as the whole ones of a sharded model; empty for a folder
+            without weights.
     """
 
     def write(part: Path) -> None:
         model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
-        own = gathered_weights(model.causal) if weights is None else weights
-        model.causal.save_pretrained(part, state_dict=own)
+        model.causal.save_pretrained(part, state_dict=weights)
         if model.value_head is not None:
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
             (part / VALUE_HEAD_FILE).parent.mkdir()

@@ -7,7 +7,7 @@ and freed after it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from kedge.ranks.ranks import Ranks
 if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["clip_shards", "gathered_weights", "in_parts", "shard", "whole", "whole_weights"]
+__all__ = ["clip_shards", "gather", "in_parts", "shard", "whole", "whole_state_dict", "whole_weights"]
 
 
 def shard(
@@ -75,24 +75,37 @@ def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
             each.reshard()
 
 
-def gathered_weights(module: nn.Module) -> dict[str, Tensor] | None:
-    """A module's weights by their names in a state dict, within `whole_weights`; None if the module is not sharded.
-
-    Asked for its state dict, the module would free the gathered weights and give the parts.
-    """
-    if not _sharded([module]):
-        return None
-    weights = {name: weight.detach() for name, weight in module.named_parameters(remove_duplicate=False)}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part.named_buffers(recurse=False):
-            if name not in part._non_persistent_buffers_set:
-                weights[f"{prefix}.{name}" if prefix else name] = buffer
-    return weights
-
-
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be in parts; all ranks ask for it together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def gather(tensors: Iterable[Tensor], *, keep: bool) -> dict[Tensor, Tensor]:
+    """Gather the tensors that are in parts, one after the other, in the memory of the host.
+
+    All ranks call this with the same tensors in the same order. A rank that keeps none holds one at a time.
+
+    Args:
+        tensors: Tensors, some of them in parts.
+        keep: False for a rank that only helps others.
+
+    Returns:
+        For each tensor in parts the whole one; the others are not in it.
+    """
+    found: dict[Tensor, Tensor] = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            gathered = tensor.full_tensor()
+            if keep:
+                found[tensor] = gathered.cpu()
+    return found
+
+
+def whole_state_dict(module: nn.Module, gathered: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+    """A module's state dict with the gathered weights in place of the parts; tied weights share their memory."""
+    state = module.state_dict(keep_vars=True)
+    return {name: gathered.get(tensor, tensor).detach() for name, tensor in state.items()}
 
 
 def in_parts(tensor: Tensor, own: Tensor) -> Tensor:

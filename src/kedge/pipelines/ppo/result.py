@@ -14,7 +14,7 @@ from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
-from kedge.ranks.sharding import whole_weights
+from kedge.ranks.sharding import gather, whole_state_dict
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.shown_result import shows_its_run
@@ -55,14 +55,21 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
         if run.ranks.is_first:
             _save(config, run, roles, metrics)
     elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
-        with whole_weights([roles.actor_critic]):
-            if run.ranks.is_first:
-                _save(config, run, roles, metrics)
+        causal = roles.actor_critic.policy.causal
+        gathered = gather(causal.parameters(), keep=run.ranks.is_first)
+        if run.ranks.is_first:
+            _save(config, run, roles, metrics, whole_state_dict(causal, gathered))
     leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 
 
-def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, Any]]) -> None:
+def _save(
+    config: Config,
+    run: Run,
+    roles: Roles,
+    metrics: Sequence[dict[str, Any]],
+    weights: dict[str, Tensor] | None = None,
+) -> None:
     facts: dict[str, object] = {
         "PPO updates": len(metrics),
         "responses": _num_responses(config, len(metrics)),
@@ -76,7 +83,7 @@ def _save(config: Config, run: Run, roles: Roles, metrics: Sequence[dict[str, An
         if "objective/kl" in last:
             facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
         facts.update(_held_out(metrics))
-    _save_policy(config, run, roles, run.folder / "model", facts, ended=True)
+    _save_policy(config, run, roles, run.folder / "model", facts, weights, ended=True)
 
 
 def _num_responses(config: Config, num_updates: int) -> object:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from kedge.output import sync_folder
+from kedge.ranks.sharding import whole_state_dict
 from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file
 
 __all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "read_weights"]
@@ -57,18 +58,27 @@ class CheckpointModel:
         self._module, self._save = module, save
         self._is_plain = False
 
-    def write(self, folder: Path, update: int, groups: Mapping[str, Mapping[str, Tensor]]) -> SavedModel:
+    def write(
+        self,
+        folder: Path,
+        update: int,
+        groups: Mapping[str, Mapping[str, Tensor]],
+        gathered: Mapping[Tensor, Tensor] | None = None,
+    ) -> SavedModel:
         """Save the model without syncing it, and find out which tensors need not be stored elsewhere.
 
         Args:
             folder: The model's folder, which does not exist yet.
             update: The update just finished.
-            groups: The tensors that the checkpoint must restore.
+            groups: The tensors that the checkpoint must restore, whole.
+            gathered: The whole weights of those that are in parts; see `gather`.
 
         Raises:
             OSError: A file cannot be written.
         """
-        own = {id(weight): name for name, weight in self._module.named_parameters()}
+        gathered = gathered or {}
+        parameters = {name: gathered.get(weight, weight) for name, weight in self._module.named_parameters()}
+        own = {id(weight): name for name, weight in parameters.items()}
         named = {
             group: {name: own[id(tensor)] for name, tensor in tensors.items() if id(tensor) in own}
             for group, tensors in groups.items()
@@ -76,10 +86,9 @@ class CheckpointModel:
         if self._is_plain:
             self._save(folder, update, {})
             (folder / WEIGHTS_FILE).unlink(missing_ok=True)
-            parameters = dict(self._module.named_parameters())
             weights = {saved: parameters[saved] for names in named.values() for saved in names.values()}
             return SavedModel(_nonempty(named), _records(folder), weights)
-        self._save(folder, update, None)
+        self._save(folder, update, whole_state_dict(self._module, gathered) if gathered else None)
         held = {group: _equal(folder, names, groups[group]) for group, names in named.items()}
         self._is_plain = _only_holds(folder, {saved for names in held.values() for saved in names.values()})
         return SavedModel(_nonempty(held), _records(folder))

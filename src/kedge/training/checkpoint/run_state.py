@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from kedge.errors import DataError, NumericsError
 from kedge.output import BEST_FILE, replace_file
 from kedge.ranks import ALONE, Ranks, check_equal_weights
-from kedge.ranks.sharding import whole_weights
+from kedge.ranks.sharding import gather
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import (
@@ -183,16 +183,18 @@ class RunState:
         # On every rank, since all work on it together.
         ahead = None if self._state.ahead is None else self._state.ahead.saved(self._boundary.ahead)
         if self._ranks.is_first or self._ranks.is_sharded:
+            weights = [each for module in self._state.modules.values() for each in module_tensors(module).values()]
+            gathered = gather(weights, keep=self._ranks.is_first)
             optimizer = optimizer_state(self._state.optimizer, keep=self._ranks.is_first)
-            with whole_weights(self._state.modules.values()):
-                if self._ranks.is_first:
-                    self._write(self._state, optimizer, update, self._boundary, ahead)
+            if self._ranks.is_first:
+                self._write(self._state, gathered, optimizer, update, self._boundary, ahead)
         self._saved_at = update
         return True
 
     def _write(
         self,
         state: TrainingState,
+        gathered: Mapping[Tensor, Tensor],
         optimizer: tuple[dict[str, Tensor], dict[str, Any]],
         update: int,
         boundary: _Boundary,
@@ -201,7 +203,10 @@ class RunState:
         for log in self.logs:
             log.sync()
         moments, groups = optimizer
-        tensors = {name: module_tensors(module) for name, module in state.modules.items()}
+        tensors = {
+            group: {name: gathered.get(tensor, tensor) for name, tensor in module_tensors(module).items()}
+            for group, module in state.modules.items()
+        }
         values: dict[str, Any] = {}
         if ahead is not None:
             tensors[AHEAD], values[AHEAD] = ahead
@@ -214,6 +219,7 @@ class RunState:
             state={"optimizer": groups, "random": boundary.generators, "progress": boundary.progress, **values},
             keep=self._keep,
             model=self._model,
+            gathered=gathered,
             protected=() if self.kept is None else (self.kept,),
         )
         self.point_at_best()

@@ -84,6 +84,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     model: CheckpointModel | None = None,
+    gathered: Mapping[Tensor, Tensor] | None = None,
     protected: Collection[int] = (),
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
@@ -100,6 +101,7 @@ def save_checkpoint(
         state: Everything else, as JSON values; see `check_state`.
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
+        gathered: The whole weights of those of the model that are in parts; see `gather`.
         protected: Updates whose checkpoints are kept in any case.
 
     Raises:
@@ -111,7 +113,7 @@ def save_checkpoint(
     needed = len(text) + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
     def write(part: Path) -> None:
-        saved = SavedModel() if model is None else model.write(part / MODEL_FOLDER, update, tensors)
+        saved = SavedModel() if model is None else model.write(part / MODEL_FOLDER, update, tensors, gathered)
         pieces = {
             _tensor_file(name): tensor_pieces(_without(group, saved.held.get(name, {})))
             for name, group in tensors.items()
