@@ -41,9 +41,11 @@ def test_ray_is_given_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.launch.on_ray.launch_on_ray", lambda command, **more: calls.append((command, more)) or 7)
     assert launch(monkeypatch, "--ray", "--actors", "2", *PPO) == 7
     assert launch(monkeypatch, "--ray", "head:6379", "--max-restarts", "0", *PPO) == 7
+    assert launch(monkeypatch, "--ray", "--actors", "2", "--", "generate", "--model", "m") == 7
     assert calls == [
         (PPO[1:], {"address": None, "actors": 2, "max_restarts": 3}),
         (PPO[1:], {"address": "head:6379", "actors": None, "max_restarts": 0}),
+        (["generate", "--model", "m"], {"address": None, "actors": 2, "max_restarts": 0}),
     ]
 
 
@@ -58,9 +60,10 @@ def test_ray_is_given_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ray", "ppo", "--out", "runs/ppo"], "write the command after --"),
         (["--ray", "--", "ppo", "--model", "m"], "with --ray the command needs --out DIR"),
         (
-            ["--ray", "--", "evaluate", "--model", "m"],
-            "kedge evaluate runs as a single process; kedge launch starts one",
+            ["--ray", "--", "demo"],
+            "kedge demo runs as a single process; kedge launch starts one",
         ),
+        (["--ray", "--max-restarts", "2", "--", "evaluate", "--model", "m"], "kedge evaluate cannot be resumed"),
         (["--ray", *PPO, "--dry-run"], "--dry-run runs as a single process"),
     ],
 )

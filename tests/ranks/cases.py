@@ -6,6 +6,7 @@ all ranks take part in it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,6 +83,43 @@ def idle(models: Path) -> dict[str, Any]:
     }
 
 
+SAMPLED = {"temperature": 0.7, "generate.batch_size": 5, "generate.max_new_tokens": 10}
+"""The last batch has fewer responses than three ranks."""
+
+
+def evaluate(models: Path) -> dict[str, Any]:
+    """Another policy as opponent, the KL at another temperature, a reward model as judge."""
+    return {"against": models / "other", "judge": models / "reward", "rollout.max_new_tokens": 10}
+
+
+def pairwise(models: Path) -> dict[str, Any]:
+    """A function that compares two responses, which only the first rank calls."""
+    return {"against": models / "other", "judge": longer_on_the_first_rank, "judge_mode": "pairwise"}
+
+
+def check_critic(models: Path) -> dict[str, Any]:
+    """A separate critic, checked with continuations of prefixes; a KL of rounding errors would order equal scores."""
+    return {
+        "critic": models / "reward",
+        "reward": vowels_of_all,
+        "ppo.critic": "separate",
+        "ppo.kl_coef": 0.0,
+        "critic_prefixes": 2,
+        "critic_continuations": 3,
+        "rollout.max_new_tokens": 10,
+        "rollout.missing_eos_score": None,
+    }
+
+
+def longer_on_the_first_rank(first: list[str], second: list[str], **_: object) -> list[float]:
+    """Which text is longer."""
+    assert os.environ.get("RANK", "0") == "0"
+    return [0.5 if one == two else float(len(one) > len(two)) for one, two in zip(first, second, strict=True)]
+
+
+COMPARED: Mapping[str, Callable[[Path], dict[str, Any]]] = {"evaluate": evaluate, "pairwise": pairwise}
+
+
 def vowels_of_all(completions: list[str], **_: object) -> list[float]:
     """The number of vowels."""
     return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
@@ -123,6 +161,13 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         kedge.sft(model=model, demonstrations=TEXTS, batch_size=5, learning_rate=1e-3, **common)
     elif case == "reward":
         kedge.reward(model=model, comparisons=PAIRS, batch_size=3, **common)
+    elif case == "generate":
+        rewards = [RewardTerm(vowels), RewardTerm(models / "reward", weight=0.5)]
+        kedge.generate(model=model, prompts=PROMPTS, reward=rewards, num_responses=2, **SAMPLED, **common)
+    elif case in COMPARED:
+        kedge.evaluate(model=model, prompts=PROMPTS, **COMPARED[case](models), **SAMPLED, **common)
+    elif case == "check_critic":
+        kedge.check_critic(model=model, prompts=PROMPTS, **check_critic(models), **common)
     else:
         assert case == "critic", case
         settings = {
@@ -138,6 +183,7 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
 def save_models(folder: Path) -> None:
     """The models and data that the cases start from."""
     save_tiny_policy(folder / "policy")
+    save_tiny_policy(folder / "other", seed=1)
     save_tiny_reward_model(folder / "reward")
     rows = [f'{{"prompt": "{row["prompt"]}", "completion": "{row["completion"]}"}}\n' for row in TEXTS]
     (folder / "texts.jsonl").write_text("".join(rows), encoding="utf-8")

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.ranks.cases import POLICY_CASES, run, save_models
+from tests.ranks.cases import COMPARED, POLICY_CASES, run, save_models
 from tests.ranks.processes import torchrun
 
-CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic")
+CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic", "generate", *COMPARED, "check_critic")
+SHARDED = tuple(case for case in CASES if case not in ("ahead", "sft", "reward", "critic"))
+RESULTS = ("metrics.jsonl", "responses.jsonl", "judgments.jsonl", "critic_checks.jsonl")
 MEASURED = ("time/", "memory/", "tokens_per_second")
 
 
@@ -26,13 +28,27 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def assert_equal_runs(one: Path, other: Path) -> None:
-    """Same figures up to the rounding of sums, same sampled tokens, same weights."""
-    for ours, theirs in zip(rows(one / "metrics.jsonl"), rows(other / "metrics.jsonl"), strict=True):
+def assert_close(ours: Any, theirs: Any, place: str) -> None:
+    """Numbers agree up to the rounding of sums, everything else is equal."""
+    if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
         for name in (name for name in ours if not name.startswith(MEASURED)):
-            close = ours[name] == theirs[name] or math.isclose(ours[name], theirs[name], rel_tol=1e-3, abs_tol=2e-5)
-            assert close, f"{one.name} {name}: {ours[name]} with one rank, {theirs[name]} with several"
+            assert_close(ours[name], theirs[name], f"{place} {name}")
+    elif isinstance(ours, list):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_close(one, other, f"{place} {number}")
+    else:
+        numbers = isinstance(ours, float) and isinstance(theirs, float)
+        close = ours == theirs or (numbers and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=2e-5))
+        assert close, f"{place}: {ours} with one rank, {theirs} with several"
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Same figures up to the rounding of sums, same sampled tokens, same weights."""
+    found = [name for name in RESULTS if (one / name).exists()]
+    assert found
+    for name in found:
+        assert_close(rows(one / name), rows(other / name), f"{one.name} {name}")
     if (one / "samples.jsonl").exists():
         texts = [[sample["response"] for sample in rows(run / "samples.jsonl")] for run in (one, other)]
         assert texts[0] == texts[1]
@@ -57,7 +73,7 @@ def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft"))
+    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft", "generate", "evaluate:shard"))
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
         assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")
@@ -72,4 +88,4 @@ def test_ranks_equal_one(count: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_ranks_with_sharded_weights_equal_one(count: int, tmp_path: Path) -> None:
-    check(tmp_path, count, tuple(f"{case}:shard" for case in POLICY_CASES))
+    check(tmp_path, count, tuple(f"{case}:shard" for case in SHARDED))

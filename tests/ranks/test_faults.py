@@ -82,6 +82,36 @@ def test_every_fault_leaves_a_checkpoint(rank: int, kind: str, line: str, saved:
     assert_resumes(tmp_path, 3)
 
 
+def sampling_command(stage: str, folder: Path, *more: str) -> list[str]:
+    """`kedge generate`, or `kedge evaluate` with a reward model as judge."""
+    given = ["--reward"] if stage == "generate" else ["--against", f"{folder}/models/other", "--judge"]
+    texts = [word for prompt in PROMPTS for word in ("--prompts", prompt)]
+    return [
+        *[stage, "--model", f"{folder}/models/policy", *texts, *given, f"{folder}/models/reward"],
+        *["--out", f"{folder}/run", "device=cpu", "precision=fp32", "generate.max_new_tokens=8", *more],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["generate", "evaluate"])
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("exception", "ZeroDivisionError: a bug on one rank"),
+        ("user error", "error: the reward on one rank failed"),
+        ("SIGKILL", "error: contact with another rank was lost"),
+        ("SIGTERM", "interrupted after"),
+    ],
+)
+def test_a_fault_while_sampling_ends_all_ranks(stage: str, kind: str, line: str, tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    command = sampling_command(stage, tmp_path, "generate.batch_size=2")
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "sampled", kind, *command)
+    assert code != 0, output
+    assert output.count(line) == 1, output
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 @pytest.mark.slow
 def test_without_the_first_rank_the_last_scheduled_checkpoint_is_left(tmp_path: Path) -> None:
     fault(tmp_path, 0, "SIGKILL", "checkpoint.every=1")

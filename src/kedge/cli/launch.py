@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.cli.command import Command
-from kedge.config import RANKED
+from kedge.config import RANKED, UNRESUMED
 from kedge.errors import ConfigError
 
 __all__ = ["app"]
@@ -40,7 +40,7 @@ class _Launch(Command):
 @app.command(cls=_Launch)
 def launch(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="sft, reward, critic or ppo, with its options.")
+        list[str], typer.Argument(metavar="-- COMMAND...", help=f"One of {', '.join(RANKED)}, with its options.")
     ],
     nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print torchrun's line for N machines.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks per machine, one per GPU.")] = None,
@@ -82,12 +82,15 @@ def launch(
         typer.echo(f"on each of {nodes} machines:" if nodes and nodes > 1 else "on this machine:", err=True)
         return typer.echo(torchrun_line(command, nodes=nodes or 1, devices=devices, head=head, port=port))
     _refuse({"--devices": devices, "--head": head}, "--nodes")
-    if not any(word.partition("=")[0] in ("--out", "out", "--resume") for word in command[1:]):
+    resumes = command[0] not in UNRESUMED
+    if resumes and not any(word.partition("=")[0] in ("--out", "out", "--resume") for word in command[1:]):
         raise ConfigError("with --ray the command needs --out DIR: a restart resumes the run there")
+    if not resumes and max_restarts:
+        raise ConfigError(f"kedge {command[0]} cannot be resumed, so it is not started again: leave out --max-restarts")
     from kedge.launch.on_ray import launch_on_ray
 
     address = None if ray == ANYWHERE else ray
-    restarts = 3 if max_restarts is None else max_restarts
+    restarts = (3 if resumes else 0) if max_restarts is None else max_restarts
     raise typer.Exit(launch_on_ray(command, address=address, actors=actors, max_restarts=restarts))
 
 

@@ -8,10 +8,13 @@ from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.output import check_output, first_free_folder
 
-__all__ = ["RANKED", "STAGES", "Stage", "check_stage", "choose_output", "find_stage"]
+__all__ = ["RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
 
-RANKED = ("sft", "reward", "critic", "ppo")
+RANKED = ("sft", "reward", "critic", "ppo", "generate", "evaluate")
 """The stages that several processes can run together."""
+
+UNRESUMED = ("generate", "evaluate")
+"""The stages without checkpoints, which start anew."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
@@ -24,9 +27,10 @@ from kedge.models import (
     own_stop_tokens,
     response_logprobs,
 )
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses
-from kedge.rollout import Sampler
+from kedge.rollout import Engine, Sampler, SharedEngine, shared_out
 from kedge.training.runtime import stream_seed
 
 __all__ = ["Policy", "SampledBatch", "Sampling", "load_frozen_policy", "policy_kl"]
@@ -68,6 +72,7 @@ class Policy:
         model: The language model.
         stop_tokens: The tokens that end a response.
         precision: Number format of the matrix products.
+        ranks: They share sampling and passes; every one of them has the policy, or a part of each of its weights.
     """
 
     source: str
@@ -75,6 +80,7 @@ class Policy:
     model: LanguageModel
     stop_tokens: StopTokens
     precision: Precision
+    ranks: Ranks = ALONE
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """The sampler of the policy's responses."""
@@ -87,12 +93,29 @@ class Policy:
             precision=self.precision,
         )
 
+    def engine(self, sampling: Sampling) -> Engine:
+        """The sampler, shared by the ranks if there are several."""
+        sampler = self.sampler(sampling)
+        if not self.ranks.are_several:
+            return sampler
+        weights = (self.model,) if self.ranks.is_sharded else ()
+        return SharedEngine(sampler, self.ranks, sampler.pad_id, weights)
+
+    def logprobs(self, rollout: Rollout, *, temperature: float) -> Float[Tensor, "batch time"]:
+        """Log probabilities (nats) of a rollout's actions under this policy, 0 elsewhere."""
+        evaluate = partial(response_logprobs, self.model, temperature=temperature, precision=self.precision)
+        if not self.ranks.are_several:
+            return evaluate(rollout)
+        (logprobs,) = shared_out(lambda rows: (evaluate(rows),), rollout, None, self.ranks)
+        assert logprobs is not None
+        return logprobs
+
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
         """Sample one response per prompt, in the order of the prompts, a batch at a time."""
-        sampler = self.sampler(sampling)
+        engine = self.engine(sampling)
         for start in range(0, len(prompts), sampling.batch_size):
             batch = prompts[start : start + sampling.batch_size]
-            rollout = sampler.generate(
+            rollout = engine.generate(
                 [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
                 seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
             )
@@ -127,6 +150,7 @@ def load_frozen_policy(
     precision: Precision,
     stop_token: str | int | Sequence[str | int] | None = None,
     trust_remote_code: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Policy:
     """Load a policy for sampling only.
 
@@ -136,6 +160,7 @@ def load_frozen_policy(
         precision: Number format of the matrix products.
         stop_token: The token or tokens that end a response; None for the policy's own.
         trust_remote_code: Run Python code in the model folder.
+        ranks: The processes that share sampling and passes.
 
     Raises:
         ModelError: The policy cannot be loaded, or has no such stop token.
@@ -145,7 +170,7 @@ def load_frozen_policy(
     model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
     model.check_sampling()
     stop_tokens = named or own_stop_tokens(tokenizer, model)
-    return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision)
+    return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision, ranks)
 
 
 @torch.no_grad()
@@ -162,9 +187,6 @@ def policy_kl(policy: Policy, reference: Policy, batches: Iterable[SampledBatch]
     """
     estimates: list[float] = []
     for batch in batches:
-        logprobs, ref_logprobs = (
-            response_logprobs(side.model, batch.rollout, temperature=temperature, precision=side.precision)
-            for side in (policy, reference)
-        )
+        logprobs, ref_logprobs = (side.logprobs(batch.rollout, temperature=temperature) for side in (policy, reference))
         estimates += sequence_kl(logprobs, ref_logprobs, batch.rollout.action_mask).tolist()
     return estimates

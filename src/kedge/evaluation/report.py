@@ -98,19 +98,26 @@ class Evaluation:
         }
 
 
-def report(evaluation: Evaluation, folder: Path, *, plots: bool) -> dict[str, Any]:
+def report(evaluation: Evaluation, folder: Path, *, plots: bool, is_shown: bool = True) -> dict[str, Any]:
     """Write judgments, plot and summary, print a table, and return the summary.
 
     The summary is written last, because a folder with one counts as finished.
+
+    Args:
+        evaluation: The results.
+        folder: The run's folder.
+        plots: Whether to draw the frontier.
+        is_shown: False on a rank that is not the first: nothing is drawn or printed.
     """
     summary = evaluation.summary()
     with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
         for row in _judgments(evaluation):
             lines.write(row)
-    if plots and evaluation.frontier:
+    if plots and is_shown and evaluation.frontier:
         _plot(evaluation, folder / "plots" / "frontier.png")
     write_summary(folder, summary)
-    _print(evaluation, summary)
+    if is_shown:
+        _print(evaluation, summary)
     return summary
 
 

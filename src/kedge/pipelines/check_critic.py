@@ -32,6 +32,7 @@ from kedge.runs.ending import say_results
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
+from kedge.training.stopping import stopping_together
 
 __all__ = ["CriticCheckResult", "run_check_critic"]
 
@@ -81,10 +82,16 @@ def run_check_critic(
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.advantages.whiten_rewards else PROMPTS_AT_ONCE
     parts: list[PrefixSample] = []
-    with run.started(), closing(PhaseLog(run.folder)) as log, Progress("critic", total=len(chosen)) as progress:
+    with (
+        run.started(),
+        stopping_together(run.ranks) as check_stop,
+        closing(PhaseLog(run.folder)) as log,
+        Progress("critic", total=len(chosen)) as progress,
+    ):
         say(roles.stop_tokens.line)
         log.write("critic", 0, len(chosen))
         for start in range(0, len(chosen), at_once):
+            check_stop()
             part = sample_prefixes(
                 steps,
                 chosen[start : start + at_once],
@@ -111,10 +118,11 @@ def run_check_critic(
         **_figures(test),
     }
     write_summary(run.folder, summary)
-    _print(summary, test)
+    if run.ranks.is_first:
+        _print(summary, test)
     run.finish({"num_prefixes": test.num_prefixes})
-    say_results(found.config, run.folder, "summary.json")
-    return CriticCheckResult(run.folder, test, summary)
+    say_results(found.config, run, "summary.json")
+    return CriticCheckResult(run.shared_folder, test, summary)
 
 
 def _figures(test: PrefixTest) -> dict[str, Any]:

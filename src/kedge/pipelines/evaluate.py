@@ -30,6 +30,7 @@ from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
+from kedge.training.stopping import stopping_together
 
 __all__ = ["EvaluateResult", "run_evaluate"]
 
@@ -92,18 +93,23 @@ def run_evaluate(
     )
     evaluator.judge.check(list(all_prompts[0].columns))
 
-    with run.started(), closing(PhaseLog(run.folder)) as log:
-        evaluator = replace(evaluator, on_phase=log.write)
+    with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
+
+        def on_phase(phase: str, done: int, total: int) -> None:
+            log.write(phase, done, total)
+            check_stop()
+
+        evaluator = replace(evaluator, on_phase=on_phase)
         opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
         result = evaluator.compare(_announced(policy), opponent, against)
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         log.write("done", len(evaluator.prompts), len(evaluator.prompts))
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
-    summary = report(evaluation, run.folder, plots=config.runtime.plots)
+    summary = report(evaluation, run.folder, plots=config.runtime.plots, is_shown=run.ranks.is_first)
     run.finish({"num_judged": summary["num_judged"]})
-    say_results(config, run.folder, "summary.json")
-    return EvaluateResult(run.folder, evaluation.win_rate(result), summary)
+    say_results(config, run, "summary.json")
+    return EvaluateResult(run.shared_folder, evaluation.win_rate(result), summary)
 
 
 def _announced(policy: Policy) -> Policy:

@@ -27,10 +27,11 @@ from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import say_results
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
-from kedge.runs.run import open_run
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards, shard_rewards
+from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.texts import printable
+from kedge.training.stopping import stopping_together
 
 __all__ = ["GenerateResult", "run_generate"]
 
@@ -83,13 +84,14 @@ def run_generate(
     scorer = None
     if rewards:
         scorer = load_rewards(rewards, config, run, policy.tokenizer)
+        shard_rewards(scorer, run)
         scorer.check(list(distinct[0].columns))
 
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
     with run.started():
         say(policy.stop_tokens.line)
         batches = policy.sample(repeated, sampling)
-        responses, scores = _write_scored(batches, scorer, run.folder, total=len(repeated))
+        responses, scores = _write_scored(batches, scorer, run, total=len(repeated))
     score = None if scores is None else _mean_score(scores, config)
     summary = {
         "model": policy.source,
@@ -103,28 +105,30 @@ def run_generate(
     }
     write_summary(run.folder, summary)
     run.finish({"num_responses": len(repeated)})
-    print_table(
-        f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
-        ["policy", "score", "tokens", "stopped"],
-        {policy.source: [score, summary["length"], summary["eos_rate"]]},
-    )
+    if run.ranks.is_first:
+        print_table(
+            f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
+            ["policy", "score", "tokens", "stopped"],
+            {policy.source: [score, summary["length"], summary["eos_rate"]]},
+        )
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
-    say_results(config, run.folder, RESPONSES_FILE)
-    return GenerateResult(run.folder, summary, score)
+    say_results(config, run, RESPONSES_FILE)
+    return GenerateResult(run.shared_folder, summary, score)
 
 
 def _write_scored(
-    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, *, total: int
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, run: Run, *, total: int
 ) -> tuple[Responses, Scores | None]:
     """Score and write each batch; return all responses, and their scores if there is a reward."""
     parts: list[Responses] = []
     scores: Scores = []
     with (
+        stopping_together(run.ranks) as check_stop,
         Progress("generate", total=total) as progress,
-        closing(PhaseLog(folder)) as log,
-        closing(JsonLines(folder / RESPONSES_FILE)) as lines,
+        closing(PhaseLog(run.folder)) as log,
+        closing(JsonLines(run.folder / RESPONSES_FILE)) as lines,
     ):
         log.write("generate", 0, total)
         for sampled in batches:
@@ -137,6 +141,7 @@ def _write_scored(
             done = sum(len(part) for part in parts)
             progress.update(done)
             log.write("generate", done, total)
+            check_stop()
     return join_responses(parts), None if scorer is None else scores
 
 

@@ -9,6 +9,7 @@ from inspect import Parameter
 from typing import Any
 
 from kedge.errors import RewardError
+from kedge.ranks import ALONE, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses, Scores
@@ -28,22 +29,31 @@ class PairwiseJudge:
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
         name: Its name in messages; the function's own name by default.
+        ranks: The function is loaded and runs on the first of them; all of them get its verdicts or its error.
 
     Raises:
         RewardError: No such function, or its signature does not accept two responses.
     """
 
-    def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None) -> None:
-        found = find_function(function) if isinstance(function, str) else function
-        if not _takes_any_keyword(found):
-            shown = getattr(found, "__name__", repr(found))
-            raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
-        self._function = FunctionReward(found, name=name)
+    def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None, ranks: Ranks = ALONE) -> None:
+        self._loaded: FunctionReward | None = None
+        self._ranks = ranks
+
+        def load() -> str:
+            self._loaded = _loaded(function, name)
+            return self._loaded.name
+
+        self._name = ranks.first(load)
 
     @property
     def name(self) -> str:
         """The function's name."""
-        return self._function.name
+        return self._name
+
+    @property
+    def _function(self) -> FunctionReward:
+        assert self._loaded is not None, "the first rank has the function"
+        return self._loaded
 
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs (`RewardError` if not)."""
@@ -51,7 +61,7 @@ class PairwiseJudge:
             raise RewardError(
                 f"the prompts' column {taken[0]!r} has the name of a pairwise judge's own argument; rename it"
             )
-        self._function.check([*columns, *SIDES])
+        self._ranks.first(lambda: self._function.check([*columns, *SIDES]))
 
     def verdicts(self, first: Responses, second: Responses) -> Scores:
         """Which of two responses to each prompt is better, shown in this order.
@@ -59,6 +69,9 @@ class PairwiseJudge:
         Raises:
             RewardError: The function raised, or returned something other than 1, ½, 0 or None for a pair.
         """
+        return self._ranks.first(lambda: self._verdicts(first, second))
+
+    def _verdicts(self, first: Responses, second: Responses) -> Scores:
         sides = dict(zip(SIDES, (first.completions, second.completions), strict=True))
         verdicts: Scores = []
         for index, verdict in enumerate(self._function.score(replace(first, columns={**first.columns, **sides}))):
@@ -69,6 +82,14 @@ class PairwiseJudge:
                 )
             verdicts.append(verdict)
         return verdicts
+
+
+def _loaded(function: Callable[..., Any] | str, name: str | None) -> FunctionReward:
+    found = find_function(function) if isinstance(function, str) else function
+    if not _takes_any_keyword(found):
+        shown = getattr(found, "__name__", repr(found))
+        raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
+    return FunctionReward(found, name=name)
 
 
 def _takes_any_keyword(function: object) -> bool:

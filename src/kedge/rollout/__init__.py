@@ -2,7 +2,7 @@
 
 from kedge.rollout.background import BackgroundEngine, FrozenSampler, frozen_copy
 from kedge.rollout.central import CentralEngine
-from kedge.rollout.collect import Evaluated, collect_experience, still_to_evaluate
+from kedge.rollout.collect import Evaluated, collect_experience, shared_out, still_to_evaluate
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 from kedge.rollout.shared import SharedEngine
@@ -17,5 +17,6 @@ __all__ = [
     "SharedEngine",
     "collect_experience",
     "frozen_copy",
+    "shared_out",
     "still_to_evaluate",
 ]

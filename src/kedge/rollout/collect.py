@@ -21,7 +21,7 @@ from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.ranks import ALONE, Ranks
 
-__all__ = ["Evaluated", "collect_experience", "still_to_evaluate"]
+__all__ = ["Evaluated", "collect_experience", "shared_out", "still_to_evaluate"]
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models whose forward pass over a rollout is needed for its experience: policy and critic, or the critic alone."""
@@ -126,7 +126,7 @@ def collect_experience(
     ref_logprobs = None
     if reference is not None:
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
-        (ref_logprobs,) = _shared_out(lambda rows: (refer(rows),), rollout, micro_batch_tokens, ranks)
+        (ref_logprobs,) = shared_out(lambda rows: (refer(rows),), rollout, micro_batch_tokens, ranks)
 
     importance_weights = None
     if importance_cap is not None:
@@ -202,18 +202,25 @@ def _old_outputs(
         outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=value_after_last)
         return outputs.logprobs, outputs.values
 
-    old_logprobs, values = _shared_out(evaluate, rollout, micro_batch_tokens, ranks)
+    old_logprobs, values = shared_out(evaluate, rollout, micro_batch_tokens, ranks)
     assert old_logprobs is not None
     return old_logprobs, values
 
 
-def _shared_out(
+def shared_out(
     evaluate: Callable[[Rollout], tuple[Tensor | None, ...]],
     rollout: Rollout,
     micro_batch_tokens: int | None,
     ranks: Ranks,
 ) -> tuple[Tensor | None, ...]:
-    """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order."""
+    """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order.
+
+    Args:
+        evaluate: Gives tables with a row per response, or None in place of one.
+        rollout: The responses, which all ranks have.
+        micro_batch_tokens: Tokens per batch; None for as few batches as possible.
+        ranks: They share the batches; all of them get all results.
+    """
     device = rollout.response_ids.device
     own = torch.zeros(rollout.num_responses, dtype=torch.bool, device=device)
     tables: list[Tensor | None] = []

@@ -110,17 +110,19 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
 
 
-def say_results(config: Config, folder: Path, name: str) -> None:
+def say_results(config: Config, run: Run, name: str) -> None:
     """End a stage that makes no model: write its report, then print findings, results and report.
 
     Args:
         config: The run's configuration.
-        folder: Its folder.
+        run: The run.
         name: Name of the file with the results.
     """
-    leave_stage_report(config, folder, interrupted=False)
-    say_findings(folder)
-    _say_files(folder, "Result", name)
+    if run.ranks.is_first:
+        leave_stage_report(config, run.folder, interrupted=False)
+        say_findings(run.folder)
+        _say_files(run.folder, "Result", name)
+    run.ranks.wait()  # so that the results are there on every rank
 
 
 def _say_files(folder: Path, label: str, name: str) -> None:

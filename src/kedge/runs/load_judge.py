@@ -10,7 +10,7 @@ from kedge.evaluation.judges import Judge, PairJudge, ScoreJudge
 from kedge.rewards import RewardSpec, names_function
 from kedge.rewards.pairwise import PairwiseJudge
 from kedge.runs.frozen import hold_models
-from kedge.runs.load_rewards import load_rewards
+from kedge.runs.load_rewards import load_rewards, shard_rewards
 from kedge.runs.run import Run
 
 __all__ = ["load_judge"]
@@ -22,7 +22,7 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     Args:
         given: A function or model in place of `config.evaluate.judge`.
         config: Names the judge and its mode.
-        run: Device and precision of models.
+        run: Device and precision of models, and the ranks that share them.
         tokenizer: Tokenizer of the responses.
 
     Raises:
@@ -34,7 +34,8 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     if config.evaluate.judge_mode == "score":
         scorer = load_rewards(judge, config, run, tokenizer)
         hold_models((each.model for each in scorer.models.values()), config, run)
+        shard_rewards(scorer, run)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
-    return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge)))
+    return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

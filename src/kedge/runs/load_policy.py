@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kedge.config import Config
 from kedge.evaluation.policy import Policy, Sampling, load_frozen_policy
+from kedge.models.sharded import shard_model
 from kedge.runs.frozen import hold_models
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
@@ -17,7 +18,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     """Load a policy to sample from, on the run's device.
 
     Raises:
-        ModelError: The policy cannot be loaded, or has no such stop token.
+        ModelError: The policy cannot be loaded or sharded, or has no such stop token.
     """
     policy = load_frozen_policy(
         source,
@@ -25,8 +26,10 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
         precision=run.precision,
         stop_token=config.rollout.stop_token,
         trust_remote_code=config.runtime.trust_remote_code,
+        ranks=run.ranks,
     )
     hold_models([policy.model], config, run)
+    shard_model(policy.model, run.ranks)
     return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 

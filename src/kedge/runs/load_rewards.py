@@ -11,12 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.models import Precision
+from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.output import REWARD_LOG
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.run import Run
 
-__all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on"]
+__all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on", "shard_rewards"]
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
 """One or several reward models and functions, as `load_reward` accepts them."""
@@ -69,6 +70,13 @@ def load_rewards_on(
         log=log,
         ranks=ranks,
     )
+
+
+def shard_rewards(rewards: WeightedReward, run: Run) -> None:
+    """Split the weights of the reward models over the ranks, if the run does so; those that cannot be stay whole."""
+    for scoring in rewards.models.values() if run.ranks.is_sharded else ():
+        if can_be_sharded(scoring.model):
+            shard_model(scoring.model, run.ranks)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

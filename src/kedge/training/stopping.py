@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from kedge.ranks import ALONE, Ranks
 
-__all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "stopping"]
+__all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "stopping", "stopping_together"]
 
 GRACE_SECONDS = 20.0
 """Time that the current update has to finish after a signal; then it is discarded."""
@@ -114,6 +114,22 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)
+
+
+@contextmanager
+def stopping_together(ranks: Ranks) -> Iterator[Callable[[], None]]:
+    """Within this context, several ranks stop in the same place on SIGTERM and Ctrl-C; a single process stops at once.
+
+    It yields the check, which all ranks call in the same places; see `Stopping.raise_if_requested`.
+
+    Args:
+        ranks: The ranks of a stage that has nothing to save when it is interrupted.
+    """
+    if not ranks.are_several:
+        yield lambda: None
+        return
+    with stopping(ranks=ranks) as stop:
+        yield stop.raise_if_requested
 
 
 # Windows has no such timer: updates are never interrupted there.

@@ -108,7 +108,7 @@ class HeldOutEvaluation:
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
         theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])
-        wins = self._steps.run.ranks.first(lambda: judge.compare(ours, theirs).wins)
+        wins = judge.compare(ours, theirs).wins
         decided = [win for win in wins if win is not None]
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
 

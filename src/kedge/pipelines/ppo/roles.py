@@ -25,7 +25,7 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
-from kedge.models.sharded import can_be_sharded, shard_model
+from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
 from kedge.pipelines.ppo.prompts import RunPrompts, load_run_prompts
@@ -35,7 +35,7 @@ from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import hold_models
 from kedge.runs.load_judge import load_judge
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards, shard_rewards
 from kedge.runs.run import REJECTED_FILE, Run
 from kedge.training.optimizer import build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -145,9 +145,9 @@ def _shard(run: Run, actor_critic: ActorCritic, reference: LanguageModel | None,
     if not run.ranks.is_sharded:
         return
     trained = [actor_critic.policy, *([] if actor_critic.critic is None else [actor_critic.critic])]
-    frozen = [each.model for each in rewards.models.values() if can_be_sharded(each.model)]
-    for model in [*trained, *([] if reference is None else [reference]), *frozen]:
+    for model in [*trained, *([] if reference is None else [reference])]:
         shard_model(model, run.ranks)
+    shard_rewards(rewards, run)
 
 
 def _checked_judge(
