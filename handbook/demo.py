@@ -78,7 +78,8 @@ def results_block(record: DemoRecord) -> str:
 comparisons. KL between the PPO policy and the SFT policy: {record.kl:.1f} nats per response. In the last \
 quarter of PPO the critic
 explains {100 * record.explained_variance:.0f} % of the variance of the returns. Total time on two cores: \
-{record.seconds:.0f} s.
+{record.seconds:.0f} s. On
+another kind of processor, rounding and thus the sampled texts differ, and the figures change within these intervals.
 """
 
 

@@ -1,4 +1,4 @@
-"""PPO for language models, on a laptop's CPU or one GPU.
+"""PPO for language models, on a laptop's CPU, on a GPU, or on several machines.
 
     import kedge
 

@@ -132,12 +132,24 @@ def ahead(models: Path) -> dict[str, Any]:
         "reward": [RewardTerm(vowels), RewardTerm(models / "reward", weight=0.5)],
         "num_updates": 5,
         "num_prompts": 3,
+        "num_minibatches": 3,  # with one, a single process would evaluate a batch that fits into one pass once less
         "max_staleness": 2,
         "ppo.eval_every": 2,
         "data.eval_fraction": 0.34,
     }
 
 
+def served(models: Path) -> dict[str, Any]:
+    """The same one update ahead, sampled by a server, whose address is in the environment."""
+    return {
+        **ahead(models),
+        "max_staleness": 1,
+        "rollout.engine": "vllm",
+        "rollout.vllm.urls": os.environ["SERVER_URL"],
+    }
+
+
+ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"ahead": ahead, "served": served}
 POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"shared": shared, "separate": separate, "idle": idle}
 
 
@@ -154,9 +166,8 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         **more,
     }
     model = models / "policy"
-    if case == "ahead" or case in POLICY_CASES:
-        settings = ahead(models) if case == "ahead" else POLICY_CASES[case](models)
-        kedge.ppo(model=model, prompts=PROMPTS, **settings, **common)
+    if case in ENGINE_CASES or case in POLICY_CASES:
+        kedge.ppo(model=model, prompts=PROMPTS, **{**ENGINE_CASES, **POLICY_CASES}[case](models), **common)
     elif case == "sft":
         kedge.sft(model=model, demonstrations=TEXTS, batch_size=5, learning_rate=1e-3, **common)
     elif case == "reward":
