@@ -17,6 +17,7 @@ from kedge.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_ru
 __all__ = ["find_model"]
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
+SHARDS = "*/shard-*.safetensors"
 
 
 def find_model(source: str | Path) -> str:
@@ -27,6 +28,7 @@ def find_model(source: str | Path) -> str:
     """
     folder = Path(os.path.expanduser(source))
     if os.path.isdir(folder):
+        _check_has_weights(folder if (folder / MANIFEST).is_file() else folder.parent, str(source))
         return str(folder if os.path.isfile(folder / CONFIG) else _inside(folder, str(source)))
     run, at, which = str(source).rpartition("@")
     if not at or os.path.isfile(folder):
@@ -60,7 +62,21 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
     folder = checkpoint_folder(run, update)
     if not os.path.isfile(folder / MODEL_FOLDER / CONFIG):
         raise ModelError(f"model {source!r}: {_without_model(folder)}")
+    _check_has_weights(folder, source)
     return folder
+
+
+def _check_has_weights(checkpoint: Path, source: str) -> None:
+    """Refuse the model of a checkpoint to which each rank wrote its part of the weights.
+
+    Raises:
+        ModelError: It is one.
+    """
+    if os.path.isfile(checkpoint / MANIFEST) and any(checkpoint.glob(SHARDS)):
+        raise ModelError(
+            f"model {source!r}: the checkpoint {checkpoint.name} has its weights in one file per rank; resume the run "
+            "with checkpoint.sharded_above=null, and its next checkpoints are models, too"
+        )
 
 
 def _kept(run: Path) -> str:

@@ -96,6 +96,14 @@ class Ranks:
         self._finish(dist.all_gather(found, figures.contiguous(), group=_group.get(), async_op=True), figures)
         return torch.stack(found)
 
+    def messages(self, message: Any) -> list[Any]:
+        """The messages of all ranks, in the order of the ranks; JSON types."""
+        if not self.are_several:
+            return [message]
+        text = json.dumps(message).encode()
+        own = torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
+        return [json.loads(bytes(each.tolist())) for each in self.everyones(own)]
+
     def sums(self, figures: Sequence[float]) -> list[float]:
         """The sum of each figure over the ranks, in the order of the ranks, in float64."""
         if not self.are_several:

@@ -20,7 +20,17 @@ from kedge.ranks.ranks import Ranks
 if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["clip_shards", "gather", "in_parts", "shard", "whole", "whole_state_dict", "whole_weights"]
+__all__ = [
+    "clip_shards",
+    "from_rows",
+    "gather",
+    "in_parts",
+    "own_rows",
+    "shard",
+    "whole",
+    "whole_state_dict",
+    "whole_weights",
+]
 
 
 def shard(
@@ -113,6 +123,23 @@ def in_parts(tensor: Tensor, own: Tensor) -> Tensor:
     if not isinstance(own, DTensor):
         return tensor
     return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def own_rows(tensor: DTensor) -> range:
+    """The rows that this rank has of a tensor in parts: FSDP2 cuts the first axis into parts of one length."""
+    (placement,) = tensor.placements
+    assert placement.is_shard(0), placement
+    total, mesh = tensor.shape[0], tensor.device_mesh
+    length = -(-total // mesh.size())
+    start = min(total, length * mesh.get_local_rank())
+    return range(start, min(total, start + length))
+
+
+def from_rows(rows: Tensor, own: DTensor) -> DTensor:
+    """A tensor in parts like `own`, of which this rank has these rows; no communication."""
+    return DTensor.from_local(
+        rows.to(own.device), own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
 
 
 @torch.no_grad()

@@ -52,6 +52,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
             model=model,
             best=_best(config, run.stage),
             keep_last=config.checkpoint.keep_last,
+            sharded_above=config.checkpoint.sharded_above,
             warn=say,
             ranks=run.ranks,
         )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -120,7 +120,9 @@ def record_file(path: Path) -> FileRecord:
     return FileRecord(size, digest.hexdigest())
 
 
-def tensor_pieces(tensors: Mapping[str, Tensor], *, library: str | None = None) -> Iterator[bytes | memoryview]:
+def tensor_pieces(
+    tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """A safetensors file of these tensors, in pieces; one tensor at a time is copied from its device.
 
     The library's own writer collects everything in memory first and gives no access to the bytes for hashing. Tensors
@@ -128,14 +130,14 @@ def tensor_pieces(tensors: Mapping[str, Tensor], *, library: str | None = None) 
 
     Args:
         tensors: The tensors, by name.
-        library: The library named in the header; transformers expects `pt`.
+        metadata: Metadata of the header; transformers expects the format `pt`.
 
     Raises:
         KeyError: A tensor's dtype is not in `DTYPE_NAMES`.
     """
     # Widest dtypes first, so that every tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {} if library is None else {"__metadata__": {"format": library}}
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
@@ -165,13 +167,7 @@ def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
         yield b"".join(waiting)
 
 
-def read_tensors(path: Path, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted.
-
-    Args:
-        path: The file.
-        wanted: Names of the tensors to read, if the file has them; None for all.
-    """
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted."""
     with safe_open(path, framework="pt") as file:
-        names = [name for name in file.keys() if wanted is None or name in wanted]  # noqa: SIM118, not a mapping
-        return {name: file.get_tensor(name).clone() for name in names}
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping

@@ -15,9 +15,9 @@ from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
 __all__ = ["MANIFEST_FILE", "Manifest", "check_files", "read_manifest"]
 
-FORMAT = 2
-READABLE = (1, 2)
-"""Format 1 had no model: every tensor was in the file of its group."""
+FORMAT, FORMAT_WITH_SHARDS = 2, 3
+READABLE = (1, 2, 3)
+"""Format 1 had no model: every tensor was in the file of its group. Format 3 is 2 with groups in several files."""
 
 MANIFEST_FILE = "manifest.json"
 
@@ -33,6 +33,7 @@ class Manifest:
         kedge_version: The version of kedge that wrote it.
         files: Records of all other files, by path relative to the checkpoint.
         held: Tensors that are stored in the checkpoint's model instead of in the file of their group; see `SavedModel`.
+        shards: By group of tensors that each rank wrote its part of: the number of files.
     """
 
     update: int
@@ -41,10 +42,14 @@ class Manifest:
     kedge_version: str
     files: Mapping[str, FileRecord]
     held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shards: Mapping[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The file's contents: canonical JSON including its own hash, so that any changed byte is detected."""
-        return _canonical_json({"format": FORMAT, **dataclasses.asdict(self)})
+        fields = dataclasses.asdict(self)
+        if not self.shards:  # so that earlier versions of kedge can read it
+            del fields["shards"]
+        return _canonical_json({"format": FORMAT_WITH_SHARDS if self.shards else FORMAT, **fields})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -63,7 +68,7 @@ def read_manifest(path: Path) -> Manifest:
         raise DataError(f"{path}: is damaged (its hash does not match)")
     if (found := fields.pop("format")) not in READABLE:
         raise DataError(
-            f"{path}: has format {found} of kedge {fields['kedge_version']}; this version reads format {FORMAT}"
+            f"{path}: has format {found} of kedge {fields['kedge_version']}; this version reads format {READABLE[-1]}"
         )
     files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
     return Manifest(**fields, files=files)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from kedge.output import sync_folder
 from kedge.ranks.sharding import whole_state_dict
-from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file
+from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
-__all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "read_weights"]
+__all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "weight_files"]
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -84,33 +84,25 @@ class CheckpointModel:
             for group, tensors in groups.items()
         }
         if self._is_plain:
-            self._save(folder, update, {})
-            (folder / WEIGHTS_FILE).unlink(missing_ok=True)
+            files = self.write_without_weights(folder, update).files
             weights = {saved: parameters[saved] for names in named.values() for saved in names.values()}
-            return SavedModel(_nonempty(named), _records(folder), weights)
+            return SavedModel(_nonempty(named), files, weights)
         self._save(folder, update, whole_state_dict(self._module, gathered) if gathered else None)
         held = {group: _equal(folder, names, groups[group]) for group, names in named.items()}
         self._is_plain = _only_holds(folder, {saved for names in held.values() for saved in names.values()})
         return SavedModel(_nonempty(held), _records(folder))
 
-
-def read_weights(folder: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors of a saved model, on the CPU.
-
-    Args:
-        folder: The model's folder.
-        names: For each tensor wanted, its name in the model's files.
-    """
-    weights: dict[str, Tensor] = {}
-    for path in _weight_files(folder) if names else ():
-        weights |= read_tensors(path, set(names.values()))
-    return {name: weights[saved] for name, saved in names.items()}
+    def write_without_weights(self, folder: Path, update: int) -> SavedModel:
+        """Save everything but the weights, without syncing it; arguments and errors as for `write`."""
+        self._save(folder, update, {})
+        (folder / WEIGHTS_FILE).unlink(missing_ok=True)
+        return SavedModel(files=_records(folder))
 
 
 def _equal(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Those of the names whose weights the files hold to the bit."""
     equal: dict[str, str] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
             for name, saved in names.items():
@@ -134,8 +126,8 @@ def _only_holds(folder: Path, names: set[str]) -> bool:
         return set(file.keys()) == names
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files of the weights; those of a value head are not among them."""
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a saved model's weights; those of a value head are not among them."""
     return sorted(folder.glob("model*.safetensors"))
 
 

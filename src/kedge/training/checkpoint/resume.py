@@ -42,6 +42,7 @@ class CheckpointedLoop:
         model: The model that each checkpoint contains; None for none.
         best: Tells which update is the best so far; its checkpoint is kept in any case.
         keep_last: Save the state after the last step.
+        sharded_above: See `RunState`.
         warn: Prints a line to the user.
         ranks: The ranks of the run. The first one writes; all of them read the same folder.
 
@@ -63,11 +64,20 @@ class CheckpointedLoop:
         model: CheckpointModel | None = None,
         best: BestUpdate | None = None,
         keep_last: bool = False,
+        sharded_above: int | None = None,
         warn: Callable[[str], None] = lambda line: None,
         ranks: Ranks = ALONE,
     ) -> None:
         self._run_state = RunState(
-            folder, kind=kind, fingerprint=fingerprint, keep=keep, found=found, model=model, best=best, ranks=ranks
+            folder,
+            kind=kind,
+            fingerprint=fingerprint,
+            keep=keep,
+            found=found,
+            model=model,
+            best=best,
+            ranks=ranks,
+            sharded_above=sharded_above,
         )
         self._ranks = ranks
         self._schedule, self._stop, self._keep_last, self._warn = schedule, stop, keep_last, warn

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,7 +16,9 @@ from kedge.output import BEST_FILE, replace_file
 from kedge.ranks import ALONE, Ranks, check_equal_weights
 from kedge.ranks.sharding import gather
 from kedge.training.checkpoint.best import BestUpdate
+from kedge.training.checkpoint.hashed_files import FileRecord
 from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.shards import save_shards
 from kedge.training.checkpoint.state import (
     module_tensors,
     optimizer_state,
@@ -31,6 +33,9 @@ __all__ = ["Deferred", "Log", "RunState", "Stateful", "TrainingState"]
 
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""
+
+Ahead: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
+"""Its results; see `Deferred`."""
 
 
 class Stateful(Protocol):
@@ -108,6 +113,8 @@ class RunState:
         model: The model that each checkpoint contains; None for none.
         best: Tells which update is the best so far; its checkpoint is kept in any case.
         ranks: The ranks of the run, of which the first one writes.
+        sharded_above: Number of parameters above which each rank writes its own part of sharded weights and moments;
+            None for never.
     """
 
     def __init__(
@@ -121,10 +128,11 @@ class RunState:
         model: CheckpointModel | None,
         best: BestUpdate | None,
         ranks: Ranks = ALONE,
+        sharded_above: int | None = None,
     ) -> None:
         self._folder, self._kind, self._fingerprint, self._keep = folder, kind, fingerprint, keep
         self._found, self._model, self._best, self._ranks = found, model, best, ranks
-        self._saved_at = found.update if found else None
+        self._saved_at, self._sharded_above = found.update if found else None, sharded_above
         self._state: TrainingState | None = None
         self._boundary: _Boundary | None = None
         self.logs: Sequence[Log] = ()
@@ -182,44 +190,67 @@ class RunState:
             return False
         # On every rank, since all work on it together.
         ahead = None if self._state.ahead is None else self._state.ahead.saved(self._boundary.ahead)
-        if self._ranks.is_first or self._ranks.is_sharded:
-            weights = [each for module in self._state.modules.values() for each in module_tensors(module).values()]
-            gathered = gather(weights, keep=self._ranks.is_first)
-            optimizer = optimizer_state(self._state.optimizer, keep=self._ranks.is_first)
-            if self._ranks.is_first:
-                self._write(self._state, gathered, optimizer, update, self._boundary, ahead)
+        if self._writes_shards(self._state):
+            self._save_shards(self._state, update, self._boundary, ahead)
+        elif self._ranks.is_first or self._ranks.is_sharded:
+            self._save_whole(self._state, update, self._boundary, ahead)
         self._saved_at = update
         return True
 
+    def _writes_shards(self, state: TrainingState) -> bool:
+        if not self._ranks.is_sharded or self._sharded_above is None:
+            return False
+        return sum(each.numel() for module in state.modules.values() for each in module.parameters()) > (
+            self._sharded_above
+        )
+
+    def _save_whole(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
+        weights = {group: module_tensors(module) for group, module in state.modules.items()}
+        gathered = gather((each for group in weights.values() for each in group.values()), keep=self._ranks.is_first)
+        moments, groups = optimizer_state(state.optimizer, keep=self._ranks.is_first)
+        if self._ranks.is_first:
+            tensors = {
+                group: {name: gathered.get(tensor, tensor) for name, tensor in each.items()}
+                for group, each in weights.items()
+            }
+            self._write({**tensors, "optimizer": moments}, groups, update, boundary, ahead, gathered=gathered)
+
+    def _save_shards(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
+        moments, groups = optimizer_state(state.optimizer, gathered=False)
+        weights = {group: module_tensors(module) for group, module in state.modules.items()}
+        save_shards(
+            self._folder,
+            update=update,
+            ranks=self._ranks,
+            groups={**weights, "optimizer": moments},
+            finish=lambda shards: self._write({}, groups, update, boundary, ahead, shards=shards),
+        )
+
     def _write(
         self,
-        state: TrainingState,
-        gathered: Mapping[Tensor, Tensor],
-        optimizer: tuple[dict[str, Tensor], dict[str, Any]],
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        groups: dict[str, Any],
         update: int,
         boundary: _Boundary,
-        ahead: tuple[dict[str, Tensor], dict[str, Any]] | None,
+        ahead: Ahead | None,
+        *,
+        gathered: Mapping[Tensor, Tensor] | None = None,
+        shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
     ) -> None:
         for log in self.logs:
             log.sync()
-        moments, groups = optimizer
-        tensors = {
-            group: {name: gathered.get(tensor, tensor) for name, tensor in module_tensors(module).items()}
-            for group, module in state.modules.items()
-        }
-        values: dict[str, Any] = {}
-        if ahead is not None:
-            tensors[AHEAD], values[AHEAD] = ahead
+        more, values = ({}, {}) if ahead is None else ({AHEAD: ahead[0]}, {AHEAD: ahead[1]})
         save_checkpoint(
             self._folder,
             update=update,
             kind=self._kind,
             fingerprint=self._fingerprint,
-            tensors={**tensors, "optimizer": moments, "random": boundary.streams},
+            tensors={**tensors, "random": boundary.streams, **more},
             state={"optimizer": groups, "random": boundary.generators, "progress": boundary.progress, **values},
             keep=self._keep,
             model=self._model,
             gathered=gathered,
+            shards=shards,
             protected=() if self.kept is None else (self.kept,),
         )
         self.point_at_best()
@@ -249,5 +280,5 @@ class RunState:
 
     def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
         for name, module in state.modules.items():
-            restore_module(module, found.tensors(name))
-        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])
+            restore_module(module, found.stored(name))
+        restore_optimizer(state.optimizer, found.stored("optimizer"), found.state["optimizer"])

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.errors import ModelError, NumericsError
-from kedge.ranks.sharding import in_parts, whole
+from kedge.ranks.sharding import whole
+from kedge.training.checkpoint.stored import StoredTensors, part_for
 
 __all__ = [
     "check_state",
@@ -64,12 +65,14 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(own.keys() ^ tensors.keys()):
         raise ModelError(f"the checkpoint's weights do not match the model: {name} is only in one of them")
     for name, tensor in own.items():
-        _check_same_kind(name, tensors[name], tensor)
+        _check_same_kind(name, tensors, tensor)
     for name, tensor in own.items():
-        tensor.copy_(in_parts(tensors[name], tensor))
+        tensor.copy_(part_for(tensors, name, tensor))
 
 
-def optimizer_state(optimizer: Optimizer, *, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(
+    optimizer: Optimizer, *, gathered: bool = True, keep: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
 
     Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. What is
@@ -77,15 +80,16 @@ def optimizer_state(optimizer: Optimizer, *, keep: bool = True) -> tuple[dict[st
 
     Args:
         optimizer: The optimizer.
+        gathered: False to leave what is sharded as it is.
         keep: False for a rank that only helps others to gather: it returns no tensors.
     """
     full = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     for index, state in full["state"].items():
         for key, value in state.items():
-            gathered = whole(value)
+            found = whole(value) if gathered else value
             if keep:
-                tensors[f"{index}.{key}"] = gathered if gathered is value else gathered.cpu()
+                tensors[f"{index}.{key}"] = found if found is value else found.cpu()
     groups = [
         {"num_parameters": len(group["params"]), **{key: group[key] for key in MOVING if key in group}}
         for group in full["param_groups"]
@@ -108,15 +112,14 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     restored: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name in tensors:
         index, _, key = name.partition(".")
-        if tensor.ndim and tensor.shape != parameters[int(index)].shape:
-            shape = list(parameters[int(index)].shape)
+        own, (shape, _) = parameters[int(index)], _kind(tensors, name)
+        if shape and shape != tuple(own.shape):
             raise ModelError(
-                f"the checkpoint's optimizer does not match: {name} is {list(tensor.shape)}, expected {shape}"
+                f"the checkpoint's optimizer does not match: {name} is {list(shape)}, expected {list(own.shape)}"
             )
-        own = parameters[int(index)]
-        restored.setdefault(int(index), {})[key] = in_parts(tensor, own) if tensor.ndim else tensor
+        restored.setdefault(int(index), {})[key] = part_for(tensors, name, own) if shape else tensors[name]
     moved = [
         {**group, **{key: old[key] for key in MOVING if key in old}} for group, old in zip(groups, saved, strict=True)
     ]
@@ -144,9 +147,17 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
             torch.cuda.set_rng_state(tensors[f"cuda:{index}"], index)
 
 
-def _check_same_kind(name: str, saved: Tensor, own: Tensor) -> None:
-    if (saved.shape, saved.dtype) != (own.shape, own.dtype):
+def _check_same_kind(name: str, tensors: Mapping[str, Tensor], own: Tensor) -> None:
+    shape, dtype = _kind(tensors, name)
+    if (shape, dtype) != (tuple(own.shape), own.dtype):
         raise ModelError(
-            f"the checkpoint's weights do not match the model: {name} is {list(saved.shape)} {saved.dtype}, "
+            f"the checkpoint's weights do not match the model: {name} is {list(shape)} {dtype}, "
             f"expected {list(own.shape)} {own.dtype}"
         )
+
+
+def _kind(tensors: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """A tensor's shape and number format; a stored one is not read for that."""
+    if isinstance(tensors, StoredTensors):
+        return tensors.shape(name), tensors.dtype(name)
+    return tuple(tensors[name].shape), tensors[name].dtype

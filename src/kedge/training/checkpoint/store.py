@@ -6,6 +6,10 @@
         state.json                                     numbers, strings, lists
         manifest.json                                  metadata, and the size and hash of every file
 
+Of a large run with sharded weights, a group is a folder with a file per rank, and the model has no weights of its own:
+
+    actor_critic/shard-00001-of-00002.safetensors, …
+
 A folder is written under a temporary name in the same place, synced to disk, and renamed.
 """
 
@@ -24,18 +28,27 @@ from torch import Tensor
 
 from kedge.errors import DataError, OutputError
 from kedge.output import MODEL_FOLDER, sync_folder
-from kedge.training.checkpoint.hashed_files import read_tensors, tensor_pieces, write_file, write_files
+from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
 from kedge.training.checkpoint.model_folder import (
     WEIGHTS_FILE,
     CheckpointModel,
     SavedModel,
-    read_weights,
+    weight_files,
 )
 from kedge.training.checkpoint.state import check_state
+from kedge.training.checkpoint.stored import StoredTensors, shard_name
 from kedge.version import __version__
 
-__all__ = ["Checkpoint", "clean_leftovers", "newest_valid", "open_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "begin_checkpoint",
+    "clean_leftovers",
+    "newest_valid",
+    "open_checkpoint",
+    "output_errors",
+    "save_checkpoint",
+]
 
 STATE_FILE = "state.json"
 NAME = re.compile(r"update-(\d{6,})")
@@ -67,11 +80,18 @@ class Checkpoint:
         Raises:
             DataError: There is no such group.
         """
-        name = _tensor_file(group)
-        if name not in self.manifest.files:
-            raise DataError(f"{self.folder}: {name} is missing")
-        held = self.manifest.held.get(group, {})
-        return {**read_tensors(self.folder / name), **read_weights(self.folder / MODEL_FOLDER, held)}
+        return dict(self.stored(group))
+
+    def stored(self, group: str) -> StoredTensors:
+        """The same, of which each is read when it is asked for, or only some rows of it."""
+        count = self.manifest.shards.get(group)
+        names = [_tensor_file(group)] if count is None else [shard_name(group, each, count) for each in range(count)]
+        for name in names:
+            if name not in self.manifest.files:
+                raise DataError(f"{self.folder}: {name} is missing")
+        held = self.manifest.held.get(group)
+        models = weight_files(self.folder / MODEL_FOLDER) if held else []
+        return StoredTensors([*((self.folder / name, None) for name in names), *((path, held) for path in models)])
 
 
 def save_checkpoint(
@@ -85,6 +105,7 @@ def save_checkpoint(
     keep: int,
     model: CheckpointModel | None = None,
     gathered: Mapping[Tensor, Tensor] | None = None,
+    shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
     protected: Collection[int] = (),
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
@@ -102,6 +123,8 @@ def save_checkpoint(
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
         gathered: The whole weights of those of the model that are in parts; see `gather`.
+        shards: Further groups, which the ranks have written since `begin_checkpoint`: records of their files by path
+            relative to the checkpoint; the model gets no weights.
         protected: Updates whose checkpoints are kept in any case.
 
     Raises:
@@ -113,28 +136,61 @@ def save_checkpoint(
     needed = len(text) + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
     def write(part: Path) -> None:
-        saved = SavedModel() if model is None else model.write(part / MODEL_FOLDER, update, tensors, gathered)
+        saved = SavedModel()
+        if model is not None and shards is not None:
+            saved = model.write_without_weights(part / MODEL_FOLDER, update)
+        elif model is not None:
+            saved = model.write(part / MODEL_FOLDER, update, tensors, gathered)
         pieces = {
             _tensor_file(name): tensor_pieces(_without(group, saved.held.get(name, {})))
             for name, group in tensors.items()
         }
         if saved.weights:
-            pieces[f"{MODEL_FOLDER}/{WEIGHTS_FILE}"] = tensor_pieces(saved.weights, library="pt")
+            pieces[f"{MODEL_FOLDER}/{WEIGHTS_FILE}"] = tensor_pieces(saved.weights, metadata={"format": "pt"})
         files = {f"{MODEL_FOLDER}/{name}": record for name, record in saved.files.items()}
         files |= write_files(part, {**pieces, STATE_FILE: [text]})
         if model is not None:
             saved.sync(part / MODEL_FOLDER)
-        manifest = Manifest(update, kind, fingerprint, __version__, files, saved.held)
+        for group, written in (shards or {}).items():
+            sync_folder(part / group)
+            files |= written
+        counts = {group: len(written) for group, written in (shards or {}).items()}
+        manifest = Manifest(update, kind, fingerprint, __version__, files, saved.held, counts)
         write_file(part / MANIFEST_FILE, [manifest.to_bytes()])
 
     final = folder / f"update-{update:06d}"
-    with _output_errors(folder, update=update, needed=needed):
-        folder.mkdir(parents=True, exist_ok=True)
-        clean_leftovers(folder)
+    with output_errors(folder, update=update, needed=needed):
+        if shards is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            clean_leftovers(folder)
         if not _is_valid(final):
             _write_atomically(final, write)
         _delete_surplus(folder, update=update, keep=keep, protected=protected)
     return final
+
+
+def begin_checkpoint(folder: Path, *, update: int, groups: Collection[str]) -> Path | None:
+    """Make the temporary folder of a checkpoint, in which ranks write their shards before `save_checkpoint`.
+
+    Args:
+        folder: The run's checkpoint folder, created if missing. Leftovers of killed saves in it are deleted.
+        update: Number of the update just finished.
+        groups: The folders to make in it.
+
+    Returns:
+        The temporary folder; None if there is a valid checkpoint of this update.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(folder)
+    final = folder / f"update-{update:06d}"
+    if _is_valid(final):
+        return None
+    for group in groups:
+        (_temporary(final) / group).mkdir(parents=True)
+    return _temporary(final)
 
 
 def newest_valid(folder: Path, *, on_rejected: Callable[[str], None]) -> Checkpoint | None:
@@ -176,8 +232,8 @@ def clean_leftovers(folder: Path) -> None:
 
 def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder, then rename it durably."""
-    part = final.with_name(f"{TEMPORARY}{final.name}")
-    part.mkdir()
+    part = _temporary(final)
+    part.mkdir(exist_ok=True)  # with the shards of all ranks
     try:
         write(part)
         sync_folder(part)
@@ -187,6 +243,10 @@ def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     sync_folder(final.parent)
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(f"{TEMPORARY}{final.name}")
 
 
 def _delete_surplus(folder: Path, *, update: int, keep: int, protected: Collection[int]) -> None:
@@ -237,7 +297,7 @@ def _tensor_file(group: str) -> str:
 
 
 @contextmanager
-def _output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
+def output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
     """Convert an OSError into an OutputError that says how much space the checkpoint needs.
 
     Raises:

@@ -1,0 +1,84 @@
+"""Checkpoints to which every rank writes its own part of weights and moments."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge.ranks import Ranks
+from kedge.training.checkpoint.hashed_files import FileRecord, write_files
+from kedge.training.checkpoint.store import begin_checkpoint, output_errors
+from kedge.training.checkpoint.stored import shard_name, shard_pieces
+
+__all__ = ["save_shards"]
+
+
+def save_shards(
+    folder: Path,
+    *,
+    update: int,
+    ranks: Ranks,
+    groups: Mapping[str, Mapping[str, Tensor]],
+    finish: Callable[[Mapping[str, Mapping[str, FileRecord]]], object],
+) -> None:
+    """Save a checkpoint together: the first rank begins it, each writes its shards, the first one completes it.
+
+    All ranks call this. Each hashes what it writes, so that nobody reads the files again. If one of them cannot write,
+    all raise the same error; if one is killed, the others lose contact. In both cases there is no new checkpoint.
+
+    Args:
+        folder: The run's checkpoint folder, which all ranks see.
+        update: Number of the update just finished.
+        ranks: The ranks.
+        groups: Groups of tensors, in parts or not; of the latter the first rank's are saved.
+        finish: Completes the checkpoint on the first rank; see `shards` of `save_checkpoint`.
+
+    Raises:
+        OutputError: A rank cannot write; on every rank.
+    """
+    needed = sum(each.numel() * each.element_size() for group in groups.values() for each in group.values())
+    refused = partial(output_errors, folder, update=update, needed=needed)
+
+    def begin() -> str | None:
+        with refused():
+            part = begin_checkpoint(folder, update=update, groups=groups)
+            return None if part is None else str(part)
+
+    begun = ranks.first(begin)
+    if begun is None:  # there is a valid one
+        ranks.first(lambda: finish({}))
+        return
+    try:
+        found = ranks.messages(_write(Path(begun), ranks, groups))
+        with refused():
+            if problem := next((each["problem"] for each in found if each["problem"]), None):
+                raise OSError(problem)
+        records = {name: FileRecord(**record) for each in found for name, record in each["files"].items()}
+        shards = {
+            group: {
+                name: records[name] for name in (shard_name(group, each, ranks.count) for each in range(ranks.count))
+            }
+            for group in groups
+        }
+        ranks.first(lambda: finish(shards))
+    except BaseException:  # includes KeyboardInterrupt; re-raised
+        if ranks.is_first:
+            shutil.rmtree(begun, ignore_errors=True)
+        raise
+
+
+def _write(part: Path, ranks: Ranks, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Write this rank's shards; their records, or why it cannot."""
+    contents = {
+        shard_name(group, ranks.number, ranks.count): shard_pieces(tensors, is_first=ranks.is_first)
+        for group, tensors in groups.items()
+    }
+    try:
+        return {"problem": None, "files": {name: vars(each) for name, each in write_files(part, contents).items()}}
+    except OSError as error:
+        return {"problem": f"rank {ranks.number}: {error.strerror or error}", "files": {}}

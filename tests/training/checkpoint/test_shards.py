@@ -1,0 +1,197 @@
+"""Checkpoints in parts: any number of ranks reads what any other wrote, and damage is found as in whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from kedge.errors import DataError, ModelError, OutputError
+from kedge.models import find_model
+from kedge.ranks import ALONE, Ranks
+from kedge.training.checkpoint.hashed_files import FileRecord, write_files
+from kedge.training.checkpoint.shards import save_shards
+from kedge.training.checkpoint.state import restore_module
+from kedge.training.checkpoint.store import (
+    Checkpoint,
+    begin_checkpoint,
+    newest_valid,
+    open_checkpoint,
+    save_checkpoint,
+)
+from kedge.training.checkpoint.stored import part_for, shard_name, shard_pieces
+from tests.training.checkpoint.saver import names, refuse, save_update
+
+WHOLE = {
+    "long": torch.arange(77.0).reshape(11, 7),
+    "short": torch.tensor([[1.5, -0.0]]),
+    "brief": torch.randn(5, 2, 2, generator=torch.Generator().manual_seed(0)).bfloat16(),
+    "bias": torch.tensor([0.25, float("inf"), -3.0]),
+}
+EVERYWHERE = {"step": torch.tensor(7.0), "head": torch.arange(6).reshape(2, 3)}
+"""What is not in parts."""
+
+
+@contextmanager
+def as_rank(number: int, count: int) -> Iterator[dict[str, Tensor]]:
+    """The tensors as one of several ranks has them, of which only this one exists."""
+    dist.init_process_group("fake", rank=number, world_size=count, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (count,))
+        parts = {name: distribute_tensor(each, mesh, [Shard(0)], src_data_rank=None) for name, each in WHOLE.items()}
+        yield {**parts, **EVERYWHERE}
+    finally:
+        dist.destroy_process_group()
+
+
+def saved(folder: Path, count: int) -> Checkpoint:
+    """A checkpoint that so many ranks wrote."""
+    part = begin_checkpoint(folder, update=3, groups=["weights"])
+    assert part is not None
+    files: dict[str, FileRecord] = {}
+    for number in range(count):
+        with as_rank(number, count) as tensors:
+            pieces = shard_pieces(tensors, is_first=number == 0)
+            files |= write_files(part, {shard_name("weights", number, count): pieces})
+    common: dict[str, Any] = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
+    return open_checkpoint(save_checkpoint(folder, update=3, shards={"weights": files}, **common))
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_number_of_ranks_reads_what_any_other_wrote(tmp_path, count):
+    checkpoint = saved(tmp_path, count)
+    assert_same(checkpoint.tensors("weights"), {**WHOLE, **EVERYWHERE})
+    stored = checkpoint.stored("weights")
+    for readers in (1, 2, 3, 4):
+        for number in range(readers):
+            with as_rank(number, readers) as own:
+                found = {name: part_for(stored, name, tensor) for name, tensor in own.items()}
+                for name in WHOLE:
+                    part = found.pop(name)
+                    assert isinstance(part, DTensor)
+                    expected = (*WHOLE[name].chunk(readers), WHOLE[name][:0])[
+                        min(number, len(WHOLE[name].chunk(readers)))
+                    ]
+                    assert torch.equal(part.to_local(), expected), (name, number, readers)
+                assert_same(found, EVERYWHERE)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_reader_reads_it(tmp_path):
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    if not hasattr(dcp, "HuggingFaceStorageReader"):
+        pytest.skip("this version of PyTorch has no reader of safetensors")
+    folder = saved(tmp_path, 3).folder / "weights"
+    found = {name: torch.zeros_like(tensor) for name, tensor in {**WHOLE, **EVERYWHERE}.items()}
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert_same(found, {**WHOLE, **EVERYWHERE})
+
+
+def test_each_rank_writes_its_rows_alone(tmp_path):
+    folder = saved(tmp_path, 2).folder / "weights"
+    first, second = (load_file(folder / f"shard-0000{number}-of-00002.safetensors") for number in (1, 2))
+    assert {name: len(tensor) for name, tensor in first.items() if tensor.ndim} == {
+        "long": 6, "short": 1, "brief": 3, "bias": 2, "head": 2,
+    }  # fmt: skip
+    assert {name: len(tensor) for name, tensor in second.items()} == {"long": 5, "brief": 2, "bias": 1}
+
+
+def test_a_module_is_restored_from_it(tmp_path):
+    module = torch.nn.Module()
+    for name, tensor in {**WHOLE, **EVERYWHERE}.items():
+        module.register_buffer(name, torch.zeros_like(tensor))
+    stored = saved(tmp_path, 2).stored("weights")
+    restore_module(module, stored)
+    assert_same(dict(module.named_buffers()), {**WHOLE, **EVERYWHERE})
+    module.register_buffer("long", torch.zeros(10, 7))
+    with pytest.raises(ModelError, match=r"long is \[11, 7\] torch.float32, expected \[10, 7\]"):
+        restore_module(module, stored)
+
+
+@pytest.mark.parametrize("damage", ["missing", "foreign", "flipped", "shorter"])
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_used(tmp_path, damage):
+    save_update(tmp_path, 1)
+    path = saved(tmp_path, 2).folder / "weights" / "shard-00002-of-00002.safetensors"
+    content, said = path.read_bytes(), r"shard-00002-of-00002.safetensors: is damaged \("
+    if damage == "missing":
+        path.unlink()
+        said = r"shard-00002-of-00002.safetensors: is missing"
+    elif damage == "foreign":
+        path.with_name("shard-00003-of-00003.safetensors").write_bytes(content)
+        said = r"shard-00003-of-00003.safetensors: is not in the manifest"
+    else:
+        path.write_bytes(content[:-1] if damage == "shorter" else content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match=said):
+        open_checkpoint(path.parents[1])
+    found = newest_valid(tmp_path, on_rejected=lambda line: None)
+    assert found is not None
+    assert found.update == 1
+
+
+def test_missing_rows_are_an_error_also_where_the_manifest_lacks_them(tmp_path):
+    part = begin_checkpoint(tmp_path, update=3, groups=["weights"])
+    assert part is not None
+    with as_rank(1, 2) as tensors:
+        files = write_files(part, {"weights/shard-00001-of-00001.safetensors": shard_pieces(tensors, is_first=False)})
+    common: dict[str, Any] = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
+    path = save_checkpoint(tmp_path, update=3, shards={"weights": files}, **common)
+    with pytest.raises(DataError, match="update-000003/weights: rows of .* are missing"):
+        open_checkpoint(path).tensors("weights")
+
+
+def test_a_checkpoint_in_parts_is_no_model(tmp_path):
+    folder = saved(tmp_path, 1).folder
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    for name in (folder, folder / "model"):
+        with pytest.raises(ModelError, match=r"update-000003 has its weights in one file per rank; resume the run"):
+            find_model(name)
+
+
+@dataclass(frozen=True)
+class WithOther(Ranks):
+    """The first of two ranks; the other one's message is given."""
+
+    other: Any = None
+
+    def messages(self, message: Any) -> list[Any]:
+        return [message, self.other]
+
+
+def test_if_another_rank_cannot_write_nothing_is_left_of_the_checkpoint(tmp_path):
+    save_update(tmp_path, 1)
+    ranks = WithOther(other={"problem": "rank 1: No space left on device", "files": {}})
+    with pytest.raises(OutputError, match=r"update 2 cannot be saved \(rank 1: No space left on device\); it needs"):
+        save_shards(tmp_path, update=2, ranks=ranks, groups={"weights": EVERYWHERE}, finish=pytest.fail)
+    assert names(tmp_path) == ["update-000001"]
+
+
+def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path):
+    save_update(tmp_path, 1)
+
+    def interrupted(shards: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_shards(tmp_path, update=2, ranks=ALONE, groups={"weights": EVERYWHERE}, finish=interrupted)
+    found = newest_valid(tmp_path, on_rejected=refuse)
+    assert found is not None
+    assert names(tmp_path) == ["update-000001"]
