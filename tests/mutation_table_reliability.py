@@ -178,7 +178,7 @@ RELIABILITY = (
     Mutation(
         "moments-not-rolled-back",
         "training/checkpoint/run_state.py",
-        '        restore_optimizer(state.optimizer, found.tensors("optimizer"), found.state["optimizer"])\n',
+        '        restore_optimizer(state.optimizer, found.stored("optimizer"), found.state["optimizer"])\n',
         "",
         f"{GUARDING}::test_after_a_broken_step_the_weights_are_those_before_or_the_newest_checkpoints[rollback-2-shared]",
     ),

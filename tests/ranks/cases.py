@@ -163,6 +163,7 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         "precision": "fp32",
         "device": "cpu",
         "report": False,
+        **({"checkpoint.sharded_above": 0, "checkpoint.every": 1} if case in POLICY_CASES and parallel else {}),
         **more,
     }
     model = models / "policy"

@@ -1,24 +1,28 @@
 """The `kedge` command with a fault in one of its ranks: `python -m tests.ranks.faulty RANK PLACE FAULT ppo …`.
 
-PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; or `sampled`, after the
-first batch of responses that a frozen policy has sampled.
+PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `sampled`, after the
+first batch of responses that a frozen policy has sampled; or `save`, where a rank writes its part of the second
+checkpoint.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from kedge.cli import main
 from kedge.errors import RewardError
 from kedge.evaluation import policy
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.training.checkpoint import shards
 
 FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-learner, describe = PpoSteps.learner, policy.describe_responses
+learner, describe, write_files = PpoSteps.learner, policy.describe_responses, shards.write_files
 
 
 def fail_at(place: str) -> None:
@@ -27,6 +31,8 @@ def fail_at(place: str) -> None:
             raise ZeroDivisionError("a bug on one rank")
         if FAULT == "user error":
             raise RewardError("the reward on one rank failed")
+        if FAULT == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
         if FAULT == "hang":
             print("now hanging", flush=True)
             time.sleep(600)
@@ -43,6 +49,13 @@ def failing_description(*arguments: Any, **named: Any) -> Any:
     return describe(*arguments, **named)
 
 
+def failing_write(part: Path, *arguments: Any) -> Any:
+    if part.name.endswith("update-000002"):
+        fail_at("save")
+    return write_files(part, *arguments)
+
+
+shards.write_files = failing_write
 PpoSteps.learner = failing_learner  # type: ignore[method-assign]
 policy.describe_responses = failing_description
 sys.argv[1:4] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
         assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")
+    rewind(folder, 2)
+    assert len(list(folder.glob("checkpoints/update-000002/*/shard-*-of-00002.safetensors"))) == 4
+    run("shared:shard", tmp_path / "several" / "models", folder.parent, resume=True)
+    assert_equal_runs(tmp_path / "one" / "runs" / "shared", folder)
+
+
+def rewind(folder: Path, update: int) -> None:
+    """Let a finished run go on from an earlier checkpoint."""
+    (folder / "finished.json").unlink()
+    for path in folder.glob("checkpoints/update-*"):
+        if path.name > f"update-{update:06d}":
+            shutil.rmtree(path)
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def test_missing_rows_are_an_error_also_where_the_manifest_lacks_them(tmp_path):
         files = write_files(part, {"weights/shard-00001-of-00001.safetensors": shard_pieces(tensors, is_first=False)})
     common: dict[str, Any] = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
     path = save_checkpoint(tmp_path, update=3, shards={"weights": files}, **common)
-    with pytest.raises(DataError, match="update-000003/weights: rows of .* are missing"):
+    with pytest.raises(DataError, match=r"update-000003/weights: rows of .* are missing"):
         open_checkpoint(path).tensors("weights")
 
 
