@@ -71,6 +71,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
     monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_server", lambda *_, **__: page)
@@ -83,7 +84,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "push", "report", "sweep", "watch")
-    mentioned = mentioned or command[1:] in (("plan",), ("plan", "--cluster"), ("launch",))
+    mentioned = mentioned or command[1:] in (("plan",), ("plan", "--cluster"), ("launch",), ("merge",))
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()

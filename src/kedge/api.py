@@ -26,6 +26,7 @@ from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
+from kedge.models import merging
 from kedge.models.pushing import push_model
 from kedge.pipelines.check_critic import CriticCheckResult, run_check_critic
 from kedge.pipelines.critic import CriticResult, run_critic
@@ -51,6 +52,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "generate",
+    "merge",
     "ppo",
     "preview_data",
     "push",
@@ -488,6 +490,21 @@ def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = F
         PushError: The hub refused, or the connection failed.
     """
     return push_model(model, repo, private=private, existing=existing)
+
+
+def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) -> Path:
+    """Save an adapter and its base as one model, which needs no PEFT; returns its folder.
+
+    Args:
+        adapter: A folder that PEFT saved.
+        out: The new model's folder.
+        trust_remote_code: Run Python code from the base model's folder.
+
+    Raises:
+        ModelError: The source is no adapter, or does not belong to its base.
+        OutputError: The folder is not free, or cannot be written.
+    """
+    return merging.merge(os.fspath(adapter), out, trust_remote_code=trust_remote_code)
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:

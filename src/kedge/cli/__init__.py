@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, data, inspect, launch, plan, push, stages, sweep
+from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, stages, sweep
 from kedge.cli.command import Group
 from kedge.config import RANKED
 from kedge.errors import ConfigError, KedgeError, PushError
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(stages.app)
 app.add_typer(chat.app)
 app.add_typer(push.app)
+app.add_typer(merge.app)
 app.add_typer(sweep.app)
 app.add_typer(launch.app)
 app.add_typer(plan.app)

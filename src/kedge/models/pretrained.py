@@ -17,9 +17,11 @@ from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
 from kedge.hub import hub_fault
+from kedge.models.adapters import is_adapter, merge_adapter, read_adapter
 from kedge.models.run_models import find_model
 
 __all__ = [
+    "base_source",
     "context_length",
     "disable_dropout",
     "fit_embedding",
@@ -65,7 +67,7 @@ def check_source(source: str | Path) -> str:
         raise ModelError(
             f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"
         )
-    if os.path.isdir(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
+    if os.path.isdir(folder) and not is_adapter(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
         raise ModelError(
             f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
         )
@@ -90,8 +92,18 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
     Raises:
         ModelError: transformers cannot load the configuration.
     """
-    config = _load_config(check_source(source), trust_remote_code=trust_remote_code)
+    config = _load_config(base_source(source), trust_remote_code=trust_remote_code)
     return int(config.get_text_config().hidden_size)
+
+
+def base_source(source: str | Path) -> str:
+    """A model's own folder or hub id; of an adapter, that of its base.
+
+    Raises:
+        ModelError: See `check_source` and `read_adapter`.
+    """
+    name = check_source(source)
+    return base_source(read_adapter(name).base) if is_adapter(name) else name
 
 
 def load_pretrained(
@@ -112,6 +124,11 @@ def load_pretrained(
         ModelError: The model cannot be loaded, or its weights are pickles only, of the wrong shape, or non-finite.
     """
     name = check_source(source)
+    if is_adapter(name):
+        adapter = read_adapter(name)
+        base, missing = load_pretrained(auto_class, adapter.base, trust_remote_code=trust_remote_code, **settings)
+        model, held = merge_adapter(base, adapter)
+        return model, missing - held
     _check_weight_files(name)
     _load_config(name, trust_remote_code=trust_remote_code)
     try:

@@ -3,7 +3,7 @@
 runs/ppo          the model of the run (runs/ppo/model)
 runs/ppo@8        the model after update 8 (runs/ppo/checkpoints/update-000008/model)
 runs/ppo@best     the model of the best checkpoint
-anything else     itself: a folder with config.json, or a hub id
+anything else     itself: a folder with config.json, that of an adapter, or a hub id
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kedge.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_ru
 
 __all__ = ["find_model"]
 
-CONFIG, MANIFEST = "config.json", "manifest.json"
+CONFIGS, MANIFEST = ("config.json", "adapter_config.json"), "manifest.json"
 SHARDS = "*/shard-*.safetensors"
 
 
@@ -29,7 +29,7 @@ def find_model(source: str | Path) -> str:
     folder = Path(os.path.expanduser(source))
     if os.path.isdir(folder):
         _check_has_weights(folder if (folder / MANIFEST).is_file() else folder.parent, str(source))
-        return str(folder if os.path.isfile(folder / CONFIG) else _inside(folder, str(source)))
+        return str(folder if _is_model(folder) else _inside(folder, str(source)))
     run, at, which = str(source).rpartition("@")
     if not at or os.path.isfile(folder):
         return str(source)
@@ -38,10 +38,15 @@ def find_model(source: str | Path) -> str:
     return str(_checkpoint(Path(os.path.expanduser(run)), which, str(source)) / MODEL_FOLDER)
 
 
+def _is_model(folder: Path) -> bool:
+    """Whether a folder has a model or an adapter."""
+    return any(os.path.isfile(folder / name) for name in CONFIGS)
+
+
 def _inside(folder: Path, source: str) -> Path:
     """The model of a run or of a checkpoint; any other folder is returned as it is."""
     model = folder / MODEL_FOLDER
-    if os.path.isfile(model / CONFIG):
+    if _is_model(model):
         return model
     if is_run(folder):
         raise ModelError(f"model {source!r}: the run has written no model yet; {_kept(folder)}")
@@ -60,7 +65,7 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
     if update is None or update not in kept_checkpoints(run):
         raise ModelError(f"model {source!r}: the run has no checkpoint of update {which}; {_kept(run)}")
     folder = checkpoint_folder(run, update)
-    if not os.path.isfile(folder / MODEL_FOLDER / CONFIG):
+    if not _is_model(folder / MODEL_FOLDER):
         raise ModelError(f"model {source!r}: {_without_model(folder)}")
     _check_has_weights(folder, source)
     return folder

@@ -23,7 +23,7 @@ from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
 
-__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file"]
+__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file", "write_whole"]
 
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
@@ -64,7 +64,7 @@ def save_policy(
         tokenizer.save_pretrained(part)
         _write_card(part, card)
 
-    return _write_whole(Path(folder), write)
+    return write_whole(Path(folder), write)
 
 
 def value_head_file(folder: str | Path) -> Path | None:
@@ -159,7 +159,7 @@ def save_scalar_model(
         tokenizer.save_pretrained(part)
         _write_card(part, card)
 
-    return _write_whole(Path(folder), write)
+    return write_whole(Path(folder), write)
 
 
 def _write_card(folder: Path, card: ModelCard) -> None:
@@ -169,7 +169,7 @@ def _write_card(folder: Path, card: ModelCard) -> None:
     card.origin.write(folder)
 
 
-def _write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
+def write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
     """Write to a temporary folder, then rename it, so that an incomplete model never has the final name."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)

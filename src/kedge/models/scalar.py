@@ -15,12 +15,14 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
+from kedge.models.adapters import is_adapter
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
+from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
@@ -226,7 +228,8 @@ def load_scalar_model(
     Raises:
         ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
     """
-    labels = {} if init == "saved" else {"num_labels": 1}
+    # The configuration of an adapter's base says nothing of the adapter's head.
+    labels = {} if init == "saved" and not is_adapter(find_model(source)) else {"num_labels": 1}
     classifier, missing = load_pretrained(
         AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, **labels
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.data.chat import end_of_turn
 from kedge.errors import ModelError
-from kedge.models.pretrained import check_source, loading_reason, quiet_transformers
+from kedge.models.adapters import is_adapter
+from kedge.models.pretrained import base_source, check_source, loading_reason, quiet_transformers
 
 __all__ = ["load_tokenizer"]
 
@@ -28,6 +30,8 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     Source: spec §2.1 (S3, N+).
     """
     name = check_source(source)
+    if is_adapter(name) and not os.path.isfile(os.path.join(name, "tokenizer_config.json")):
+        name = base_source(name)
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)

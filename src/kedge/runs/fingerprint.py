@@ -12,6 +12,7 @@ from kedge.config import Config
 from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
+from kedge.models.adapters import is_adapter, read_adapter
 from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
@@ -69,11 +70,16 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
 
 def _hash_of(sources: list[str]) -> str:
     """One hash over all files that the names refer to; empty if there are none."""
-    files = [path for source in sources for path in _files(source)]
+    files = [path for source in sources for path in (*_files(source), *_base_files(source))]
     try:
         return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+
+
+def _base_files(source: str) -> list[Path]:
+    """The files of the model that an adapter belongs to."""
+    return _files(read_adapter(source).base) if is_adapter(os.path.expanduser(source)) else []
 
 
 def _files(source: str) -> list[Path]:

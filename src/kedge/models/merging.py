@@ -1,0 +1,55 @@
+"""Merging: the whole model that an adapter and its base make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from kedge.errors import ModelError
+from kedge.models.adapters import is_adapter, read_adapter
+from kedge.models.pretrained import fit_embedding, load_pretrained, quiet_transformers
+from kedge.models.run_models import find_model
+from kedge.models.saving import value_head_file, write_whole
+from kedge.models.tokenizers import load_tokenizer
+from kedge.output import check_output
+
+__all__ = ["merge"]
+
+
+def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Path:
+    """Save an adapter and its base as one model, which needs no PEFT; returns its folder.
+
+    Args:
+        source: The adapter: a folder that PEFT or kedge saved, or a run.
+        out: The new folder.
+        trust_remote_code: Run Python code from the base's folder.
+
+    Raises:
+        ModelError: The source is no adapter, or does not belong to its base.
+        OutputError: The folder is not free, or cannot be written.
+    """
+    folder, target = Path(find_model(source)), check_output(out)
+    if not is_adapter(folder):
+        raise ModelError(
+            f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"
+        )
+    scalar = read_adapter(folder).is_scalar
+    auto_class, labels = (
+        (AutoModelForSequenceClassification, {"num_labels": 1}) if scalar else (AutoModelForCausalLM, {})
+    )
+    model, _ = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    fit_embedding(model, tokenizer)
+
+    def write(part: Path) -> None:
+        with quiet_transformers():
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+        if (head := value_head_file(folder)) is not None:
+            (part / "value_head").mkdir()
+            shutil.copyfile(head, part / "value_head" / head.name)
+
+    return write_whole(target, write)

@@ -1,0 +1,160 @@
+"""Adapters that PEFT saved, as models: expected values come from PEFT's own pass, without merging."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.config import config_from_settings
+from kedge.errors import ModelError, OutputError
+from kedge.models import load_language_model, load_scalar_model, load_tokenizer, model_width
+from kedge.models.packing.rows import TokenRows
+from kedge.runs.fingerprint import input_hashes
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
+
+ROWS = [[5, 9, 20, 31], [7, 8]]
+
+
+def adapt(base: Path, folder: Path, *, scalar: bool = False, **settings: Any) -> Any:
+    """Save an adapter with random weights that change the model, as PEFT does; return PEFT's model."""
+    auto, task = (AutoModelForSequenceClassification, "SEQ_CLS") if scalar else (AutoModelForCausalLM, "CAUSAL_LM")
+    labels: Any = {"num_labels": 1} if scalar else {}
+    torch.manual_seed(3)
+    config = peft.LoraConfig(task_type=task, r=4, target_modules="all-linear", init_lora_weights=False, **settings)
+    adapted = peft.get_peft_model(auto.from_pretrained(base, **labels), config).eval()
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"use_dora": True}, {"use_rslora": True, "lora_alpha": 3}], ids=["lora", "dora", "rslora"]
+)
+def test_an_adapter_is_its_base_with_the_adapters_weights(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    adapted = adapt(base, tmp_path / "adapter", **settings)
+    tokenizer = load_tokenizer(tmp_path / "adapter")
+    assert tokenizer.get_vocab() == load_tokenizer(base).get_vocab(), "the base's"
+    model = load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
+    hidden = model.hidden(TokenRows.of(ROWS, model.device)).split([4, 2])
+    plain = load_language_model(base, tokenizer=tokenizer)
+    for row, states in zip(ROWS, hidden, strict=True):
+        expected = adapted(input_ids=torch.tensor([row])).logits[0]
+        unchanged = plain.causal(input_ids=torch.tensor([row])).logits[0]
+        known = ~model.forbidden
+        assert torch.allclose(model.logits(states)[:, known], expected[:, known], atol=1e-4, rtol=1e-4)
+        assert (expected - unchanged).abs().max() > 0.01, "the adapter does something"
+    assert all(weight.requires_grad for weight in model.parameters()), "it can be trained further, as a whole"
+    assert model_width(tmp_path / "adapter") == model_width(base)
+
+
+def test_an_adapter_with_a_head_is_a_reward_model(base: Path, tmp_path: Path) -> None:
+    adapted = adapt(base, tmp_path / "adapter", scalar=True)
+    adapted.config.pad_token_id = adapted.get_base_model().config.pad_token_id = tiny_tokenizer().pad_token_id
+    tokenizer = load_tokenizer(tmp_path / "adapter")
+    model = load_scalar_model(tmp_path / "adapter", tokenizer=tokenizer)
+    with torch.no_grad():
+        scores = model.scores(TokenRows.of(ROWS, model.device))
+        expected = [float(adapted(input_ids=torch.tensor([row])).logits[0, 0]) for row in ROWS]
+    assert torch.allclose(scores, torch.tensor(expected), atol=1e-4)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    change(weights)
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+def first_infinite(weights: dict[str, torch.Tensor]) -> None:
+    next(iter(weights.values()))[0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (lambda folder: edit(folder, peft_type="PROMPT_TUNING"), "peft_type is 'PROMPT_TUNING'; kedge supports LORA"),
+        (lambda folder: edit(folder, base_model_name_or_path=None), "base_model_name_or_path is missing"),
+        (lambda folder: edit(folder, base_model_name_or_path="/nowhere"), "'/nowhere': no such folder"),
+        (lambda folder: edit(folder, modules_to_save=["lm_head"]), "loses when it merges"),
+        (lambda folder: edit(folder, r=8), "does it belong to"),
+        (lambda folder: edit(folder, r="8"), "does it belong to"),
+        (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is an adapter, too; merge that first"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json cannot be read"),
+        (lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000), "cannot be read"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"no"), "safetensors cannot be read"),
+        (
+            lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
+            "no adapter_model.safetensors",
+        ),
+        (lambda folder: change_weights(folder, lambda weights: weights.popitem()), "is missing in the adapter's file"),
+        (
+            lambda folder: change_weights(folder, lambda weights: weights.update(more=torch.zeros(1))),
+            "more is missing in the base",
+        ),
+        (lambda folder: change_weights(folder, first_infinite), "contain NaN or infinity"),
+    ],
+)
+def test_what_is_no_adapter_of_the_base_is_refused_in_one_line(
+    base: Path, tmp_path: Path, spoil: Any, line: str
+) -> None:
+    adapt(base, tmp_path / "adapter")
+    spoil(tmp_path / "adapter")
+    with pytest.raises(ModelError) as caught:
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_base_that_is_named_relative_to_the_adapter_is_found(tmp_path: Path) -> None:
+    save_tiny_reward_model(tmp_path / "base")
+    adapt(tmp_path / "base", tmp_path / "adapter", scalar=True)
+    edit(tmp_path / "adapter", base_model_name_or_path="../base")
+    load_scalar_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_merged_adapter_is_a_model_that_needs_no_peft(base: Path, tmp_path: Path, scalar: bool) -> None:
+    adapt(base, tmp_path / "adapter", scalar=scalar)
+    result = CliRunner().invoke(app, ["merge", str(tmp_path / "adapter"), "--out", str(tmp_path / "whole")])
+    assert result.exit_code == 0, result.output
+    assert not list((tmp_path / "whole").glob("adapter*"))
+    load = load_scalar_model if scalar else load_language_model
+    one, other = (
+        load(folder, tokenizer=load_tokenizer(folder)) for folder in (tmp_path / "adapter", tmp_path / "whole")
+    )
+    weights = dict(other.named_parameters())
+    assert weights
+    assert all(torch.equal(weight, weights[name]) for name, weight in one.named_parameters())
+    with pytest.raises(ModelError, match="is not an adapter"):
+        kedge.merge(tmp_path / "whole", tmp_path / "again")
+    with pytest.raises(OutputError):
+        kedge.merge(tmp_path / "adapter", tmp_path / "whole")
+
+
+def test_the_base_is_one_of_the_files_that_a_run_depends_on(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "base")
+    adapt(tmp_path / "base", tmp_path / "adapter")
+    config = config_from_settings("sft", {"model": str(tmp_path / "adapter"), "demonstrations": "none.jsonl"})
+    before = input_hashes(config)["model"]
+    with (tmp_path / "base" / "model.safetensors").open("ab") as file:
+        file.write(b"0")
+    assert input_hashes(config)["model"] != before
