@@ -39,6 +39,11 @@ def vowels(completions: list[str], **_: object) -> list[float | None]:
     ]
 
 
+def vowels_of_all(completions: list[str], **_: object) -> list[float]:
+    """The number of vowels."""
+    return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
+
+
 def shared(models: Path) -> dict[str, Any]:
     """Value head, ptx, minibatches of uneven rows, a function that leaves a row unscored, and a reward model."""
     return {
@@ -117,12 +122,28 @@ def longer_on_the_first_rank(first: list[str], second: list[str], **_: object) -
     return [0.5 if one == two else float(len(one) > len(two)) for one, two in zip(first, second, strict=True)]
 
 
+CHAIN: Mapping[str, Any] = {
+    "reward": [RewardTerm(vowels_of_all, weight=0.1)],
+    "labeller": vowels_of_all,
+    "rlhf.num_rounds": 2,
+    "rlhf.train_critic": True,
+    "rlhf.num_prompts": 4,
+    "rlhf.num_responses": 3,
+    "generate.batch_size": 5,
+    "sft.batch_size": 5,
+    "reward_model.batch_size": 3,
+    "critic.num_prompts": 4,
+    "critic.batch_size": 3,
+    "rollout.num_prompts": 6,
+    "rollout.max_new_tokens": 10,
+    "rollout.missing_eos_score": None,
+    "ppo.num_updates": 2,
+    "ppo.num_minibatches": 2,
+    "data.eval_fraction": 0.34,
+}
+"""Two rounds, each with a critic; labels and an additional reward by a function."""
+
 COMPARED: Mapping[str, Callable[[Path], dict[str, Any]]] = {"evaluate": evaluate, "pairwise": pairwise}
-
-
-def vowels_of_all(completions: list[str], **_: object) -> list[float]:
-    """The number of vowels."""
-    return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
 
 
 def ahead(models: Path) -> dict[str, Any]:
@@ -178,6 +199,8 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
         kedge.generate(model=model, prompts=PROMPTS, reward=rewards, num_responses=2, **SAMPLED, **common)
     elif case in COMPARED:
         kedge.evaluate(model=model, prompts=PROMPTS, **COMPARED[case](models), **SAMPLED, **common)
+    elif case == "rlhf":
+        kedge.rlhf(model=model, demonstrations=TEXTS, comparisons=PAIRS, prompts=PROMPTS, **CHAIN, **common)
     elif case == "check_critic":
         kedge.check_critic(model=model, prompts=PROMPTS, **check_critic(models), **common)
     else:

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from tests.ranks.cases import COMPARED, POLICY_CASES, run, save_models
 from tests.ranks.processes import torchrun
 
-CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic", "generate", *COMPARED, "check_critic")
-SHARDED = tuple(case for case in CASES if case not in ("ahead", "sft", "reward", "critic"))
-RESULTS = ("metrics.jsonl", "responses.jsonl", "judgments.jsonl", "critic_checks.jsonl")
+CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic", "generate", *COMPARED, "check_critic", "rlhf")
+SHARDED = tuple(case for case in CASES if case not in ("ahead", "sft", "reward", "critic", "rlhf"))
+RESULTS = ("comparisons-2.jsonl", "metrics.jsonl", "responses.jsonl", "judgments.jsonl", "critic_checks.jsonl")
 MEASURED = ("time/", "memory/", "tokens_per_second")
 
 
@@ -46,6 +46,11 @@ def assert_close(ours: Any, theirs: Any, place: str) -> None:
 
 def assert_equal_runs(one: Path, other: Path) -> None:
     """Same figures up to the rounding of sums, same sampled tokens, same weights."""
+    if (one / "ppo").exists():
+        stages = sorted(path.parent.name for path in one.glob("*/config.yaml"))
+        assert stages == sorted(path.parent.name for path in other.glob("*/config.yaml"))
+        for stage in stages:
+            assert_equal_runs(one / stage, other / stage)
     found = [name for name in RESULTS if (one / name).exists()]
     assert found
     for name in found:

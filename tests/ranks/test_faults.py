@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from tests.ranks.cases import PROMPTS, save_models
+from tests.ranks.cases import PAIRS, PROMPTS, save_models
 from tests.ranks.processes import started, torchrun
 from tests.ranks.test_equality import assert_equal_runs
 
@@ -110,6 +110,58 @@ def test_a_fault_while_sampling_ends_all_ranks(stage: str, kind: str, line: str,
     assert code != 0, output
     assert output.count(line) == 1, output
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+CHAIN = {
+    "ppo.num_updates": 2,
+    "ppo.num_minibatches": 2,
+    "rlhf.num_rounds": 2,
+    "rlhf.num_prompts": 4,
+    "rlhf.num_responses": 3,
+    "rollout.num_prompts": 4,
+    "rollout.max_new_tokens": 8,
+    "rollout.missing_eos_score": None,
+    "data.eval_fraction": 0,
+    "runtime.precision": "fp32",
+}
+
+
+def chain_command(folder: Path, *more: str) -> list[str]:
+    """Two rounds of `kedge rlhf`, with a reward model as labeler."""
+    for name, rows in {"prompts": [{"prompt": text} for text in PROMPTS], "pairs": PAIRS}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = {**CHAIN, "rlhf.labeller": f"{folder}/models/reward"}
+    data = ["--demonstrations", f"{folder}/models/texts.jsonl", "--comparisons", f"{folder}/pairs.jsonl"]
+    return [
+        *["rlhf", "--model", f"{folder}/models/policy", *data, "--prompts", f"{folder}/prompts.jsonl"],
+        *[f"{name}={'null' if value is None else value}" for name, value in settings.items()],
+        *["--out", f"{folder}/run", "device=cpu", *more],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "kind", "line"),
+    [
+        ("2", "exception", "ZeroDivisionError: a bug on one rank"),
+        ("2", "SIGTERM", "ppo: interrupted after 2 of 2"),
+        ("sampled", "exception", "ZeroDivisionError: a bug on one rank"),
+        ("sampled", "SIGKILL", "error: contact with another rank was lost"),
+    ],
+)
+def test_a_chain_is_resumed_on_another_number_of_ranks(place: str, kind: str, line: str, tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    code, output = torchrun(2, "tests.ranks.faulty", "1", place, kind, *chain_command(tmp_path))
+    assert code != 0, output
+    assert output.count(line) == 1, output
+    assert (tmp_path / "run" / "model" / "config.json").exists(), "the newest policy"
+    assert not (tmp_path / "run" / "ppo-2").exists()
+    code, output = torchrun(3, "kedge", *chain_command(tmp_path), "--resume", str(tmp_path / "run"))
+    assert code == 0, output
+    whole = {"demonstrations": tmp_path / "models" / "texts.jsonl", "comparisons": tmp_path / "pairs.jsonl"}
+    common = {"model": tmp_path / "models" / "policy", "prompts": tmp_path / "prompts.jsonl", "device": "cpu"}
+    kedge.rlhf(out=tmp_path / "whole", labeller=tmp_path / "models" / "reward", **whole, **common, **CHAIN)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from kedge.output import check_output, first_free_folder
 
 __all__ = ["RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
 
-RANKED = ("sft", "reward", "critic", "ppo", "generate", "evaluate")
+RANKED = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
 """The stages that several processes can run together."""
 
 UNRESUMED = ("generate", "evaluate")

@@ -12,6 +12,7 @@ from kedge.data import Prompt
 from kedge.errors import RewardError
 from kedge.evaluation.policy import Policy, Sampling
 from kedge.evaluation.responses import join_responses
+from kedge.logs.phases import OnPhase
 from kedge.rewards import Scores, WeightedReward
 
 __all__ = ["collect_rankings", "rank_responses"]
@@ -28,6 +29,7 @@ def collect_rankings(
     *,
     num_responses: int,
     title: str,
+    on_phase: OnPhase = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Sample several responses to each prompt and rank them by the labeler's scores.
 
@@ -38,6 +40,7 @@ def collect_rankings(
         sampling: Sampling settings.
         num_responses: Responses per prompt, ≥ 2.
         title: Title of the progress display.
+        on_phase: Told how far the sampling is.
 
     Returns:
         Rows of `prompt`, `responses` and `ranks`, as `read_comparisons` expects them; prompts whose responses all have
@@ -47,7 +50,7 @@ def collect_rankings(
         RewardError: No row is left, or the labeler broke its contract.
     """
     repeated = [prompt for prompt in prompts for _ in range(num_responses)]
-    batches = policy.sample_all(repeated, sampling, title=title)
+    batches = policy.sample_all(repeated, sampling, title=title, on_phase=on_phase)
     responses = join_responses([each.responses for each in batches])
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []

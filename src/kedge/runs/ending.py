@@ -58,7 +58,7 @@ def chain_report(config: Config, folder: Path) -> Iterator[None]:
         with chained():
             yield
     finally:
-        if config.runtime.report and runs_in(folder) != [folder]:
+        if config.runtime.report and is_first_rank() and runs_in(folder) != [folder]:
             leave_report(folder, advice=field_advice)
 
 

@@ -94,7 +94,7 @@ def run_ppo(
         finally:
             metrics = save_result(config, run, roles, interrupted=not outcome)
     end_stage(config, run, outcome)
-    return PpoResult(run.shared_folder, metrics)
+    return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
 
 
 def train(

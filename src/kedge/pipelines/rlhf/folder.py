@@ -24,7 +24,10 @@ def write_rows(path: Path, rows: Sequence[Any]) -> str:
 
 @contextmanager
 def published_policy(folder: Path) -> Iterator[None]:
-    """Copy the newest policy to `model/` when the block ends, even by an error; `model/` is never incomplete."""
+    """Copy the newest policy to `model/` when the block ends, even by an error; `model/` is never incomplete.
+
+    On several ranks, the folder has policies on the first one only.
+    """
     try:
         yield
     finally:

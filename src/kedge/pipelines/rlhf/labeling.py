@@ -13,6 +13,7 @@ from kedge.pipelines.rlhf.setup import RlhfInputs
 from kedge.runs.load_policy import load_policy
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
+from kedge.training.stopping import stopping_together
 
 __all__ = ["label_round"]
 
@@ -33,22 +34,26 @@ def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, numb
     assert inputs.labeler is not None, "a further round has a labeler"
     settings, rollout, seed = config.rlhf, config.rollout, config.runtime.seed
     earlier = config.data.comparisons if settings.keep_comparisons else []
-    path = run.folder / f"comparisons-{number}.jsonl"
-    if path.exists():  # written before the run was resumed
-        return with_values(config, {"data.comparisons": [*earlier, str(path)]})
+    path = run.shared_folder / f"comparisons-{number}.jsonl"
+    told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
+    if run.ranks.first(path.exists):  # written before the run was resumed
+        return told
     stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
-    rankings = collect_rankings(
-        load_policy(str(policy), config, run),
-        stream.next(min(settings.num_prompts, len(inputs.prompts))),
-        inputs.labeler,
-        # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
-        Sampling(
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            batch_size=config.generate.batch_size,
-            seed=stream_seed(seed, "labelled responses", number),
-        ),
-        num_responses=settings.num_responses,
-        title=f"round {number}: sample to label",
-    )
-    return with_values(config, {"data.comparisons": [*earlier, write_rows(path, rankings)]})
+    with stopping_together(run.ranks) as check_stop:
+        rankings = collect_rankings(
+            load_policy(str(policy), config, run),
+            stream.next(min(settings.num_prompts, len(inputs.prompts))),
+            inputs.labeler,
+            # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
+            Sampling(
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                batch_size=config.generate.batch_size,
+                seed=stream_seed(seed, "labelled responses", number),
+            ),
+            num_responses=settings.num_responses,
+            title=f"round {number}: sample to label",
+            on_phase=lambda *_: check_stop(),
+        )
+    run.ranks.first(lambda: write_rows(path, rankings))
+    return told

@@ -85,8 +85,9 @@ def run_rlhf(
         published_policy(run.folder),
     ):
         if comparisons is not None:
-            path = write_rows(run.folder / "comparisons.jsonl", comparisons)
-            config = with_values(config, {"data.comparisons": path})
+            path = run.shared_folder / "comparisons.jsonl"
+            run.ranks.first(lambda: write_rows(path, comparisons))
+            config = with_values(config, {"data.comparisons": str(path)})
 
         then: Any = {"resume": resume, "callback": callback}
         sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, **then)
@@ -110,9 +111,11 @@ def run_rlhf(
             policy = ppo.model
 
     summary = summarize(sft, rounds)
-    write_summary(run.folder, summary)
-    run.finish({})
-    print_rounds(run.folder, summary)
-    say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
-    publish(config, run.folder)
-    return RlhfResult(run.folder, sft, rounds, summary)
+    if run.ranks.is_first:
+        write_summary(run.folder, summary)
+        run.finish({})
+        print_rounds(run.folder, summary)
+        say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
+        publish(config, run.folder)
+    run.ranks.wait()  # so that the newest policy is there on every rank
+    return RlhfResult(run.shared_folder, sft, rounds, summary)

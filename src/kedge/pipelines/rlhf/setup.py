@@ -56,9 +56,11 @@ def check_inputs(
     Raises:
         KedgeError: An input cannot be read or does not fit the others.
     """
-    scored = scored_config(config, run, "ppo", model=Path(str(config.model)), reward=run.folder / "reward" / "model")
+    scored = scored_config(
+        config, run, "ppo", model=Path(str(config.model)), reward=run.shared_folder / "reward" / "model"
+    )
     if config.rlhf.train_critic:
-        with_critic(scored, run.folder / "critic" / "model")
+        with_critic(scored, run.shared_folder / "critic" / "model")
     policy = load_policy(str(config.model), config, run)
     tokenizer, context = policy.tokenizer, policy.model.context_length
     load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
@@ -78,7 +80,9 @@ def check_inputs(
 def stage_config(config: Config, run: Run, name: str) -> Config:
     """The configuration of a stage, which writes to its own folder inside the run's."""
     keep_best = metric_in_chain(config, name.partition("-")[0])
-    return with_values(config, {"out": str(run.folder / name), "push.repo": None, "checkpoint.keep_best": keep_best})
+    return with_values(
+        config, {"out": str(run.shared_folder / name), "push.repo": None, "checkpoint.keep_best": keep_best}
+    )
 
 
 def scored_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:

@@ -36,6 +36,9 @@ MIN_SPREAD = 1e-3
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
 
+ROUNDING = 1e-12
+"""A variance is 0 if it is a smaller share of the mean square: a difference of two sums in float64 is then rounding."""
+
 FIT_TOKENS = 8192
 """Tokens per forward pass where the run sets no limit."""
 
@@ -169,7 +172,8 @@ def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
                 metrics[f"{prefix}{name}"] for name in ("error", "squared_error", "return", "squared_return")
             )
             spread = targets - target**2
-            found[f"{prefix}explained_variance"] = 1 - (errors - error**2) / spread if spread > 0 else 0.0
+            varies = spread > ROUNDING * targets
+            found[f"{prefix}explained_variance"] = 1 - (errors - error**2) / spread if varies else 0.0
     return found
 
 
