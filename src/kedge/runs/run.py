@@ -199,7 +199,7 @@ def open_run(
     fingerprint, checkpoint = input_hashes(config, in_memory), None
     _check_same_inputs(fingerprint, ranks)
     if resume is not None and resumed:
-        checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume)
+        checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
@@ -261,10 +261,10 @@ def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
 
 
 def _checkpoint_to_resume(
-    config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume
+    config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume, ranks: Ranks
 ) -> Checkpoint | None:
     """The newest valid checkpoint, after checking that the run may go on from it."""
-    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say)
+    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
     longer = lengthening(folder, config, stage)
     _check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
     if longer:

@@ -184,6 +184,27 @@ def test_if_another_rank_cannot_write_nothing_is_left_of_the_checkpoint(tmp_path
     assert names(tmp_path) == ["update-000001"]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_ranks_share_the_hashing_out_and_agree_on_what_is_damaged(tmp_path, number):
+    """Each hashes one of the two shards: of one flipped bit, one rank learns from the other."""
+    path = saved(tmp_path, 2).folder / "weights" / "shard-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    ranks = [WithOther(rank, 2, other=None) for rank in (0, 1)]
+    own = [_problem(path.parents[1], each) for each in ranks]
+    assert sorted(each is None for each in own) == [False, True]
+    told = next(each for each in own if each is not None)
+    assert "shard-00001-of-00002.safetensors: is damaged" in told
+    assert _problem(path.parents[1], WithOther(number, 2, other=told)) == told
+
+
+def _problem(path: Path, ranks: Ranks) -> str | None:
+    try:
+        open_checkpoint(path, ranks)
+    except DataError as error:
+        return str(error)
+    return None
+
+
 def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path):
     save_update(tmp_path, 1)
 

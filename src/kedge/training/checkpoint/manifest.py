@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.plan import share_rows
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
 __all__ = ["MANIFEST_FILE", "Manifest", "check_files", "read_manifest"]
@@ -74,8 +76,13 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(**fields, files=files)
 
 
-def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
+def check_files(folder: Path, files: Mapping[str, FileRecord], ranks: Ranks = ALONE) -> None:
     """Check a checkpoint's files against its manifest: names, then sizes, then hashes.
+
+    Args:
+        folder: The checkpoint.
+        files: The records of all files but the manifest.
+        ranks: Share the hashing out; this rank computes the hashes of its files alone.
 
     Raises:
         DataError: Names the first file that is missing, unexpected or damaged.
@@ -89,7 +96,9 @@ def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
         size = (folder / name).stat().st_size
         if size != record.size:
             raise DataError(f"{folder / name}: is damaged ({size:,} bytes, expected {record.size:,})")
-    for name, record in files.items():
+    names = sorted(files)
+    for name in (names[row] for row in share_rows([files[name].size for name in names], ranks.count)[ranks.number]):
+        record = files[name]
         if record_file(folder / name) != record:
             raise DataError(f"{folder / name}: is damaged (its SHA-256 is not the one in the manifest)")
 

@@ -166,7 +166,7 @@ class RunState:
             NumericsError: There is no valid checkpoint.
         """
         assert self._state is not None, "restore first"
-        found = newest_valid(self._folder, on_rejected=on_rejected)
+        found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self._ranks)
         if found is None:
             raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
         self._load_weights(self._state, found)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kedge.errors import DataError, OutputError
 from kedge.output import MODEL_FOLDER, sync_folder
+from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
 from kedge.training.checkpoint.model_folder import (
@@ -193,32 +194,51 @@ def begin_checkpoint(folder: Path, *, update: int, groups: Collection[str]) -> P
     return _temporary(final)
 
 
-def newest_valid(folder: Path, *, on_rejected: Callable[[str], None]) -> Checkpoint | None:
+def newest_valid(folder: Path, *, on_rejected: Callable[[str], None], ranks: Ranks = ALONE) -> Checkpoint | None:
     """The newest valid checkpoint, or None.
 
     Args:
         folder: The run's checkpoint folder; it need not exist and is not modified.
         on_rejected: Receives one line for each newer invalid checkpoint: the file and what is wrong with it.
+        ranks: Share the checks out: all of them call this, and get the same.
     """
     for path in reversed(_checkpoints(folder)):
         try:
-            return open_checkpoint(path)
+            return open_checkpoint(path, ranks)
         except DataError as error:
             on_rejected(str(error))
     return None
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     """Open a checkpoint after checking all of it.
 
+    Args:
+        path: Its folder.
+        ranks: Share the checks out: all of them call this.
+
     Raises:
-        DataError: A file is missing, damaged or unexpected; the message names it.
+        DataError: A file is missing, damaged or unexpected; the message names it. On every rank.
     """
+    found, problem = None, None
+    try:
+        found = _opened(path, ranks)
+    except DataError as error:
+        if not ranks.are_several:
+            raise
+        problem = str(error)
+    if problems := [each for each in ranks.messages(problem) if each is not None]:
+        raise DataError(problems[0])
+    assert found is not None
+    return found
+
+
+def _opened(path: Path, ranks: Ranks) -> Checkpoint:
     try:
         manifest = read_manifest(path / MANIFEST_FILE)
         if path.name != f"update-{manifest.update:06d}":
             raise DataError(f"{path}: contains the checkpoint of update {manifest.update}; the folder was renamed")
-        check_files(path, manifest.files)
+        check_files(path, manifest.files, ranks)
         return Checkpoint(path, manifest, json.loads((path / STATE_FILE).read_bytes()))
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from error
