@@ -167,7 +167,9 @@ def load_frozen_policy(
     """
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     named = named_stop_tokens(tokenizer, stop_token)
-    model = load_language_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+    model = load_language_model(
+        source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code, ranks=ranks
+    )
     model.check_sampling()
     stop_tokens = named or own_stop_tokens(tokenizer, model)
     return Policy(source, tokenizer, model.requires_grad_(False), stop_tokens, precision, ranks)

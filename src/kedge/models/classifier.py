@@ -17,6 +17,7 @@ from kedge.errors import ModelError
 from kedge.models.packing.probe import Findings, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import loading_reason, rope_switch
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["BATCHINGS", "Batching", "classify", "find_batching"]
 
@@ -52,21 +53,22 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
 
 @torch.no_grad()
 def find_batching(
-    classifier: PreTrainedModel, by_trunk: Callable[[TokenRows], Tensor] | None = None
+    classifier: PreTrainedModel, by_trunk: Callable[[TokenRows], Tensor] | None = None, ranks: Ranks = ALONE
 ) -> Batching | Literal["trunk"]:
     """The fastest way to score rows that gives each the score that transformers gives it alone.
 
     Args:
         classifier: A sequence classifier with one label.
         by_trunk: Another way to compute its outputs, from token states; tried first.
+        ranks: If they shard their models, the first finds it out for all.
 
     Raises:
         ModelError: The model cannot score a text, scores it differently each time, or needs it alone in a batch.
     """
-    kind, findings = type(classifier).__name__, Findings(classifier)
-    rows = trial_rows(classifier, ending=_ending(classifier))
+    kind, findings = type(classifier).__name__, Findings(classifier, ranks)
 
     def error(score: Callable[[TokenRows], Tensor]) -> float:
+        rows = trial_rows(classifier, ending=_ending(classifier))
         expected, again = (_each_alone(classifier, rows) for _ in range(2))
         if _error(again, expected) > TOLERANCE:
             raise ModelError(f"reward model {kind} gives equal texts different scores; use another architecture")

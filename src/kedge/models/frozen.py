@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from kedge.models.language import LanguageModel
 from kedge.models.precision import Precision
 from kedge.models.scalar import ScalarModel
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["FrozenDtype", "hold_frozen"]
 
@@ -23,7 +24,9 @@ FrozenDtype = Literal["auto", "fp32", "bf16"]
 
 
 @torch.no_grad()
-def hold_frozen(model: LanguageModel | ScalarModel, dtype: FrozenDtype, precision: Precision) -> None:
+def hold_frozen(
+    model: LanguageModel | ScalarModel, dtype: FrozenDtype, precision: Precision, ranks: Ranks = ALONE
+) -> None:
     """Freeze a model, and hold its weights in a number format, in place.
 
     auto: bf16 for what changes no result where products run in bf16: the matrices of linear layers, and embeddings
@@ -34,6 +37,7 @@ def hold_frozen(model: LanguageModel | ScalarModel, dtype: FrozenDtype, precisio
         model: It was checked, and nothing else shares its weights.
         dtype: The format.
         precision: Number format of the run's matrix products.
+        ranks: If they shard their models, the first has the weights, and decides for all.
     """
     model.requires_grad_(False)
     if dtype == "fp32" or (dtype == "auto" and precision == "fp32"):
@@ -41,7 +45,8 @@ def hold_frozen(model: LanguageModel | ScalarModel, dtype: FrozenDtype, precisio
     body = model.causal if isinstance(model, LanguageModel) else model.classifier.base_model
     exactly = dtype == "auto"
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
-    kept = {module.weight for module in tables if exactly and not _loses_nothing(module)}
+    fit = ranks.first(lambda: [not exactly or _loses_nothing(module) for module in tables])
+    kept = {module.weight for module, fits in zip(tables, fit, strict=True) if not fits}
     for parameter in _factors(body, exactly=exactly) | {module.weight for module in tables}:
         if parameter not in kept and parameter.dtype == torch.float32:
             parameter.data = parameter.data.bfloat16()

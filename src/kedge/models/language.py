@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
+from kedge.models.first_rank import give_tensors, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
@@ -25,6 +26,7 @@ from kedge.models.pretrained import (
     load_pretrained,
     rope_switch,
 )
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
 
@@ -48,6 +50,8 @@ class LanguageModel(nn.Module):
         tokenizer: Supplies the pad token and the vocabulary.
         value_head: Add a zero-initialized value head on the trunk (`critic: shared`).
         bins: The support of a value head that predicts a histogram; None for a scalar head.
+        device: The device of the weights; needed where another rank has them.
+        ranks: If they shard their models, the first has the weights, and checks them for all.
 
     Raises:
         ModelError: The tokenizer has more tokens than the model has embeddings, or kedge would not compute what
@@ -59,6 +63,7 @@ class LanguageModel(nn.Module):
     forbidden: Tensor
     forbidden_ids: Tensor
     holds_bf16 = False  # see `hold_frozen`
+    on_every_rank = False  # see `Loaded`
 
     def __init__(
         self,
@@ -67,23 +72,25 @@ class LanguageModel(nn.Module):
         *,
         value_head: bool = False,
         bins: Bins | None = None,
+        device: torch.device | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
-        self.causal = causal
+        self.causal, device = causal, device or causal.device
         fit_embedding(causal, tokenizer)
         disable_dropout(causal)
-        ids = torch.arange(_output_layer(causal).out_features, device=causal.device)
-        known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=causal.device)
+        ids = torch.arange(_output_layer(causal).out_features, device=device)
+        known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=device)
         forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
         self.value_head: ValueHead | None = None
         if value_head:
-            width, device = _output_layer(causal).in_features, causal.device
+            width = _output_layer(causal).in_features
             head = nn.Linear(width, 1, device=device) if bins is None else HistogramHead(width, bins, device=device)
             self.value_head = initialize_head(head, "zero")
-        self.trunk = Trunk(_base_model(causal))
-        self._check()
+        self.trunk = Trunk(_base_model(causal), ranks)
+        self._check(ranks)
 
     @property
     def device(self) -> torch.device:
@@ -165,12 +172,12 @@ class LanguageModel(nn.Module):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def _check(self) -> None:
+    def _check(self, ranks: Ranks) -> None:
         """Refuse a model whose states depend on later tokens, or whose logits are computed in an unsupported way."""
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
             raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
-        if Findings(self.causal).error("logits", self._logit_error) > TOLERANCE:
+        if Findings(self.causal, ranks).error("logits", self._logit_error) > TOLERANCE:
             raise ModelError(
                 f"{kind} computes its logits in a way that kedge does not support; use another architecture"
             )
@@ -208,13 +215,17 @@ def load_language_model(
     bins: Bins | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
+    ranks: Ranks = ALONE,
 ) -> LanguageModel:
     """Load a policy or reference from a folder or hub id.
+
+    If the ranks shard their models, `shard_model` is called next; until then only the first has the trunk's weights.
 
     Raises:
         ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
     """
-    causal, missing = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code)
+    loaded = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code, ranks=ranks)
+    causal, missing, device = loaded.model, loaded.missing, torch.device(device)
     if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
         raise ModelError(
             f"model {str(source)!r}: {type(causal).__name__} cannot be loaded again once it is saved, since no "
@@ -222,8 +233,13 @@ def load_language_model(
         )
     if missing:
         raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {sorted(missing)[0]}")
-    nn.Module.to(causal, device)  # first, so that it is checked on the device that it will run on
-    return LanguageModel(causal, tokenizer, value_head=value_head, bins=bins)
+    if causal.device.type != "meta":
+        nn.Module.to(causal, device)  # first, so that it is checked on the device that it will run on
+    model = LanguageModel(causal, tokenizer, value_head=value_head, bins=bins, device=device, ranks=ranks)
+    model.on_every_rank = loaded.on_every_rank
+    if ranks.is_sharded:
+        give_tensors(model, ranks, device=device, left=inner_weights(model, model.trunk.model))
+    return model
 
 
 def _base_model(causal: PreTrainedModel) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -37,10 +38,9 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
             f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"
         )
     scalar = read_adapter(folder).is_scalar
-    auto_class, labels = (
-        (AutoModelForSequenceClassification, {"num_labels": 1}) if scalar else (AutoModelForCausalLM, {})
-    )
-    model, _ = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels)
+    auto_class = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+    labels: dict[str, Any] = {"num_labels": 1} if scalar else {}
+    model = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels).model
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     fit_embedding(model, tokenizer)
 

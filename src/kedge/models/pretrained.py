@@ -18,7 +18,9 @@ from transformers.utils import logging as transformers_logging
 from kedge.errors import ModelError
 from kedge.hub import hub_fault
 from kedge.models.adapters import is_adapter, merge_adapter, read_adapter
+from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
+from kedge.ranks import ALONE, Ranks
 
 __all__ = [
     "base_source",
@@ -107,14 +109,15 @@ def base_source(source: str | Path) -> str:
 
 
 def load_pretrained(
-    auto_class: Any, source: str | Path, *, trust_remote_code: bool = False, **settings: Any
-) -> tuple[PreTrainedModel, set[str]]:
+    auto_class: Any, source: str | Path, *, trust_remote_code: bool = False, ranks: Ranks = ALONE, **settings: Any
+) -> Loaded:
     """Load float32 weights from safetensors, and report the weights missing from the source.
 
     Args:
         auto_class: An `AutoModel…` class of transformers.
         source: A folder or hub id.
         trust_remote_code: Run Python code from the model folder.
+        ranks: If they shard their models, the first alone has the weights; the others have the model without them.
         settings: Passed to `from_pretrained`.
 
     Returns:
@@ -124,13 +127,31 @@ def load_pretrained(
         ModelError: The model cannot be loaded, or its weights are pickles only, of the wrong shape, or non-finite.
     """
     name = check_source(source)
+    base = base_source(name)
+    _check_weight_files(base)
+    _load_config(base, trust_remote_code=trust_remote_code)
+
+    def load() -> Loaded:
+        return _load_weights(auto_class, name, trust_remote_code=trust_remote_code, **settings)
+
+    def build() -> PreTrainedModel:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code, **settings)
+            return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+
+    loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
+    disable_dropout(loaded.model)
+    fuse_activations(loaded.model)
+    return loaded
+
+
+def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **settings: Any) -> Loaded:
+    """Load a model and check its weights; see `load_pretrained`."""
     if is_adapter(name):
         adapter = read_adapter(name)
-        base, missing = load_pretrained(auto_class, adapter.base, trust_remote_code=trust_remote_code, **settings)
-        model, held = merge_adapter(base, adapter)
-        return model, missing - held
-    _check_weight_files(name)
-    _load_config(name, trust_remote_code=trust_remote_code)
+        base = _load_weights(auto_class, check_source(adapter.base), trust_remote_code=trust_remote_code, **settings)
+        model, held = merge_adapter(base.model, adapter)
+        return Loaded(model, base.missing - held)
     try:
         with quiet_transformers():
             model, report = auto_class.from_pretrained(
@@ -152,9 +173,7 @@ def load_pretrained(
         )
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
-    disable_dropout(model)
-    fuse_activations(model)
-    return model, set(report["missing_keys"])
+    return Loaded(model, set(report["missing_keys"]))
 
 
 def _load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:

@@ -17,6 +17,7 @@ from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import is_adapter
 from kedge.models.classifier import Batching, classify, find_batching
+from kedge.models.first_rank import give_tensors, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -39,6 +40,8 @@ class ScalarModel(nn.Module):
     Args:
         classifier: The transformers model; its dropout is disabled.
         tokenizer: Supplies the pad token.
+        device: The device of the weights; needed where another rank has them.
+        ranks: If they shard their models, the first has the weights, and checks them for all.
 
     Attributes:
         trained_here: Whether kedge trained it, so that it is read as in training.
@@ -56,8 +59,16 @@ class ScalarModel(nn.Module):
 
     shift: Tensor
     holds_bf16 = False  # see `hold_frozen`
+    on_every_rank = False  # see `Loaded`
 
-    def __init__(self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        classifier: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         super().__init__()
         if classifier.config.num_labels != 1:
             raise ModelError(f"a reward model needs exactly one label; this model has {classifier.config.num_labels}")
@@ -68,9 +79,9 @@ class ScalarModel(nn.Module):
         self.classifier = classifier
         self.trained_here = NORMALIZATION_KEY in vars(classifier.config)
         shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
-        self.register_buffer("shift", torch.tensor(shift, device=classifier.device), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift, device=device or classifier.device), persistent=False)
         self.batching: Batching
-        self.trunk, self.batching = self._find_trunk()
+        self.trunk, self.batching = self._find_trunk(ranks)
         # Found out now, not in the first pass of a run.
         self.has_values = self.trunk is not None and self.trunk.is_causal
 
@@ -131,18 +142,18 @@ class ScalarModel(nn.Module):
             return self._read(self.trunk.hidden(rows)[rows.last]).values
         return classify(self.classifier, rows, batching=self.batching) - self.shift
 
-    def _find_trunk(self) -> tuple[Trunk | None, Batching]:
+    def _find_trunk(self, ranks: Ranks) -> tuple[Trunk | None, Batching]:
         """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
         trunk = None
         if self.head is not None:
             with suppress(ModelError):
-                trunk = Trunk(cast(PreTrainedModel, self.classifier.base_model))
+                trunk = Trunk(cast(PreTrainedModel, self.classifier.base_model), ranks)
 
         def by_trunk(rows: TokenRows) -> Tensor:
             assert trunk is not None
             return self._read(trunk.hidden(rows)[rows.last]).values + self.shift
 
-        batching = find_batching(self.classifier, None if trunk is None else by_trunk)
+        batching = find_batching(self.classifier, None if trunk is None else by_trunk, ranks)
         return (trunk, "right") if batching == "trunk" else (None, batching)
 
     @property
@@ -215,8 +226,12 @@ def load_scalar_model(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     init: Literal["saved", "fresh"] = "saved",
+    ranks: Ranks = ALONE,
 ) -> ScalarModel:
     """Load a reward model, or create one (or a critic) on the trunk of a causal LM.
+
+    If the ranks shard their models, `shard_model` is called next, if it can be; until then only the first has the
+    trunk's weights.
 
     Args:
         source: A folder or hub id.
@@ -224,15 +239,17 @@ def load_scalar_model(
         device: Target device.
         trust_remote_code: Run Python code from the model folder.
         init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8).
+        ranks: The run's.
 
     Raises:
         ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
     """
     # The configuration of an adapter's base says nothing of the adapter's head.
     labels = {} if init == "saved" and not is_adapter(find_model(source)) else {"num_labels": 1}
-    classifier, missing = load_pretrained(
-        AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, **labels
+    loaded = load_pretrained(
+        AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, **labels
     )
+    classifier, missing, device = loaded.model, loaded.missing, torch.device(device)
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
     if init == "saved" and head:
         raise ModelError(
@@ -241,8 +258,14 @@ def load_scalar_model(
         )
     if missing - head:
         raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")
-    nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
-    model = ScalarModel(classifier, tokenizer)
+    if classifier.device.type != "meta":
+        nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
+    model = ScalarModel(classifier, tokenizer, device=device, ranks=ranks)
+    model.on_every_rank = loaded.on_every_rank
+    if ranks.is_sharded:
+        can_be_sharded = model.trunk is not None and model.trunk.takes_one_pass
+        left = inner_weights(model, model.trunk.model) if model.trunk is not None and can_be_sharded else ()
+        give_tensors(model, ranks, device=device, left=left)
     if init == "fresh":
         if model.head is None:
             raise ModelError(

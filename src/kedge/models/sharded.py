@@ -7,11 +7,13 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kedge.errors import ModelError
+from kedge.models.first_rank import inner_weights, take_out
 from kedge.models.language import LanguageModel
 from kedge.models.packing.rows import TokenRows
+from kedge.models.precision import autocast
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import Ranks
-from kedge.ranks.sharding import shard
+from kedge.ranks.sharding import fill_parts, shard
 
 __all__ = ["can_be_sharded", "shard_model"]
 
@@ -23,6 +25,8 @@ def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
 
 def shard_model(model: LanguageModel | ScalarModel, ranks: Ranks) -> None:
     """Split the weights of a model's trunk over the ranks, in place; nothing for ranks that hold all weights.
+
+    Those of the first rank count.
 
     The output layer, a tied embedding and the heads stay whole: they are read outside the trunk's own passes.
 
@@ -41,13 +45,12 @@ def shard_model(model: LanguageModel | ScalarModel, ranks: Ranks) -> None:
         raise ModelError(f"runtime.parallel=shard does not work with {name}, whose rows are not packed; use replicate")
     if isinstance(model, LanguageModel):
         model.check_sampling()
-    inner = set(trunk.model.modules())
-    outer = {
-        parameter for module in model.modules() if module not in inner for parameter in module.parameters(recurse=False)
-    }
-    kept = [parameter for parameter in trunk.model.parameters() if parameter in outer]
+    parts = inner_weights(model, trunk.model)
+    whole = take_out(trunk.model, parts)
+    kept = [each for each in trunk.model.parameters() if not each.is_meta]
     shard(trunk.model, _layers(trunk.model), ranks, device=model.device, kept=kept)
-    with torch.no_grad():
+    fill_parts(trunk.model, whole, device=model.device)
+    with torch.no_grad(), autocast("bf16" if model.holds_bf16 else "fp32", model.device):
         trunk.hidden(TokenRows.of([[0]], model.device))  # the first pass settles which module is the outermost
 
 

@@ -27,7 +27,7 @@ from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import say_results
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards, shard_rewards
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.texts import printable
@@ -84,7 +84,6 @@ def run_generate(
     scorer = None
     if rewards:
         scorer = load_rewards(rewards, config, run, policy.tokenizer)
-        shard_rewards(scorer, run)
         scorer.check(list(distinct[0].columns))
 
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # its import takes a second, which runs without sharded weigh
 
 __all__ = [
     "clip_shards",
+    "fill_parts",
     "from_rows",
     "gather",
     "in_parts",
@@ -62,6 +63,24 @@ def shard(
         # A sum, not a mean: losses are divided by the counts of the whole minibatch.
         each.set_force_sum_reduction_for_comms(True)
         each.set_gradient_divide_factor(1.0)
+
+
+@torch.no_grad()
+def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device) -> None:
+    """Fill a sharded module's weights, which are on the meta device; all ranks together.
+
+    Args:
+        module: It was sharded, and its weights have no values yet.
+        whole: On the first rank, their values by name; emptied on the way.
+        device: The device of the weights.
+    """
+    parts: dict[str, Tensor] = {}
+    for name, own in module.named_parameters():
+        if isinstance(own, DTensor) and own.is_meta:
+            full = whole.pop(name)
+            here = torch.empty(own.shape, dtype=own.dtype, device=device) if full.is_meta else full.to(device)
+            parts[name] = distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=0)
+    module.load_state_dict(parts, strict=False, assign=True)
 
 
 @contextmanager

@@ -90,7 +90,9 @@ def load_reward(
             raise RewardError(f"reward {str(term.reward)!r} is a model and takes no settings; only functions do")
         source = cast("str | Path", term.reward)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-        model = load_scalar_model(source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code)
+        model = load_scalar_model(
+            source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code, ranks=ranks
+        )
         return ModelReward(
             model,
             tokenizer,

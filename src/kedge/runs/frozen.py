@@ -1,23 +1,40 @@
-"""Holds the models that a run does not train in the configured number format."""
+"""Prepares the models that a run does not train: their number format, and the ranks that hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from kedge.config import Config
+from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, hold_frozen
+from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.runs.run import Run
 
-__all__ = ["hold_models"]
+__all__ = ["freeze_models", "say_loaded_whole"]
 
 
-def hold_models(models: Iterable[LanguageModel | ScalarModel], config: Config, run: Run) -> None:
-    """Freeze models and hold them in `runtime.frozen_dtype`, in place.
+def freeze_models(models: Iterable[LanguageModel | ScalarModel], config: Config, run: Run) -> None:
+    """Freeze models, hold them in `runtime.frozen_dtype`, and shard them if the run does so, in place.
+
+    Scoring models that cannot be sharded stay whole.
 
     Args:
         models: They were checked, and nothing else shares their weights.
         config: The resolved configuration.
-        run: Source of the precision.
+        run: Source of precision and ranks.
+
+    Raises:
+        ModelError: A policy cannot be sharded.
     """
     for model in models:
-        hold_frozen(model, config.runtime.frozen_dtype, run.precision)
+        hold_frozen(model, config.runtime.frozen_dtype, run.precision, run.ranks)
+        say_loaded_whole(model)
+        if isinstance(model, LanguageModel) or can_be_sharded(model):
+            shard_model(model, run.ranks)
+
+
+def say_loaded_whole(model: LanguageModel | ScalarModel) -> None:
+    """Say so if every rank has loaded all weights of a model that is to be sharded."""
+    if model.on_every_rank:
+        kind = type(model.causal if isinstance(model, LanguageModel) else model.classifier).__name__
+        say(f"{kind} cannot be built without its weights: every rank loads all of them before it keeps its part")

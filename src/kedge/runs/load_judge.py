@@ -9,8 +9,7 @@ from kedge.errors import ConfigError
 from kedge.evaluation.judges import Judge, PairJudge, ScoreJudge
 from kedge.rewards import RewardSpec, names_function
 from kedge.rewards.pairwise import PairwiseJudge
-from kedge.runs.frozen import hold_models
-from kedge.runs.load_rewards import load_rewards, shard_rewards
+from kedge.runs.load_rewards import load_rewards
 from kedge.runs.run import Run
 
 __all__ = ["load_judge"]
@@ -33,8 +32,6 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         scorer = load_rewards(judge, config, run, tokenizer)
-        hold_models((each.model for each in scorer.models.values()), config, run)
-        shard_rewards(scorer, run)
         return ScoreJudge(scorer)
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")

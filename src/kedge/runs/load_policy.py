@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from kedge.config import Config
 from kedge.evaluation.policy import Policy, Sampling, load_frozen_policy
-from kedge.models.sharded import shard_model
-from kedge.runs.frozen import hold_models
+from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
 
@@ -28,8 +27,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
         trust_remote_code=config.runtime.trust_remote_code,
         ranks=run.ranks,
     )
-    hold_models([policy.model], config, run)
-    shard_model(policy.model, run.ranks)
+    freeze_models([policy.model], config, run)
     return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 

@@ -11,31 +11,42 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.models import Precision
-from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.output import REWARD_LOG
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
+from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 
-__all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on", "shard_rewards"]
+__all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on"]
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
 """One or several reward models and functions, as `load_reward` accepts them."""
 
 
-def load_rewards(rewards: Rewards, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> WeightedReward:
-    """Load rewards on the run's device; errors as in `load_reward`.
+def load_rewards(
+    rewards: Rewards,
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    can_be_copied: bool = False,
+) -> WeightedReward:
+    """Load rewards on the run's device, and freeze their models; errors as in `load_reward`.
 
     Args:
         rewards: The reward models and functions.
         config: Source of the `runtime` and `reward_functions` settings.
         run: Source of the device, the precision, and the folder for the functions' output.
         tokenizer: The policy's.
+        can_be_copied: The models are as they were saved, for a critic that starts as a copy; the caller freezes them.
     """
     log = run.folder / REWARD_LOG
-    return load_rewards_on(
+    loaded = load_rewards_on(
         rewards, config, tokenizer, device=run.device, precision=run.precision, log=log, ranks=run.ranks
     )
+    if not can_be_copied:
+        freeze_models((each.model for each in loaded.models.values()), config, run)
+    return loaded
 
 
 def load_rewards_on(
@@ -70,13 +81,6 @@ def load_rewards_on(
         log=log,
         ranks=ranks,
     )
-
-
-def shard_rewards(rewards: WeightedReward, run: Run) -> None:
-    """Split the weights of the reward models over the ranks, if the run does so; those that cannot be stay whole."""
-    for scoring in rewards.models.values() if run.ranks.is_sharded else ():
-        if can_be_sharded(scoring.model):
-            shard_model(scoring.model, run.ranks)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

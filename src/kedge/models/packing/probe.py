@@ -18,6 +18,7 @@ from kedge.errors import ModelError
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, loading_reason, quiet_transformers
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
 
@@ -34,28 +35,42 @@ class Findings:
     """Measured errors of the ways to run a model; kept per architecture and configuration, whatever the weights.
 
     Policy, reference and critic usually share a configuration, so each check runs once.
+
+    Args:
+        model: The model.
+        ranks: If they shard their models, the first, which has the weights, runs the checks for all.
     """
 
     _known: ClassVar[dict[tuple[object, ...], dict[str, float]]] = {}
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
         self._device = model.device.type
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
-        self._found = self._known.setdefault(key, {})
+        self._measured = self._known.setdefault(key, {})
+        # What all ranks know about this model, so that they ask the first one for the same things.
+        self._told: dict[str, float] = {}
+        self._ranks = ranks
 
     def error(self, way: str, measure: Callable[[], float]) -> float:
         """The error of a way, measured at most once; infinite if the model's code fails."""
-        if way not in self._found:
+        if not self._ranks.is_sharded:
+            return self._error(way, measure)
+        if way not in self._told:
+            self._told[way] = self._ranks.first(lambda: self._error(way, measure))
+        return self._told[way]
+
+    def _error(self, way: str, measure: Callable[[], float]) -> float:
+        if way not in self._measured:
             try:
                 with quiet_transformers(), _full_precision(self._device):
-                    self._found[way] = measure()
+                    self._measured[way] = measure()
             except (ModelError, torch.OutOfMemoryError):
                 raise
             except Exception:  # the model's code may raise anything on inputs that it does not expect
-                self._found[way] = math.inf
-        return self._found[way]
+                self._measured[way] = math.inf
+        return self._measured[way]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
+from kedge.ranks import ALONE, Ranks
 
 __all__ = ["Trunk"]
 
@@ -41,15 +42,16 @@ class Trunk:
 
     Args:
         model: A transformers model without its head (`base_model`).
+        ranks: If they shard their models, the first finds it out for all.
 
     Raises:
         ModelError: No way to run the model is right.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE) -> None:
         self.model = model
         self._checkpointed: list[GradientCheckpointingLayer] = []
-        self._findings = Findings(model)
+        self._findings = Findings(model, ranks)
         config = model.config.get_text_config()
         self._reach = min(
             (int(limit) for name in WINDOW_LIMITS if (limit := getattr(config, name, None))), default=None

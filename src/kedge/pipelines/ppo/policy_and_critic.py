@@ -19,9 +19,11 @@ from kedge.models import (
     load_scalar_model,
     load_value_head,
 )
+from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
 from kedge.pipelines.ppo.settings import value_bins_of
 from kedge.rewards.source import ScoringModel
+from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
 
@@ -42,18 +44,22 @@ def load_actor_critic(
             bins=value_bins_of(config),
             device=run.device,
             trust_remote_code=config.runtime.trust_remote_code,
+            ranks=run.ranks,
         )
         policy.check_sampling()
         critic, head = None, policy.value_head
         if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models)
         elif head is not None and value.names_critic:
-            load_saved_head(config, policy, tokenizer)
+            load_saved_head(config, run, policy, tokenizer)
         elif head is not None and not load_value_head(head, source):
             initialize_head(head, value.value_head_init)
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
     if config.runtime.activation_checkpointing:
         actor_critic.checkpoint_activations()
+    for model in [policy, *([] if critic is None else [critic])]:
+        say_loaded_whole(model)
+        shard_model(model, run.ranks)
     return actor_critic, head
 
 
@@ -98,6 +104,7 @@ def _scalar_critic(
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,
         init="fresh",
+        ranks=run.ranks,
     )
     return critic, False
 

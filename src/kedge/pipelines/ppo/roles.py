@@ -25,7 +25,6 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
-from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
 from kedge.pipelines.ppo.prompts import RunPrompts, load_run_prompts
@@ -33,9 +32,9 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
-from kedge.runs.frozen import hold_models
+from kedge.runs.frozen import freeze_models
 from kedge.runs.load_judge import load_judge
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards, shard_rewards
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
 from kedge.training.optimizer import build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -102,13 +101,15 @@ def load_roles(
     check_engine(config)
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
-    rewards = load_rewards(configured_rewards(config) if reward is None else reward, config, run, tokenizer)
+    can_be_copied = config.ppo.resolved_critic == "separate"
+    given = configured_rewards(config) if reward is None else reward
+    rewards = load_rewards(given, config, run, tokenizer, can_be_copied=can_be_copied)
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models)
-    hold_models((each.model for each in rewards.models.values()), config, run)  # now, as the critic can be a copy
+    if can_be_copied:
+        freeze_models((each.model for each in rewards.models.values()), config, run)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     reference = _load_reference(config, run, tokenizer) if config.ppo.kl.needs_reference else None
-    _shard(run, actor_critic, reference, rewards)
     room = _longest_prompt(config, actor_critic, models)
     records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     return Roles(
@@ -131,23 +132,11 @@ def load_roles(
 def _load_reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
     """The initial policy, frozen."""
     trust = config.runtime.trust_remote_code
-    model = load_language_model(str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust)
-    hold_models([model], config, run)
+    model = load_language_model(
+        str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust, ranks=run.ranks
+    )
+    freeze_models([model], config, run)
     return model
-
-
-def _shard(run: Run, actor_critic: ActorCritic, reference: LanguageModel | None, rewards: WeightedReward) -> None:
-    """Split the weights of all roles over the ranks, if the run does so; scoring models that cannot be stay whole.
-
-    Raises:
-        ModelError: The policy or the critic cannot be sharded.
-    """
-    if not run.ranks.is_sharded:
-        return
-    trained = [actor_critic.policy, *([] if actor_critic.critic is None else [actor_critic.critic])]
-    for model in [*trained, *([] if reference is None else [reference])]:
-        shard_model(model, run.ranks)
-    shard_rewards(rewards, run)
 
 
 def _checked_judge(

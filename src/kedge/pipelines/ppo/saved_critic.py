@@ -66,13 +66,15 @@ def load_saved_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBa
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
     with _named():
-        critic = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+        critic = load_scalar_model(
+            source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, ranks=run.ranks
+        )
     if not critic.has_values:
         raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
     return critic
 
 
-def load_saved_head(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Load the value head that `ppo.critic_init` names into a policy that has the weights it was fitted to.
 
     Raises:
@@ -80,7 +82,9 @@ def load_saved_head(config: Config, policy: LanguageModel, tokenizer: PreTrained
     """
     source = config.ppo.value.critic_init
     assert policy.value_head is not None
-    if find_model(source) != find_model(str(config.model)) and not _same_weights(config, policy, tokenizer):
+    is_other = find_model(source) != find_model(str(config.model))
+    # The first rank has the weights.
+    if is_other and not run.ranks.first(lambda: _same_weights(config, policy, tokenizer)):
         raise ModelError(
             f"ppo.critic_init={source} is a value head on other weights than those of model={config.model}; start from "
             f"the model that it was fitted to, e.g. model={source}"
