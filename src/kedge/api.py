@@ -493,15 +493,15 @@ def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = F
 
 
 def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) -> Path:
-    """Save an adapter and its base as one model, which needs no PEFT; returns its folder.
+    """Save an adapter and its base, or the shards of a checkpoint, as one model; returns its folder.
 
     Args:
-        adapter: A folder that PEFT saved.
+        adapter: A folder that PEFT saved, or a checkpoint in shards, such as `runs/ppo@8`.
         out: The new model's folder.
         trust_remote_code: Run Python code from the base model's folder.
 
     Raises:
-        ModelError: The source is no adapter, or does not belong to its base.
+        ModelError: The source is neither, does not belong to its base, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
     return merging.merge(os.fspath(adapter), out, trust_remote_code=trust_remote_code)

@@ -1,4 +1,4 @@
-"""Merging: the whole model that an adapter and its base make."""
+"""Merging: the whole model that an adapter and its base make, or the shards of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kedge.errors import ModelError
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.pretrained import fit_embedding, load_pretrained, quiet_transformers
-from kedge.models.run_models import find_model
+from kedge.models.run_models import SHARDED_WEIGHTS, find_model
 from kedge.models.saving import value_head_file, write_whole
+from kedge.models.shards import merge_shards
 from kedge.models.tokenizers import load_tokenizer
 from kedge.output import check_output
 
@@ -21,18 +22,20 @@ __all__ = ["merge"]
 
 
 def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Path:
-    """Save an adapter and its base as one model, which needs no PEFT; returns its folder.
+    """Save an adapter and its base, or a checkpoint in shards, as one model; returns its folder.
 
     Args:
-        source: The adapter: a folder that PEFT or kedge saved, or a run.
+        source: The adapter: a folder that PEFT or kedge saved, or a run. Or a checkpoint whose weights are in shards.
         out: The new folder.
         trust_remote_code: Run Python code from the base's folder.
 
     Raises:
-        ModelError: The source is no adapter, or does not belong to its base.
+        ModelError: The source is neither, does not belong to its base, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
-    folder, target = Path(find_model(source)), check_output(out)
+    folder, target = Path(find_model(source, in_shards=True)), check_output(out)
+    if os.path.isfile(folder / SHARDED_WEIGHTS):
+        return merge_shards(folder, target, trust_remote_code=trust_remote_code)
     if not is_adapter(folder):
         raise ModelError(
             f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"

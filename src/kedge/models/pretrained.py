@@ -28,6 +28,7 @@ __all__ = [
     "disable_dropout",
     "fit_embedding",
     "fuse_activations",
+    "load_config",
     "load_pretrained",
     "loading_reason",
     "model_width",
@@ -94,7 +95,7 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
     Raises:
         ModelError: transformers cannot load the configuration.
     """
-    config = _load_config(base_source(source), trust_remote_code=trust_remote_code)
+    config = load_config(base_source(source), trust_remote_code=trust_remote_code)
     return int(config.get_text_config().hidden_size)
 
 
@@ -129,7 +130,7 @@ def load_pretrained(
     name = check_source(source)
     base = base_source(name)
     _check_weight_files(base)
-    _load_config(base, trust_remote_code=trust_remote_code)
+    load_config(base, trust_remote_code=trust_remote_code)
 
     def load() -> Loaded:
         return _load_weights(auto_class, name, trust_remote_code=trust_remote_code, **settings)
@@ -176,7 +177,7 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     return Loaded(model, set(report["missing_keys"]))
 
 
-def _load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
+def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
     """Load a model's configuration; refuse one with absurd sizes or with an attention kernel from a hub."""
     try:
         with quiet_transformers():

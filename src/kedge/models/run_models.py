@@ -14,21 +14,36 @@ from pathlib import Path
 from kedge.errors import ModelError
 from kedge.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
 
-__all__ = ["find_model"]
+__all__ = ["SHARDED_WEIGHTS", "find_model"]
 
 CONFIGS, MANIFEST = ("config.json", "adapter_config.json"), "manifest.json"
-SHARDS = "*/shard-*.safetensors"
+SHARDED_WEIGHTS = "sharded_weights.json"
+"""In the model of a checkpoint whose weights are in shards: for each weight, its group and its name there."""
 
 
-def find_model(source: str | Path) -> str:
+def find_model(source: str | Path, *, in_shards: bool = False) -> str:
     """The folder or hub id that a model's name stands for. A folder of that very name comes first.
 
+    Args:
+        source: The name.
+        in_shards: Whether its weights may be in a checkpoint's shards.
+
     Raises:
-        ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is.
+        ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is. Or
+            the weights are in shards.
     """
+    found = _find(source)
+    if not in_shards and os.path.isfile(Path(found) / SHARDED_WEIGHTS):
+        raise ModelError(
+            f"model {str(source)!r}: the weights of this checkpoint are in one file per rank; make a model of it: "
+            f"kedge merge {source} --out FOLDER"
+        )
+    return found
+
+
+def _find(source: str | Path) -> str:
     folder = Path(os.path.expanduser(source))
     if os.path.isdir(folder):
-        _check_has_weights(folder if (folder / MANIFEST).is_file() else folder.parent, str(source))
         return str(folder if _is_model(folder) else _inside(folder, str(source)))
     run, at, which = str(source).rpartition("@")
     if not at or os.path.isfile(folder):
@@ -67,21 +82,7 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
     folder = checkpoint_folder(run, update)
     if not _is_model(folder / MODEL_FOLDER):
         raise ModelError(f"model {source!r}: {_without_model(folder)}")
-    _check_has_weights(folder, source)
     return folder
-
-
-def _check_has_weights(checkpoint: Path, source: str) -> None:
-    """Refuse the model of a checkpoint to which each rank wrote its part of the weights.
-
-    Raises:
-        ModelError: It is one.
-    """
-    if os.path.isfile(checkpoint / MANIFEST) and any(checkpoint.glob(SHARDS)):
-        raise ModelError(
-            f"model {source!r}: the checkpoint {checkpoint.name} has its weights in one file per rank; resume the run "
-            "with checkpoint.sharded_above=null, and its next checkpoints are models, too"
-        )
 
 
 def _kept(run: Path) -> str:

@@ -17,12 +17,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import kedge
 from kedge.errors import DataError, ModelError, OutputError
-from kedge.models import find_model
+from kedge.models import ActorCritic, ModelCard, find_model, load_language_model, load_tokenizer, save_policy
 from kedge.ranks import ALONE, Ranks
+from kedge.ranks.stored import part_for, shard_name
 from kedge.training.checkpoint.hashed_files import FileRecord, write_files
-from kedge.training.checkpoint.shards import save_shards
-from kedge.training.checkpoint.state import restore_module
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.shards import save_shards, shard_pieces
+from kedge.training.checkpoint.state import module_tensors, restore_module
 from kedge.training.checkpoint.store import (
     Checkpoint,
     begin_checkpoint,
@@ -30,7 +33,7 @@ from kedge.training.checkpoint.store import (
     open_checkpoint,
     save_checkpoint,
 )
-from kedge.training.checkpoint.stored import part_for, shard_name, shard_pieces
+from tests.tiny import save_tiny_policy
 from tests.training.checkpoint.saver import names, refuse, save_update
 
 WHOLE = {
@@ -157,13 +160,41 @@ def test_missing_rows_are_an_error_also_where_the_manifest_lacks_them(tmp_path):
         open_checkpoint(path).tensors("weights")
 
 
-def test_a_checkpoint_in_parts_is_no_model(tmp_path):
-    folder = saved(tmp_path, 1).folder
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text("{}")
-    for name in (folder, folder / "model"):
-        with pytest.raises(ModelError, match=r"update-000003 has its weights in one file per rank; resume the run"):
+def test_a_model_is_made_of_the_shards(tmp_path):
+    source = save_tiny_policy(tmp_path / "source")
+    tokenizer = load_tokenizer(source)
+    policy = load_language_model(source, tokenizer=tokenizer, value_head=True)
+    module = ActorCritic(policy)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.125)
+
+    def save(folder: Path, _: int, weights: dict[str, Tensor] | None) -> Path:
+        return save_policy(policy, tokenizer, folder, card=ModelCard("ppo", "policy"), weights=weights)
+
+    save(tmp_path / "expected", 3, None)
+    weights = {"actor_critic": module_tensors(module)}
+    model = CheckpointModel(policy.causal, save)
+    save_shards(
+        tmp_path / "run" / "checkpoints", update=3, ranks=ALONE, groups=weights,
+        finish=lambda shards: save_checkpoint(
+            tmp_path / "run" / "checkpoints", update=3, kind="ppo", fingerprint={}, tensors={}, state={}, keep=1,
+            model=model, shards=shards, in_shards=weights,
+        ),
+    )  # fmt: skip
+    checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
+    for name in (checkpoint, checkpoint / "model"):
+        with pytest.raises(ModelError, match=rf"in one file per rank; make a model of it: kedge merge {name} --out"):
             find_model(name)
+    merged = kedge.merge(checkpoint, tmp_path / "merged")
+    assert sorted(path.name for path in merged.iterdir()) == names(tmp_path / "expected")
+    for name in ("model.safetensors", "value_head/model.safetensors"):
+        assert_same(load_file(merged / name), load_file(tmp_path / "expected" / name))
+    assert (merged / "generation_config.json").read_text() == (tmp_path / "expected/generation_config.json").read_text()
+
+    (checkpoint / "actor_critic" / "shard-00001-of-00001.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match="its shards cannot be read"):
+        kedge.merge(checkpoint, tmp_path / "torn")
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ class CheckpointConfig(Section):
         1_000_000_000,
         ge=0,
         meaning="With runtime.parallel=shard and more trained parameters than this, each rank writes its own part of "
-        "weights and moments, in the layout of torch's distributed checkpoints; the checkpoint's model/ then has no "
-        "weights. Otherwise the first rank collects and writes all of them; null: always.",
+        "weights and moments, in the layout of torch's distributed checkpoints; `kedge merge` makes a model of it. "
+        "Otherwise the first rank collects and writes all of them; null: always.",
         source="kedge: whole, a billion parameters take 12 GB of the first rank's host memory while they are saved",
         too_high="saving is slow, and weights and moments may not fit into the memory of one machine",
-        too_low="small checkpoints cannot be used as models",
+        too_low="small checkpoints have to be merged before they are used as models",
     )

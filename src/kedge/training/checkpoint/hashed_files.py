@@ -17,24 +17,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from kedge.ranks.stored import DTYPES
+
 __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file", "write_files"]
 
 PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**17
 PIECES_IN_FLIGHT = 32
 """How far hashing may lag behind writing. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
 
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)

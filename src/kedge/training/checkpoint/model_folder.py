@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from kedge.models.run_models import SHARDED_WEIGHTS
 from kedge.output import sync_folder
 from kedge.ranks.sharding import whole_state_dict
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
@@ -84,7 +86,7 @@ class CheckpointModel:
             for group, tensors in groups.items()
         }
         if self._is_plain:
-            files = self.write_without_weights(folder, update).files
+            files = self._write_without_weights(folder, update)
             weights = {saved: parameters[saved] for names in named.values() for saved in names.values()}
             return SavedModel(_nonempty(named), files, weights)
         self._save(folder, update, whole_state_dict(self._module, gathered) if gathered else None)
@@ -92,11 +94,28 @@ class CheckpointModel:
         self._is_plain = _only_holds(folder, {saved for names in held.values() for saved in names.values()})
         return SavedModel(_nonempty(held), _records(folder))
 
-    def write_without_weights(self, folder: Path, update: int) -> SavedModel:
-        """Save everything but the weights, without syncing it; arguments and errors as for `write`."""
+    def write_beside_shards(self, folder: Path, update: int, groups: Mapping[str, Mapping[str, Tensor]]) -> SavedModel:
+        """Save everything but the weights, and where in the shards they are.
+
+        Args:
+            folder: The model's folder, which does not exist yet.
+            update: The update just finished.
+            groups: The tensors in the shards.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        self._write_without_weights(folder, update)
+        places = {id(tensor): (group, name) for group, tensors in groups.items() for name, tensor in tensors.items()}
+        own = self._module.state_dict(keep_vars=True)
+        found = {name: places[id(tensor)] for name, tensor in own.items() if id(tensor) in places}
+        (folder / SHARDED_WEIGHTS).write_text(json.dumps(found), encoding="utf-8")
+        return SavedModel(files=_records(folder))
+
+    def _write_without_weights(self, folder: Path, update: int) -> dict[str, FileRecord]:
         self._save(folder, update, {})
         (folder / WEIGHTS_FILE).unlink(missing_ok=True)
-        return SavedModel(files=_records(folder))
+        return _records(folder)
 
 
 def _equal(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -223,7 +223,7 @@ class RunState:
             update=update,
             ranks=self._ranks,
             groups={**weights, "optimizer": moments},
-            finish=lambda shards: self._write({}, groups, update, boundary, ahead, shards=shards),
+            finish=lambda shards: self._write({}, groups, update, boundary, ahead, shards=shards, in_shards=weights),
         )
 
     def _write(
@@ -236,6 +236,7 @@ class RunState:
         *,
         gathered: Mapping[Tensor, Tensor] | None = None,
         shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
+        in_shards: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         for log in self.logs:
             log.sync()
@@ -251,6 +252,7 @@ class RunState:
             model=self._model,
             gathered=gathered,
             shards=shards,
+            in_shards=in_shards,
             protected=() if self.kept is None else (self.kept,),
         )
         self.point_at_best()

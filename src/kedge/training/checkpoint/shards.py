@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kedge.ranks import Ranks
-from kedge.training.checkpoint.hashed_files import FileRecord, write_files
+from kedge.ranks.sharding import own_rows
+from kedge.ranks.stored import ROWS, shard_name
+from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_files
 from kedge.training.checkpoint.store import begin_checkpoint, output_errors
-from kedge.training.checkpoint.stored import shard_name, shard_pieces
 
-__all__ = ["save_shards"]
+__all__ = ["save_shards", "shard_pieces"]
 
 
 def save_shards(
@@ -82,3 +85,23 @@ def _write(part: Path, ranks: Ranks, groups: Mapping[str, Mapping[str, Tensor]])
         return {"problem": None, "files": {name: vars(each) for name, each in write_files(part, contents).items()}}
     except OSError as error:
         return {"problem": f"rank {ranks.number}: {error.strerror or error}", "files": {}}
+
+
+def shard_pieces(tensors: Mapping[str, Tensor], *, is_first: bool) -> Iterator[bytes | memoryview]:
+    """The contents of one rank's file: its rows of what is in parts; on the first rank, also what is not.
+
+    Args:
+        tensors: All tensors of the group, by name.
+        is_first: Whether this is the first rank.
+    """
+    parts: dict[str, Tensor] = {}
+    begins: dict[str, object] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            rows = own_rows(tensor)
+            if len(rows) or is_first:  # an empty tensor is written once
+                parts[name] = tensor.to_local()
+                begins[name] = {"saved_offsets": [rows.start, *[0] * (tensor.ndim - 1)]}
+        elif is_first:
+            parts[name], begins[name] = tensor, {"saved_offsets": [0] * tensor.ndim}
+    return tensor_pieces(parts, metadata={"format": "pt", "DCP_VERSION": "1.0", ROWS: json.dumps(begins)})

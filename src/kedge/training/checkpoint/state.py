@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from kedge.errors import ModelError, NumericsError
 from kedge.ranks.sharding import whole
-from kedge.training.checkpoint.stored import StoredTensors, part_for
+from kedge.ranks.stored import StoredTensors, part_for
 
 __all__ = [
     "check_state",

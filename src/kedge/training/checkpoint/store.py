@@ -29,6 +29,7 @@ from torch import Tensor
 from kedge.errors import DataError, OutputError
 from kedge.output import MODEL_FOLDER, sync_folder
 from kedge.ranks import ALONE, Ranks
+from kedge.ranks.stored import StoredTensors, shard_name
 from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
 from kedge.training.checkpoint.model_folder import (
@@ -38,7 +39,6 @@ from kedge.training.checkpoint.model_folder import (
     weight_files,
 )
 from kedge.training.checkpoint.state import check_state
-from kedge.training.checkpoint.stored import StoredTensors, shard_name
 from kedge.version import __version__
 
 __all__ = [
@@ -107,6 +107,7 @@ def save_checkpoint(
     model: CheckpointModel | None = None,
     gathered: Mapping[Tensor, Tensor] | None = None,
     shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
+    in_shards: Mapping[str, Mapping[str, Tensor]] | None = None,
     protected: Collection[int] = (),
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
@@ -126,6 +127,7 @@ def save_checkpoint(
         gathered: The whole weights of those of the model that are in parts; see `gather`.
         shards: Further groups, which the ranks have written since `begin_checkpoint`: records of their files by path
             relative to the checkpoint; the model gets no weights.
+        in_shards: Their tensors.
         protected: Updates whose checkpoints are kept in any case.
 
     Raises:
@@ -139,7 +141,7 @@ def save_checkpoint(
     def write(part: Path) -> None:
         saved = SavedModel()
         if model is not None and shards is not None:
-            saved = model.write_without_weights(part / MODEL_FOLDER, update)
+            saved = model.write_beside_shards(part / MODEL_FOLDER, update, in_shards or {})
         elif model is not None:
             saved = model.write(part / MODEL_FOLDER, update, tensors, gathered)
         pieces = {

@@ -26,39 +26,30 @@ from torch.distributed.tensor import DTensor
 
 from kedge.errors import DataError
 from kedge.ranks.sharding import from_rows, in_parts, own_rows
-from kedge.training.checkpoint.hashed_files import DTYPE_NAMES, tensor_pieces
 
-__all__ = ["StoredTensors", "part_for", "shard_name", "shard_pieces"]
+__all__ = ["DTYPES", "ROWS", "StoredTensors", "part_for", "shard_name"]
 
 ROWS = "DCP_SHARDING_INFO"
 """The key of a header's metadata under which torch's distributed checkpoints keep where each tensor's part begins."""
 
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The number formats that are stored, by their name in a safetensors file."""
 
 
 def shard_name(group: str, number: int, count: int) -> str:
     """The file of one rank, from 0, of so many, relative to the checkpoint."""
     return f"{group}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
-
-
-def shard_pieces(tensors: Mapping[str, Tensor], *, is_first: bool) -> Iterator[bytes | memoryview]:
-    """The contents of one rank's file: its rows of what is in parts; on the first rank, also what is not.
-
-    Args:
-        tensors: All tensors of the group, by name.
-        is_first: Whether this is the first rank.
-    """
-    parts: dict[str, Tensor] = {}
-    begins: dict[str, object] = {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor):
-            rows = own_rows(tensor)
-            if len(rows) or is_first:  # an empty tensor is written once
-                parts[name] = tensor.to_local()
-                begins[name] = {"saved_offsets": [rows.start, *[0] * (tensor.ndim - 1)]}
-        elif is_first:
-            parts[name], begins[name] = tensor, {"saved_offsets": [0] * tensor.ndim}
-    return tensor_pieces(parts, metadata={"format": "pt", "DCP_VERSION": "1.0", ROWS: json.dumps(begins)})
 
 
 @dataclass(frozen=True)
