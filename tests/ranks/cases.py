@@ -171,7 +171,19 @@ def served(models: Path) -> dict[str, Any]:
 
 
 ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"ahead": ahead, "served": served}
-POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"shared": shared, "separate": separate, "idle": idle}
+
+
+def recomputed(models: Path) -> dict[str, Any]:
+    """Activations are recomputed in the backward pass."""
+    return {**separate(models), "activation_checkpointing": True}
+
+
+POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+    "shared": shared,
+    "separate": separate,
+    "idle": idle,
+    "recomputed": recomputed,
+}
 
 
 def run(case: str, models: Path, out: Path, **more: Any) -> None:

@@ -21,9 +21,9 @@ from kedge.models import (
     own_stop_tokens,
     score_rows,
 )
-from kedge.models.sharded import can_be_sharded, shard_model
+from kedge.models.sharded import can_be_sharded, layers_of, shard_model
 from kedge.ranks import Ranks
-from kedge.ranks.sharding import whole
+from kedge.ranks.sharding import whole, whole_weights
 from kedge.ranks.start import join_ranks
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -83,7 +83,7 @@ def check_policy(folder: Path, ranks: Ranks, *, frozen: bool) -> None:
     if frozen:
         hold_frozen(alone, "bf16", "bf16")
         hold_frozen(model, "bf16", "bf16", ranks)
-    shard_model(model, ranks)
+    shard_model(model, ranks, "bf16" if frozen else "fp32")
     assert num_empty(model) == 0
     assert_same(alone, model)
     rows = TokenRows.of(ROWS)
@@ -99,7 +99,7 @@ def check_scoring(folder: Path, ranks: Ranks) -> None:
     alone = load_scalar_model(folder, tokenizer=tokenizer)
     model = load_scalar_model(folder, tokenizer=tokenizer, ranks=ranks)
     if can_be_sharded(model):
-        shard_model(model, ranks)
+        shard_model(model, ranks, "fp32")
     assert_same(alone, model)
     torch.testing.assert_close(score_rows(model, ROWS, ranks=ranks), score_rows(alone, ROWS), rtol=1e-5, atol=1e-5)
 
@@ -113,9 +113,39 @@ def check_new_head(folder: Path, ranks: Ranks) -> None:
         torch.manual_seed(3)
         loaded.append(load_scalar_model(folder, tokenizer=tokenizer, init="fresh", ranks=by))
         drawn.append(torch.rand(3))
-    shard_model(loaded[1], ranks)
+    shard_model(loaded[1], ranks, "fp32")
     assert_same(*loaded)
     assert torch.equal(*drawn)
+
+
+def check_bf16(folder: Path, ranks: Ranks) -> None:
+    """Layers gathered in bf16 give what autocast does with whole fp32 weights: the states, and all gradients.
+
+    The sum over the ranks, of which each reads the same rows, is that many times the gradient of one.
+    """
+    tokenizer = load_tokenizer(folder)
+    torch.manual_seed(0)
+    alone = load_language_model(folder, tokenizer=tokenizer)
+    torch.manual_seed(0)
+    model = load_language_model(folder, tokenizer=tokenizer, ranks=ranks)
+    shard_model(model, ranks, "bf16")
+    assert_same(alone, model)
+    with whole_weights([model]):
+        weights = [each for layer in layers_of(model.trunk.model) for each in layer.parameters()]
+        assert {each.dtype for each in weights if each.ndim == 2} == {torch.bfloat16}
+    outputs: list[Tensor] = []
+    for each in (alone, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs.append(each.logits(each.hidden(TokenRows.of(ROWS))))
+        outputs[-1].log_softmax(-1)[:, 7].sum().backward()
+    assert torch.equal(*outputs)
+    ranks.sum_gradients(model.parameters())
+    for (name, one), other in zip(alone.named_parameters(), model.parameters(), strict=True):
+        if one.grad is None or other.grad is None:
+            assert one.grad is other.grad is None, name
+        else:
+            assert other.grad.dtype == torch.float32
+            torch.testing.assert_close(whole(other.grad), ranks.count * one.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
 if __name__ == "__main__":
@@ -124,7 +154,9 @@ if __name__ == "__main__":
     for each in sorted((place / "policies").iterdir()):
         for is_frozen in (False, True):
             check_policy(each, all_ranks, frozen=is_frozen)
-        check_new_head(each, all_ranks) if each.name != UNTIED else None
+        check_bf16(each, all_ranks)
+        if each.name != UNTIED:  # its output layer is no part of a scoring model
+            check_new_head(each, all_ranks)
     for each in sorted((place / "scoring").iterdir()):
         check_scoring(each, all_ranks)
     print(f"rank {all_ranks.number} compared all models")

@@ -6,7 +6,7 @@ All ranks together then hold one whole copy in the memory of the host, instead o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.ranks import Ranks
 
-__all__ = ["Loaded", "give_tensors", "inner_weights", "load_on_first", "take_out"]
+__all__ = ["Loaded", "give_model", "give_tensors", "inner_weights", "load_on_first", "take_out"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
     return Loaded(model, set(told["missing"]))
 
 
-def give_tensors(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor] = ()) -> None:
+def give_model(module: nn.Module, ranks: Ranks, *, device: torch.device, left: Collection[Tensor] = ()) -> None:
     """Give all ranks the first one's weights and buffers, in place, and the state of its random numbers.
 
     Args:
@@ -75,7 +75,20 @@ def give_tensors(module: nn.Module, ranks: Ranks, *, device: torch.device, left:
     """
     without = set(left)
     tensors = [*module.parameters(), *module.buffers()]
-    for tensor in (each for each in tensors if each not in without):
+    give_tensors(module, [each for each in tensors if each not in without], device=device)
+    # Loading draws random numbers, which the next new head must not notice.
+    torch.set_rng_state(torch.tensor(ranks.first(lambda: torch.get_rng_state().tolist()), dtype=torch.uint8))
+
+
+def give_tensors(module: nn.Module, tensors: Iterable[Tensor], *, device: torch.device) -> None:
+    """Give all ranks the first one's values of some weights and buffers of a module, in place.
+
+    Args:
+        module: The same on all ranks.
+        tensors: The same of its weights and buffers, in the same order; on all but the first without values.
+        device: Where they are to be.
+    """
+    for tensor in tensors:
         # A copy: a view of the file would keep all of it in memory.
         here = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         dist.broadcast(here.view(torch.uint8) if here.dtype == torch.bool else here, 0)
@@ -83,8 +96,6 @@ def give_tensors(module: nn.Module, ranks: Ranks, *, device: torch.device, left:
             _replace(module, tensor, here)
         else:
             tensor.data = here
-    # Loading draws random numbers, which the next new head must not notice.
-    torch.set_rng_state(torch.tensor(ranks.first(lambda: torch.get_rng_state().tolist()), dtype=torch.uint8))
 
 
 def inner_weights(module: nn.Module, trunk: nn.Module) -> list[nn.Parameter]:

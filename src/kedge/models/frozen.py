@@ -18,7 +18,7 @@ from kedge.models.precision import Precision
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import ALONE, Ranks
 
-__all__ = ["FrozenDtype", "hold_frozen"]
+__all__ = ["FrozenDtype", "factors_of", "hold_frozen"]
 
 FrozenDtype = Literal["auto", "fp32", "bf16"]
 
@@ -47,7 +47,7 @@ def hold_frozen(
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
     fit = ranks.first(lambda: [not exactly or _loses_nothing(module) for module in tables])
     kept = {module.weight for module, fits in zip(tables, fit, strict=True) if not fits}
-    for parameter in _factors(body, exactly=exactly) | {module.weight for module in tables}:
+    for parameter in factors_of(body, exactly=exactly) | {module.weight for module in tables}:
         if parameter not in kept and parameter.dtype == torch.float32:
             parameter.data = parameter.data.bfloat16()
     for module in tables:
@@ -56,10 +56,13 @@ def hold_frozen(
     model.holds_bf16 = True
 
 
-def _factors(body: nn.Module, *, exactly: bool) -> set[nn.Parameter]:
+def factors_of(body: nn.Module, *, exactly: bool = True) -> set[nn.Parameter]:
     """The weights that are read by matrix products alone, and the biases added to these.
 
-    Subclasses may read their weights in other ways, and grouped products of experts round no fp32 matrix.
+    Args:
+        body: A model or a part of it.
+        exactly: Only those that autocast would round. Subclasses may read their weights in other ways, and grouped
+            products of experts round no fp32 matrix.
     """
     layers = [
         module

@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
-from kedge.models.first_rank import give_tensors, inner_weights
+from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
@@ -238,7 +238,7 @@ def load_language_model(
     model = LanguageModel(causal, tokenizer, value_head=value_head, bins=bins, device=device, ranks=ranks)
     model.on_every_rank = loaded.on_every_rank
     if ranks.is_sharded:
-        give_tensors(model, ranks, device=device, left=inner_weights(model, model.trunk.model))
+        give_model(model, ranks, device=device, left=inner_weights(model, model.trunk.model))
     return model
 
 

@@ -17,7 +17,7 @@ from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import is_adapter
 from kedge.models.classifier import Batching, classify, find_batching
-from kedge.models.first_rank import give_tensors, inner_weights
+from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -265,7 +265,7 @@ def load_scalar_model(
     if ranks.is_sharded:
         can_be_sharded = model.trunk is not None and model.trunk.takes_one_pass
         left = inner_weights(model, model.trunk.model) if model.trunk is not None and can_be_sharded else ()
-        give_tensors(model, ranks, device=device, left=left)
+        give_model(model, ranks, device=device, left=left)
     if init == "fresh":
         if model.head is None:
             raise ModelError(

@@ -41,6 +41,7 @@ def shard(
     *,
     device: torch.device,
     kept: Collection[nn.Parameter],
+    in_bf16: Collection[nn.Module] = (),
 ) -> None:
     """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
 
@@ -50,13 +51,16 @@ def shard(
         ranks: The ranks.
         device: The device of the weights.
         kept: Weights of the module that stay whole on every rank, because others share them.
+        in_bf16: Layers whose weights are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh, whole_here = init_device_mesh(device.type, (ranks.count,)), set(kept)
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for each in layers:
-        fully_shard(each, mesh=mesh, ignored_params=whole_here)
+        policy = rounded if each in in_bf16 else MixedPrecisionPolicy()
+        fully_shard(each, mesh=mesh, mp_policy=policy, ignored_params=whole_here)
     # Freed after the pass, too: otherwise a pass without a backward pass would leave weights that no step changes.
     fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole_here)
     for each in _sharded([module]):

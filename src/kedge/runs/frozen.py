@@ -30,7 +30,7 @@ def freeze_models(models: Iterable[LanguageModel | ScalarModel], config: Config,
         hold_frozen(model, config.runtime.frozen_dtype, run.precision, run.ranks)
         say_loaded_whole(model)
         if isinstance(model, LanguageModel) or can_be_sharded(model):
-            shard_model(model, run.ranks)
+            shard_model(model, run.ranks, run.precision)
 
 
 def say_loaded_whole(model: LanguageModel | ScalarModel) -> None:

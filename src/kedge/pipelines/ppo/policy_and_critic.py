@@ -59,7 +59,7 @@ def load_actor_critic(
         actor_critic.checkpoint_activations()
     for model in [policy, *([] if critic is None else [critic])]:
         say_loaded_whole(model)
-        shard_model(model, run.ranks)
+        shard_model(model, run.ranks, run.precision)
     return actor_critic, head
 
 
