@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast, hold_frozen, score_rows
+from kedge.models import (
+    HostWeights,
+    LanguageModel,
+    ScalarModel,
+    TokenRows,
+    at_hand,
+    autocast,
+    hold_frozen,
+    score_rows,
+)
 from tests.models.families import ARCHITECTURES, causal_lm, language_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
@@ -64,3 +73,16 @@ def test_scores_of_a_reward_model_in_bf16() -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert model.head is not None
     assert model.head.weight.dtype == model.shift.dtype == torch.float32
+
+
+def test_weights_in_the_hosts_memory_change_no_score() -> None:
+    """Here the device is the CPU, too; what can be tested is that every weight is there, and is put back."""
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer()).requires_grad_(False)
+    expected = score_rows(model, IDS)
+    model.host = HostWeights(model, torch.device("cpu"))
+    before = {name: each.data_ptr() for name, each in model.named_parameters()}
+    with at_hand(model.host):
+        for weight in model.parameters():
+            weight.data = weight.data.clone()  # as on another device
+    assert {name: each.data_ptr() for name, each in model.named_parameters()} == before
+    assert torch.equal(score_rows(model, IDS), expected)

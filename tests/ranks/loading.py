@@ -83,7 +83,7 @@ def check_policy(folder: Path, ranks: Ranks, *, frozen: bool) -> None:
     if frozen:
         hold_frozen(alone, "bf16", "bf16")
         hold_frozen(model, "bf16", "bf16", ranks)
-    shard_model(model, ranks, "bf16" if frozen else "fp32")
+    shard_model(model, ranks, "bf16" if frozen else "fp32", offload=frozen)
     assert num_empty(model) == 0
     assert_same(alone, model)
     rows = TokenRows.of(ROWS)

@@ -5,6 +5,7 @@ from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, hold_frozen
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
 from kedge.models.language import LanguageModel, load_language_model
+from kedge.models.offloading import HostWeights, at_hand
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast, resolve_precision
@@ -22,6 +23,7 @@ __all__ = [
     "FrozenDtype",
     "HeadInit",
     "HistogramHead",
+    "HostWeights",
     "LanguageModel",
     "ModelCard",
     "PolicyWeights",
@@ -30,6 +32,7 @@ __all__ = [
     "StopTokens",
     "TokenRows",
     "ValueHead",
+    "at_hand",
     "autocast",
     "find_model",
     "hold_frozen",

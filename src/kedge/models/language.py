@@ -16,6 +16,7 @@ from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
+from kedge.models.offloading import HostWeights
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -64,6 +65,7 @@ class LanguageModel(nn.Module):
     forbidden_ids: Tensor
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
+    host: HostWeights | None = None
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from kedge.models.adapters import is_adapter
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
+from kedge.models.offloading import HostWeights, at_hand
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
@@ -60,6 +61,7 @@ class ScalarModel(nn.Module):
     shift: Tensor
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
+    host: HostWeights | None = None
 
     def __init__(
         self,
@@ -210,11 +212,12 @@ def score_rows(
         ranks: They share the rows, which all of them have.
     """
     scores, own = torch.empty(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
-    for part in ranks.plan([len(row) for row in rows], micro_batch_tokens):
-        with autocast("bf16" if model.holds_bf16 else precision, model.device):
-            found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
-        if part.counts:
-            scores[part.rows], own[part.rows] = found, True
+    with at_hand(model.host):
+        for part in ranks.plan([len(row) for row in rows], micro_batch_tokens):
+            with autocast("bf16" if model.holds_bf16 else precision, model.device):
+                found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
+            if part.counts:
+                scores[part.rows], own[part.rows] = found, True
     ranks.fill_in(own, scores)
     return scores
 

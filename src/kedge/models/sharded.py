@@ -25,7 +25,9 @@ def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
     return model.trunk is not None and model.trunk.takes_one_pass
 
 
-def shard_model(model: LanguageModel | ScalarModel, ranks: Ranks, precision: Precision) -> None:
+def shard_model(
+    model: LanguageModel | ScalarModel, ranks: Ranks, precision: Precision = "fp32", *, offload: bool = False
+) -> None:
     """Split the weights of a model's trunk over the ranks, in place; nothing for ranks that hold all weights.
 
     Those of the first rank count.
@@ -39,6 +41,7 @@ def shard_model(model: LanguageModel | ScalarModel, ranks: Ranks, precision: Pre
         model: The model.
         ranks: The ranks.
         precision: Number format of the run's matrix products.
+        offload: Keep the parts in the host's memory; each layer is copied to the device for its pass.
 
     Raises:
         ModelError: Passes through the model call its trunk several times, or PyTorch is too old.
@@ -59,8 +62,16 @@ def shard_model(model: LanguageModel | ScalarModel, ranks: Ranks, precision: Pre
     rounded = [layer for layer in layers if factors.issuperset({*layer.parameters()} & {*parts})]
     whole = take_out(trunk.model, parts)
     kept = [each for each in trunk.model.parameters() if not each.is_meta]
-    shard(trunk.model, layers, ranks, device=model.device, kept=kept, in_bf16=rounded if precision == "bf16" else [])
-    fill_parts(trunk.model, whole, device=model.device)
+    shard(
+        trunk.model,
+        layers,
+        ranks,
+        device=model.device,
+        kept=kept,
+        in_bf16=rounded if precision == "bf16" else [],
+        offload=offload,
+    )
+    fill_parts(trunk.model, whole, device=model.device, offload=offload)
     with torch.no_grad(), autocast(precision, model.device):
         trunk.hidden(TokenRows.of([[0]], model.device))  # the first pass settles which module is the outermost
 

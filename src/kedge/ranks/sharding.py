@@ -42,6 +42,7 @@ def shard(
     device: torch.device,
     kept: Collection[nn.Parameter],
     in_bf16: Collection[nn.Module] = (),
+    offload: bool = False,
 ) -> None:
     """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
 
@@ -52,17 +53,19 @@ def shard(
         device: The device of the weights.
         kept: Weights of the module that stay whole on every rank, because others share them.
         in_bf16: Layers whose weights are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
+        offload: Keep the parts in the host's memory between passes.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh, whole_here = init_device_mesh(device.type, (ranks.count,)), set(kept)
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for each in layers:
         policy = rounded if each in in_bf16 else MixedPrecisionPolicy()
-        fully_shard(each, mesh=mesh, mp_policy=policy, ignored_params=whole_here)
+        fully_shard(each, mesh=mesh, mp_policy=policy, offload_policy=place, ignored_params=whole_here)
     # Freed after the pass, too: otherwise a pass without a backward pass would leave weights that no step changes.
-    fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole_here)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=place, ignored_params=whole_here)
     for each in _sharded([module]):
         # A sum, not a mean: losses are divided by the counts of the whole minibatch.
         each.set_force_sum_reduction_for_comms(True)
@@ -70,20 +73,22 @@ def shard(
 
 
 @torch.no_grad()
-def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device) -> None:
+def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device, offload: bool = False) -> None:
     """Fill a sharded module's weights, which are on the meta device; all ranks together.
 
     Args:
         module: It was sharded, and its weights have no values yet.
         whole: On the first rank, their values by name; emptied on the way.
         device: The device of the weights.
+        offload: Keep the parts in the host's memory.
     """
     parts: dict[str, Tensor] = {}
     for name, own in module.named_parameters():
         if isinstance(own, DTensor) and own.is_meta:
             full = whole.pop(name)
             here = torch.empty(own.shape, dtype=own.dtype, device=device) if full.is_meta else full.to(device)
-            parts[name] = distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=0)
+            part = distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=0)
+            parts[name] = part.cpu() if offload else part
     module.load_state_dict(parts, strict=False, assign=True)
 
 

@@ -27,7 +27,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
         trust_remote_code=config.runtime.trust_remote_code,
         ranks=run.ranks,
     )
-    freeze_models([policy.model], config, run)
+    freeze_models([policy.model], config, run, can_rest=False)
     return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 

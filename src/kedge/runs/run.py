@@ -58,7 +58,7 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "open_run", "read_ending"]
+__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "offloads", "open_run", "read_ending"]
 
 
 TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
@@ -209,6 +209,8 @@ def open_run(
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
+    if config.runtime.offload_frozen and not offloads(config, device):
+        say(f"runtime.offload_frozen has no effect on {device}: it moves weights from a GPU to the host's memory")
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision}
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
@@ -230,6 +232,11 @@ def open_run(
         ranks=ranks,
         first_folder=None if ranks.is_first else shared,
     )
+
+
+def offloads(config: Config, device: torch.device) -> bool:
+    """Whether the weights of frozen models rest in the host's memory."""
+    return config.runtime.offload_frozen and device.type == "cuda"
 
 
 def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:

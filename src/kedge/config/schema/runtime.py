@@ -47,6 +47,12 @@ class RuntimeConfig(Section):
         source="kedge: bf16 takes half the memory; where it is not exact, the KL is that to a slightly different "
         "reference, by objective/reference_error",
     )
+    offload_frozen: bool = field(
+        False,
+        meaning="Whether the weights of reference, reward models and judges are in the host's memory between their "
+        "passes; on a GPU only. Does not change results.",
+        source="kedge: frees their memory on the GPU for training, for the time of copying them in every update",
+    )
     num_threads: int | None = field(
         None,
         ge=1,
