@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from kedge.models import (
     ScalarModel,
     TokenRows,
     hold_frozen,
+    language,
     load_language_model,
     load_scalar_model,
     load_tokenizer,
@@ -93,6 +95,38 @@ def check_policy(folder: Path, ranks: Ranks, *, frozen: bool) -> None:
     assert own_stop_tokens(tokenizer, model) == own_stop_tokens(tokenizer, alone)
 
 
+def check_chunks(folder: Path, ranks: Ranks) -> None:
+    """Ranks that compute their logits in different numbers of chunks get the gradients of one with all rows."""
+    tokenizer = load_tokenizer(folder)
+    torch.manual_seed(0)
+    alone = load_language_model(folder, tokenizer=tokenizer)
+    torch.manual_seed(0)
+    model = load_language_model(folder, tokenizer=tokenizer, ranks=ranks)
+    shard_model(model, ranks)
+    own = [ROWS[rank % len(ROWS)] for rank in range(ranks.count)]
+    with patch.object(language, "MAX_LOGITS", 2 * len(model.forbidden)):
+        for each, rows in ((alone, own), (model, [own[ranks.number]])):
+            packed = TokenRows.of(rows)
+            (logprobs,) = each.over_logits(
+                lambda logits, tokens: (logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0],),
+                each.hidden(packed),
+                packed.ids,
+            )
+            logprobs.sum().backward()
+    assert_same_gradients(alone, model, ranks)
+
+
+def assert_same_gradients(alone: LanguageModel, model: LanguageModel, ranks: Ranks, *, times: int = 1) -> None:
+    """The sum of the ranks' gradients is so many times that of one process."""
+    ranks.sum_gradients(model.parameters())
+    for (name, one), other in zip(alone.named_parameters(), model.parameters(), strict=True):
+        if one.grad is None or other.grad is None:
+            assert one.grad is other.grad is None, name
+        else:
+            assert other.grad.dtype == torch.float32
+            torch.testing.assert_close(whole(other.grad), times * one.grad, rtol=1e-5, atol=1e-5, msg=name)
+
+
 def check_scoring(folder: Path, ranks: Ranks) -> None:
     """A reward model."""
     tokenizer = load_tokenizer(folder)
@@ -139,13 +173,7 @@ def check_bf16(folder: Path, ranks: Ranks) -> None:
             outputs.append(each.logits(each.hidden(TokenRows.of(ROWS))))
         outputs[-1].log_softmax(-1)[:, 7].sum().backward()
     assert torch.equal(*outputs)
-    ranks.sum_gradients(model.parameters())
-    for (name, one), other in zip(alone.named_parameters(), model.parameters(), strict=True):
-        if one.grad is None or other.grad is None:
-            assert one.grad is other.grad is None, name
-        else:
-            assert other.grad.dtype == torch.float32
-            torch.testing.assert_close(whole(other.grad), ranks.count * one.grad, rtol=1e-5, atol=1e-6, msg=name)
+    assert_same_gradients(alone, model, ranks, times=ranks.count)
 
 
 if __name__ == "__main__":
@@ -155,6 +183,7 @@ if __name__ == "__main__":
         for is_frozen in (False, True):
             check_policy(each, all_ranks, frozen=is_frozen)
         check_bf16(each, all_ranks)
+        check_chunks(each, all_ranks)
         if each.name != UNTIED:  # its output layer is no part of a scoring model
             check_new_head(each, all_ranks)
     for each in sorted((place / "scoring").iterdir()):

@@ -45,7 +45,11 @@ def hold_frozen(
     body = model.causal if isinstance(model, LanguageModel) else model.classifier.base_model
     exactly = dtype == "auto"
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
-    fit = ranks.first(lambda: [not exactly or _loses_nothing(module) for module in tables])
+
+    def fitting() -> list[bool]:
+        return [not exactly or _loses_nothing(module) for module in tables]
+
+    fit = ranks.first(fitting) if ranks.is_sharded else fitting()
     kept = {module.weight for module, fits in zip(tables, fit, strict=True) if not fits}
     for parameter in factors_of(body, exactly=exactly) | {module.weight for module in tables}:
         if parameter not in kept and parameter.dtype == torch.float32:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,8 +29,9 @@ from kedge.models.pretrained import (
     rope_switch,
 )
 from kedge.ranks import ALONE, Ranks
+from kedge.ranks.sharding import whole_for_a_pass
 
-__all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model"]
+__all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model", "output_layer"]
 
 PROBED_LOGIT = 30.0
 """Size of the largest logit when the output layer is compared with the model's own: that of a trained model."""
@@ -81,14 +83,14 @@ class LanguageModel(nn.Module):
         self.causal, device = causal, device or causal.device
         fit_embedding(causal, tokenizer)
         disable_dropout(causal)
-        ids = torch.arange(_output_layer(causal).out_features, device=device)
+        ids = torch.arange(output_layer(causal).out_features, device=device)
         known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=device)
         forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
         self.value_head: ValueHead | None = None
         if value_head:
-            width = _output_layer(causal).in_features
+            width = output_layer(causal).in_features
             head = nn.Linear(width, 1, device=device) if bins is None else HistogramHead(width, bins, device=device)
             self.value_head = initialize_head(head, "zero")
         self.trunk = Trunk(_base_model(causal), ranks)
@@ -120,7 +122,10 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
-        return self._raw_logits(hidden).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)
+        return self._logits(hidden, self._output_weight())
+
+    def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return self._raw_logits(hidden, weight).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)
 
     def over_logits(
         self,
@@ -138,12 +143,12 @@ class LanguageModel(nn.Module):
             hidden: Hidden states.
             targets: Target token of each hidden state.
         """
-        size = max(1, MAX_LOGITS // len(self.forbidden))
+        size, weight = max(1, MAX_LOGITS // len(self.forbidden)), self._output_weight()
         if len(targets) <= size:
-            return measure(self.logits(hidden), targets)
+            return measure(self._logits(hidden, weight), targets)
 
         def chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            return measure(self.logits(states), tokens)
+            return measure(self._logits(states, weight), tokens)
 
         parts = [
             checkpoint(chunk, states, tokens, use_reentrant=False)
@@ -160,9 +165,14 @@ class LanguageModel(nn.Module):
         assert self.value_head is not None, "the model has no value head"
         return read_values(self.value_head, hidden)
 
-    def _raw_logits(self, hidden: Tensor) -> Tensor:
-        config = self.causal.config.get_text_config()
-        logits = _output_layer(self.causal)(hidden).float()
+    def _output_weight(self) -> Tensor:
+        """The matrix of the output layer, once per pass: chunks must not ask other ranks for their parts."""
+        return whole_for_a_pass(output_layer(self.causal).weight)
+
+    def _raw_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        config, layer = self.causal.config.get_text_config(), output_layer(self.causal)
+        is_whole = weight is layer.weight
+        logits = (layer(hidden) if is_whole else functional.linear(hidden, weight, layer.bias)).float()
         if scale := getattr(config, "logit_scale", None):  # Cohere
             logits = logits * scale
         if scale := getattr(config, "lm_head_multiplier", None):  # Falcon-H1
@@ -193,7 +203,8 @@ class LanguageModel(nn.Module):
         rows = trial_rows(self.causal)
         ids = rows.ids[: rows.longest]
         hidden = self.hidden(TokenRows(ids, (len(ids),)))
-        factor = max(1.0, PROBED_LOGIT / float(self._raw_logits(hidden).abs().max()))
+        weight = self._output_weight()
+        factor = max(1.0, PROBED_LOGIT / float(self._raw_logits(hidden, weight).abs().max()))
 
         def amplify(module: nn.Module, inputs: object, output: Any) -> Any:
             nonlocal hidden
@@ -206,7 +217,7 @@ class LanguageModel(nn.Module):
             expected = self.causal(input_ids=ids[None]).logits[0].float()
         finally:
             handle.remove()
-        return relative_error(self._raw_logits(hidden).log_softmax(-1), expected.log_softmax(-1))
+        return relative_error(self._raw_logits(hidden, weight).log_softmax(-1), expected.log_softmax(-1))
 
 
 def load_language_model(
@@ -251,7 +262,8 @@ def _base_model(causal: PreTrainedModel) -> PreTrainedModel:
     return max(parts, key=lambda part: part.num_parameters()) if base is causal and parts else base
 
 
-def _output_layer(causal: PreTrainedModel) -> nn.Linear:
+def output_layer(causal: PreTrainedModel) -> nn.Linear:
+    """The layer that computes the logits."""
     layer = causal.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
         raise ModelError(f"{type(causal).__name__} has no linear output layer; use a causal language model")

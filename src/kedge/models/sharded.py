@@ -9,13 +9,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from kedge.errors import ModelError
 from kedge.models.first_rank import give_tensors, inner_weights, take_out
 from kedge.models.frozen import factors_of
-from kedge.models.language import LanguageModel
+from kedge.models.language import LanguageModel, output_layer
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import Ranks
-from kedge.ranks.sharding import fill_parts, shard
+from kedge.ranks.sharding import fill_parts, shard, shard_weight
 
 __all__ = ["can_be_sharded", "layers_of", "shard_model"]
 
@@ -32,7 +32,8 @@ def shard_model(
 
     Those of the first rank count.
 
-    The output layer, a tied embedding and the heads stay whole: they are read outside the trunk's own passes.
+    A tied embedding and the heads stay whole: they are read outside the trunk's own passes. So is the output layer,
+    which is gathered once per pass, because ranks compute its logits in different numbers of chunks.
 
     With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. What is
     read in fp32, such as normalization, then stays whole, too, as FSDP gathers a layer in one number format.
@@ -72,6 +73,10 @@ def shard_model(
         offload=offload,
     )
     fill_parts(trunk.model, whole, device=model.device, offload=offload)
+    if isinstance(model, LanguageModel):
+        layer = output_layer(model.causal)
+        if type(layer) is nn.Linear and not {layer.weight} & {*trunk.model.parameters()}:
+            shard_weight(layer, "weight", ranks, device=model.device)
     with torch.no_grad(), autocast(precision, model.device):
         trunk.hidden(TokenRows.of([[0]], model.device))  # the first pass settles which module is the outermost
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from kedge.ranks.ranks import Ranks
 
@@ -28,7 +28,9 @@ __all__ = [
     "in_parts",
     "own_rows",
     "shard",
+    "shard_weight",
     "whole",
+    "whole_for_a_pass",
     "whole_state_dict",
     "whole_weights",
 ]
@@ -92,6 +94,27 @@ def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.dev
     module.load_state_dict(parts, strict=False, assign=True)
 
 
+def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.device) -> None:
+    """Split one weight of a module over the ranks, in place; whoever reads it gathers it with `whole_for_a_pass`.
+
+    Args:
+        module: The module; all ranks have the same whole weight.
+        name: The weight's name in it.
+        ranks: The ranks.
+        device: The weight's device.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    weight, mesh = module.get_parameter(name), init_device_mesh(device.type, (ranks.count,))
+    part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None).clone()
+    setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
+
+
+def whole_for_a_pass(weight: Tensor) -> Tensor:
+    """The whole of a weight that may be in parts; all ranks ask for it together, and its gradients are summed."""
+    return weight.full_tensor(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
+
+
 @contextmanager
 def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within this context every rank has all weights, and passes without gradients need no other rank.
@@ -101,13 +124,26 @@ def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     Args:
         modules: Sharded modules, or others that contain them; each has been called before.
     """
+    modules = list(modules)
     sharded = _sharded(modules)
     for each in sharded:
         each.set_reshard_after_forward(False, recurse=False)
         each.unshard()
+    # What is still in parts is not FSDP's.
+    others = [
+        (part, name, weight)
+        for module in modules
+        for part in module.modules()
+        for name, weight in part.named_parameters(recurse=False)
+        if isinstance(weight, DTensor)
+    ]
+    for part, name, weight in others:
+        setattr(part, name, nn.Parameter(whole(weight.detach()), requires_grad=False))
     try:
         yield
     finally:
+        for part, name, weight in others:
+            setattr(part, name, weight)
         for each in sharded:
             each.set_reshard_after_forward(True, recurse=False)
             each.reshard()
