@@ -33,7 +33,7 @@ def adapt(base: Path, folder: Path, *, scalar: bool = False, **settings: Any) ->
     torch.manual_seed(3)
     config = peft.LoraConfig(task_type=task, r=4, target_modules="all-linear", init_lora_weights=False, **settings)
     adapted = peft.get_peft_model(auto.from_pretrained(base, **labels), config).eval()
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     return adapted
 
 

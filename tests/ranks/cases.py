@@ -170,7 +170,12 @@ def served(models: Path) -> dict[str, Any]:
     }
 
 
-ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"ahead": ahead, "served": served}
+def adapter(models: Path) -> dict[str, Any]:
+    """A LoRA adapter, and the base as the reference."""
+    return {**shared(models), "adapter.kind": "lora"}
+
+
+ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"ahead": ahead, "served": served, "adapter": adapter}
 
 
 def recomputed(models: Path) -> dict[str, Any]:

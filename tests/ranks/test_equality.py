@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tests.ranks.cases import COMPARED, POLICY_CASES, run, save_models
 from tests.ranks.processes import torchrun
 
-CASES = (*POLICY_CASES, "ahead", "sft", "reward", "critic", "generate", *COMPARED, "check_critic", "rlhf")
-SHARDED = tuple(case for case in CASES if case not in ("ahead", "sft", "reward", "critic", "rlhf"))
+CASES = (*POLICY_CASES, "ahead", "adapter", "sft", "reward", "critic", "generate", *COMPARED, "check_critic", "rlhf")
+SHARDED = tuple(case for case in CASES if case not in ("ahead", "adapter", "sft", "reward", "critic", "rlhf"))
 RESULTS = ("comparisons-2.jsonl", "metrics.jsonl", "responses.jsonl", "judgments.jsonl", "critic_checks.jsonl")
 MEASURED = ("time/", "memory/", "tokens_per_second")
 

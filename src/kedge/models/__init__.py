@@ -1,6 +1,7 @@
 """The four models of PPO (policy, reference, critic, reward model): loading, heads, forward pass, saving."""
 
 from kedge.models.actor_critic import ActorCritic, response_logprobs
+from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, hold_frozen
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
@@ -19,6 +20,7 @@ from kedge.models.tokenizers import load_tokenizer
 
 __all__ = [
     "ActorCritic",
+    "AdapterSettings",
     "Decoder",
     "FrozenDtype",
     "HeadInit",

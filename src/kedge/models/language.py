@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
+from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.offloading import HostWeights
@@ -24,10 +27,12 @@ from kedge.models.packing.trunk import Trunk
 from kedge.models.pretrained import (
     context_length,
     disable_dropout,
+    find_adapter,
     fit_embedding,
     load_pretrained,
     rope_switch,
 )
+from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.sharding import whole_for_a_pass
 
@@ -68,6 +73,8 @@ class LanguageModel(nn.Module):
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
     host: HostWeights | None = None
+    adapter: Adapter | None = None
+    """What is trained in place of all weights."""
 
     def __init__(
         self,
@@ -94,6 +101,7 @@ class LanguageModel(nn.Module):
             head = nn.Linear(width, 1, device=device) if bins is None else HistogramHead(width, bins, device=device)
             self.value_head = initialize_head(head, "zero")
         self.trunk = Trunk(_base_model(causal), ranks)
+        self._reading: Callable[[], AbstractContextManager[None]] = nullcontext
         self._check(ranks)
 
     @property
@@ -112,13 +120,22 @@ class LanguageModel(nn.Module):
         limits = (self.context_length, rope_switch(self.causal))
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def as_reference(self) -> LanguageModel:
+        """The initial policy on the same base, for passes without gradients: no weight is held twice."""
+        assert self.adapter is not None, "without an adapter, training changes the weights"
+        view = copy.copy(self)
+        view.__dict__["_modules"] = {**self._modules, "value_head": None}
+        view._reading = self.adapter.as_reference
+        return view
+
     def check_sampling(self) -> None:
         """Check before a run that responses can be sampled (`ModelError` if not)."""
         self.trunk.check_decoding()
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The trunk's last hidden state at every token."""
-        return self.trunk.hidden(rows)
+        with self._reading():
+            return self.trunk.hidden(rows)
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
@@ -228,16 +245,31 @@ def load_language_model(
     bins: Bins | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
+    adapter: AdapterSettings | None = None,
+    has_reference: bool = False,
     ranks: Ranks = ALONE,
 ) -> LanguageModel:
     """Load a policy or reference from a folder or hub id.
 
     If the ranks shard their models, `shard_model` is called next; until then only the first has the trunk's weights.
 
+    Args:
+        source: The folder or hub id.
+        tokenizer: Its tokenizer.
+        value_head: See `LanguageModel`.
+        bins: See `LanguageModel`.
+        device: The device of the weights.
+        trust_remote_code: Run Python code from the model folder.
+        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
+        has_reference: Whether `LanguageModel.as_reference` will be used.
+        ranks: The ranks that load it.
+
     Raises:
         ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
     """
-    loaded = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code, ranks=ranks)
+    start = None if adapter is None else find_adapter(source)
+    base = source if start is None else start.base
+    loaded = load_pretrained(AutoModelForCausalLM, base, trust_remote_code=trust_remote_code, ranks=ranks)
     causal, missing, device = loaded.model, loaded.missing, torch.device(device)
     if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
         raise ModelError(
@@ -252,6 +284,10 @@ def load_language_model(
     model.on_every_rank = loaded.on_every_rank
     if ranks.is_sharded:
         give_model(model, ranks, device=device, left=inner_weights(model, model.trunk.model))
+    if adapter is not None:
+        if start is not None:
+            causal.generation_config = start.generation_config or causal.generation_config
+        model.adapter = Adapter(causal, adapter, base=find_model(base), start=start, has_reference=has_reference)
     return model
 
 

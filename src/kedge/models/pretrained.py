@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
 from kedge.hub import hub_fault
-from kedge.models.adapters import is_adapter, merge_adapter, read_adapter
+from kedge.models.adapters import AdapterFolder, is_adapter, merge_adapter, read_adapter
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
@@ -26,6 +26,7 @@ __all__ = [
     "base_source",
     "context_length",
     "disable_dropout",
+    "find_adapter",
     "fit_embedding",
     "fuse_activations",
     "load_config",
@@ -99,14 +100,24 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
     return int(config.get_text_config().hidden_size)
 
 
+def find_adapter(source: str | Path) -> AdapterFolder | None:
+    """The adapter that a model's name stands for; None if it stands for a whole model.
+
+    Raises:
+        ModelError: See `check_source` and `read_adapter`.
+    """
+    name = check_source(source)
+    return read_adapter(name) if is_adapter(name) else None
+
+
 def base_source(source: str | Path) -> str:
     """A model's own folder or hub id; of an adapter, that of its base.
 
     Raises:
         ModelError: See `check_source` and `read_adapter`.
     """
-    name = check_source(source)
-    return base_source(read_adapter(name).base) if is_adapter(name) else name
+    adapter = find_adapter(source)
+    return check_source(source if adapter is None else adapter.base)
 
 
 def load_pretrained(
@@ -148,10 +159,11 @@ def load_pretrained(
 
 def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **settings: Any) -> Loaded:
     """Load a model and check its weights; see `load_pretrained`."""
-    if is_adapter(name):
-        adapter = read_adapter(name)
+    if (adapter := find_adapter(name)) is not None:
         base = _load_weights(auto_class, check_source(adapter.base), trust_remote_code=trust_remote_code, **settings)
         model, held = merge_adapter(base.model, adapter)
+        if adapter.generation_config is not None:
+            model.generation_config = adapter.generation_config
         return Loaded(model, base.missing - held)
     try:
         with quiet_transformers():

@@ -25,9 +25,12 @@ class PolicyWeights:
     """
 
     def __init__(self, policy: LanguageModel) -> None:
-        self._causal = policy.causal
+        self._causal, self._adapter = policy.causal, policy.adapter
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        if self._adapter is not None:
+            yield from self._adapter.merged()
+            return
         for name, tensor in self._causal.state_dict().items():
             # Where it is sharded over ranks, all of them read the weights in the same order.
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

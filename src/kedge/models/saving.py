@@ -56,7 +56,11 @@ def save_policy(
 
     def write(part: Path) -> None:
         model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
-        model.causal.save_pretrained(part, state_dict=weights)
+        if model.adapter is None:
+            model.causal.save_pretrained(part, state_dict=weights)
+        else:
+            model.adapter.save(part, weights=weights != {})
+            model.causal.generation_config.save_pretrained(part)
         if model.value_head is not None:
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
             (part / VALUE_HEAD_FILE).parent.mkdir()

@@ -26,6 +26,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
+from kedge.runs.adapter import adapter_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.load_records import load_demonstrations
@@ -149,7 +150,9 @@ def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | No
     """Load model and demonstrations; arguments and errors as in `run_sft`."""
     source, trusted = str(config.model), config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    model = load_language_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted)
+    model = load_language_model(
+        source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, adapter=adapter_of(config)
+    )
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
     split = run.data.split("demonstrations", records, config)
     mixture = run.data.mixture("demonstrations", config, split.train_rows)

@@ -122,6 +122,7 @@ ALGORITHM = (
     Row("gradient_checkpointing actor.gradient_checkpointing_enable", "`runtime.activation_checkpointing`"),
 )
 RUN = (
+    Row("lora_rank lora_alpha target_modules", "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`"),
     Row("save_path ckpt.output_dir", "`out`: the model is in its folder `model/`"),
     Row("ckpt_path ckpt.path", "the folder `checkpoints/` in `out`"),
     Row("save_steps ckpt.save_steps", "`checkpoint.every`"),
@@ -152,7 +153,7 @@ WITHOUT_COUNTERPART = (
         "torchrun sets the number of processes",
     ),
     Row("vllm_generate_batch_size vllm_enable_sleep enable_prefix_caching", "vLLM decides"),
-    Row("lora_rank lora_alpha lora_dropout target_modules load_in_4bit", "all weights are trained"),
+    Row("lora_dropout load_in_4bit", "no dropout, no quantization"),
     Row("flash_attn attn_implementation use_liger_kernel deepcompile", "no third-party kernels"),
     Row("enable_ema ema_beta aux_loss_coef agent_func_path", "not implemented"),
 )

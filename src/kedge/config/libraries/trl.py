@@ -36,7 +36,7 @@ TRAINER = (
         "Adam with `ppo.learning_rate`, `ppo.schedule`, `ppo.adam_eps`, `ppo.weight_decay`; no other optimizer",
     ),
     Row("callbacks", "in Python, `on_update`: see [Callbacks](custom.md#callbacks)"),
-    Row("peft_config", "none: all weights are trained"),
+    Row("peft_config", "`adapter.kind` and the other fields of `adapter`: [Adapters](adapters.md)"),
 )
 PPO_CONFIG = (
     Row("num_mini_batches", "`ppo.num_minibatches`"),
@@ -79,7 +79,7 @@ PPO_CONFIG = (
     Row("reward_model_path", "`reward`. In TRL only the example script reads it"),
     Row("dataset_num_proc", "none: TRL's trainer does not read it"),
     Row("push_to_hub", "`push.repo`, or `--push`; `kedge push` does it afterwards"),
-    Row("model_adapter_name ref_adapter_name", "none: no adapters"),
+    Row("model_adapter_name ref_adapter_name", "none: with an adapter, the frozen base is the reference"),
     Row("ds3_gather_for_generation", "none: no DeepSpeed"),
 )
 GROUP_CONFIGS = (
@@ -198,7 +198,10 @@ SCRIPT = (
     Row("dataset_test_split", "`data.eval_prompts` with `ppo.eval_every`, or the prompts of `kedge evaluate`"),
     Row("trust_remote_code", "`runtime.trust_remote_code`"),
     Row("dtype", "`runtime.precision`; trained weights are always kept in fp32, others in `runtime.frozen_dtype`"),
-    Row("use_peft lora_r lora_alpha lora_dropout lora_target_modules", "none: all weights are trained"),
+    Row(
+        "use_peft lora_r lora_alpha lora_dropout lora_target_modules",
+        "`adapter.kind`, `adapter.rank`, `adapter.alpha`; no dropout; `adapter.target_modules`",
+    ),
     Row("load_in_4bit load_in_8bit", "none: no quantization"),
 )
 """Arguments of TRL's example scripts (`ScriptArguments`, `ModelConfig`)."""

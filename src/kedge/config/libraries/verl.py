@@ -100,6 +100,10 @@ ALGORITHM = (
     Row("trainer.critic_warmup", "`ppo.value_warmup_updates`"),
 )
 RUN = (
+    Row(
+        "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules",
+        "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`",
+    ),
     Row("trainer.default_local_dir", "`out`"),
     Row("trainer.experiment_name", "the name of the run's folder, `out`"),
     Row("trainer.project_name", "`runtime.project`"),
@@ -133,10 +137,6 @@ WITHOUT_COUNTERPART = (
         "actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.free_cache_engine "
         "actor_rollout_ref.rollout.load_format",
         "vLLM is a server of its own, whose weights are sent",
-    ),
-    Row(
-        "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules",
-        "all weights are trained",
     ),
     Row("actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.model.use_liger", "no third-party kernels"),
     Row("algorithm.use_pf_ppo", "no PF-PPO"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 from pydantic import BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
@@ -96,6 +97,9 @@ class Config(Section):
         text="the name of a preset",
     )
     data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
+    adapter: AdapterConfig = field(
+        AdapterConfig(), meaning="Training an adapter in place of all weights.", source="kedge: all weights"
+    )
     sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
     critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
@@ -154,6 +158,19 @@ class Config(Section):
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
                     f"those of the newer ones; use ppo.{name}=stop or skip, or rollout.max_staleness=0"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> "Config":
+        if (kind := self.adapter.kind) == "none":
+            return self
+        given = f"adapter.kind={kind}"
+        if self.runtime.parallel == "shard":
+            raise ValueError(f"{given} does not work with runtime.parallel=shard; use replicate")
+        if self.rollout.max_staleness and self.rollout.engine == "builtin":
+            raise ValueError(f"{given} samples ahead with rollout.engine=vllm only; use rollout.max_staleness=0")
+        if kind == "dora" and self.rollout.engine == "vllm":
+            raise ValueError(f"{given} cannot be sent to vLLM; use lora, or rollout.engine=builtin")
         return self
 
     @model_validator(mode="after")

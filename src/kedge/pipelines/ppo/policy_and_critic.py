@@ -23,6 +23,7 @@ from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
 from kedge.pipelines.ppo.settings import value_bins_of
 from kedge.rewards.source import ScoringModel
+from kedge.runs.adapter import adapter_of
 from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
@@ -44,6 +45,8 @@ def load_actor_critic(
             bins=value_bins_of(config),
             device=run.device,
             trust_remote_code=config.runtime.trust_remote_code,
+            adapter=adapter_of(config),
+            has_reference=config.ppo.kl.needs_reference,
             ranks=run.ranks,
         )
         policy.check_sampling()

@@ -109,7 +109,7 @@ def load_roles(
     if can_be_copied:
         freeze_models((each.model for each in rewards.models.values()), config, run)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
-    reference = _load_reference(config, run, tokenizer) if config.ppo.kl.needs_reference else None
+    reference = _reference(config, run, tokenizer, actor_critic.policy) if config.ppo.kl.needs_reference else None
     room = _longest_prompt(config, actor_critic, models)
     records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     return Roles(
@@ -129,8 +129,10 @@ def load_roles(
     )
 
 
-def _load_reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """The initial policy, frozen."""
+def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel) -> LanguageModel:
+    """The initial policy, frozen: a model of its own, or the base of the policy's adapter."""
+    if policy.adapter is not None:
+        return policy.as_reference()
     trust = config.runtime.trust_remote_code
     model = load_language_model(
         str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust, ranks=run.ranks

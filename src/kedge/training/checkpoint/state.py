@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.errors import ModelError, NumericsError
+from kedge.models.adapters import is_frozen
 from kedge.ranks.sharding import whole
 from kedge.ranks.stored import StoredTensors, part_for
 
@@ -50,8 +51,9 @@ def check_state(value: Any, name: str = "state") -> None:
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers of a module by name; shared ones appear once."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    """All parameters and buffers of a module by name; shared ones appear once, those under an adapter not at all."""
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: weight for name, weight in weights.items() if not is_frozen(weight)}
 
 
 @torch.no_grad()

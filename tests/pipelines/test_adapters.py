@@ -1,0 +1,223 @@
+"""Training adapters: equal to PEFT by hand, resumed to the bit, saved in PEFT's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import kedge
+from kedge.data import encode_example
+from kedge.errors import ConfigError, ModelError
+from kedge.logs.samples import read_samples
+from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_tokenizer
+from kedge.models.packing.rows import TokenRows
+from tests.models.test_adapters import adapt
+from tests.tiny import save_tiny_policy
+
+TEXTS = ["The boat", "A sailor and his long rope", "My rope broke", "Once upon a time"]
+ROWS = [{"prompt": text, "completion": " sails" * (number + 1)} for number, text in enumerate(TEXTS)]
+SFT: dict[str, Any] = {
+    "demonstrations": ROWS,
+    "batch_size": 4,
+    "learning_rate": 1e-2,
+    "schedule": "constant",
+    "num_epochs": 2,
+    "eval_fraction": 0.0,
+    "precision": "fp32",
+    "report": False,
+}
+PPO: dict[str, Any] = {
+    "prompts": TEXTS,
+    "num_updates": 3,
+    "num_prompts": 4,
+    "max_new_tokens": 6,
+    "learning_rate": 1e-2,
+    "missing_eos_score": None,
+    "eval_fraction": 0.0,
+    "precision": "fp32",
+    "report": False,
+}
+LORA = {"kind": "lora", "rank": 4}
+
+
+def vowels(completions: list[str], **_: object) -> list[float]:
+    return [float(sum(text.count(vowel) for vowel in "aeiou")) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_new_adapter_changes_nothing(base: Path, kind: Any) -> None:
+    tokenizer = load_tokenizer(base)
+    plain, adapted = (
+        load_language_model(base, tokenizer=tokenizer, adapter=adapter)
+        for adapter in (None, AdapterSettings(kind, rank=4))
+    )
+    rows = TokenRows.of([[5, 9, 20, 31], [7, 8]], plain.device)
+    found, expected = (model.logits(model.hidden(rows)) for model in (adapted, plain))
+    assert torch.equal(found, expected) if kind == "lora" else torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in adapted.named_parameters() if ".lora_" in name} != set()
+
+
+def by_hand(base: Path, folder: Path, num_steps: int) -> dict[str, Tensor]:
+    """Full-batch steps on the completions' cross-entropy with PEFT and Adam, one row at a time."""
+    tokenizer = load_tokenizer(base)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    plain.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model = peft.PeftModel.from_pretrained(plain, folder, is_trainable=True).eval()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=SFT["learning_rate"], eps=1e-5, weight_decay=0.0)
+    for _ in range(num_steps):
+        losses: list[Tensor] = []
+        for row in ROWS:
+            example = encode_example(tokenizer, str(row["prompt"]), str(row["completion"]))
+            ids = torch.tensor([[*example.prompt, *example.completion]])
+            logits = model(input_ids=ids).logits[0, :-1]
+            logits[:, tokenizer.pad_token_id] = -1e9
+            first = len(example.prompt) - 1
+            losses.append(torch.nn.functional.cross_entropy(logits[first:], ids[0, 1 + first :], reduction="sum"))
+        count = sum(len(encode_example(tokenizer, str(r["prompt"]), str(r["completion"])).completion) for r in ROWS)
+        (torch.stack(losses).sum() / count).backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(str(folder.parent / "by-hand"))
+    return weights_of(folder.parent / "by-hand")
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}], ids=["lora", "dora"])
+def test_an_adapter_that_is_trained_further_equals_peft_by_hand(base: Path, tmp_path: Path, settings: Any) -> None:
+    adapt(base, tmp_path / "start", **settings)
+    result = kedge.sft(model=tmp_path / "start", out=tmp_path / "run", adapter=LORA, **SFT)
+    expected = by_hand(base, tmp_path / "start", num_steps=2)
+    found, start = weights_of(result.model), weights_of(tmp_path / "start")
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+    assert any((weight - start[name]).abs().max() > 0.01 for name, weight in found.items()), "it was trained"
+
+
+@pytest.mark.parametrize("start", ["base", "adapter"])
+def test_the_base_is_the_reference(base: Path, tmp_path: Path, start: str) -> None:
+    """Without its adapter, or with the one that training started from; the policy keeps its own."""
+    if start == "adapter":
+        adapt(base, tmp_path / "adapter")
+    source = base if start == "base" else tmp_path / "adapter"
+    tokenizer = load_tokenizer(source)
+    initial = load_language_model(source, tokenizer=tokenizer)
+    policy = load_language_model(
+        source, tokenizer=tokenizer, value_head=True, adapter=AdapterSettings(rank=4), has_reference=True
+    )
+    assert policy.adapter is not None
+    reference = policy.as_reference()
+    with torch.no_grad():
+        for weight in policy.adapter.weights().values():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    rows = TokenRows.of([[5, 9, 20, 31], [7, 8]], policy.device)
+    changed = policy.hidden(rows)
+    with torch.no_grad():
+        torch.testing.assert_close(reference.hidden(rows), initial.hidden(rows), rtol=1e-4, atol=1e-5)
+    assert (changed - initial.hidden(rows)).abs().max() > 0.01
+    assert torch.equal(policy.hidden(rows), changed)
+    changed.sum().backward()  # the pass from before the switch
+    assert all(weight.requires_grad for weight in policy.adapter.weights().values())
+    assert all(weight.grad is None for name, weight in policy.causal.named_parameters() if ".trained." not in name)
+    assert reference.value_head is None
+    assert policy.value_head is not None
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_ppo_trains_and_saves_the_adapter_alone(base: Path, tmp_path: Path, critic: str) -> None:
+    settings = {"ppo.critic": critic, "checkpoint.every": 1, "checkpoint.keep": 5, **PPO}
+    result = kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", adapter=LORA, **settings)
+    assert result.metrics[0]["objective/kl"] == 0.0
+    assert result.metrics[0]["objective/reference_error"] == 0.0
+    assert result.metrics[-1]["objective/kl"] > 0.01
+    kept = load_file(tmp_path / "run" / "checkpoints" / "update-000003" / "actor_critic.safetensors")
+    held = [name for name in kept if name.startswith("policy.causal") and not name.endswith("inv_freq")]
+    assert held
+    assert all(".lora_" in name for name in held)
+
+    # What was saved is an adapter for plain PEFT, too.
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    plain.resize_token_embeddings(len(load_tokenizer(base)), mean_resizing=False)
+    peft_model = peft.PeftModel.from_pretrained(plain, result.model).eval()
+    merged = load_language_model(result.model, tokenizer=load_tokenizer(result.model))
+    ids = torch.tensor([[5, 9, 20, 31]])
+    found = merged.logits(merged.hidden(TokenRows.of(ids.tolist(), merged.device)))
+    known = ~merged.forbidden
+    torch.testing.assert_close(found[:, known], peft_model(input_ids=ids).logits[0][:, known], rtol=1e-4, atol=1e-4)
+    assert merged.causal.generation_config.suppress_tokens, "the defaults of generate are the adapter's"
+
+    def stop(update: Any) -> None:
+        if update.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=LORA, on_update=stop, **settings)
+    resumed = kedge.ppo(model=base, reward=vowels, out=tmp_path / "cut", adapter=LORA, resume=True, **settings)
+    whole, parts = weights_of(result.model), weights_of(resumed.model)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
+    texts = [[sample["response"] for sample in read_samples(run)] for run in (tmp_path / "run", tmp_path / "cut")]
+    assert texts[0] == texts[1]
+
+
+def test_recomputed_activations_give_the_same_adapter(base: Path, tmp_path: Path) -> None:
+    runs = [
+        kedge.ppo(
+            model=base, reward=vowels, out=tmp_path / str(again), adapter=LORA, activation_checkpointing=again, **PPO
+        )
+        for again in (False, True)
+    ]
+    one, other = (weights_of(run.model) for run in runs)
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-5)
+
+
+def test_an_engine_gets_the_merged_weights(base: Path, tmp_path: Path) -> None:
+    adapt(base, tmp_path / "adapter")
+    tokenizer = load_tokenizer(tmp_path / "adapter")
+    whole = load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
+    trained = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=AdapterSettings(rank=4))
+    expected, found = (dict(PolicyWeights(model)) for model in (whole, trained))
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        if "embed" not in name and "lm_head" not in name:  # they have the new pad token's row, which is random
+            torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"adapter.target_modules": ["nothing"]}, "adapter.target_modules=['nothing']"),
+        ({"runtime.parallel": "shard"}, "adapter.kind=lora does not work with runtime.parallel=shard"),
+        ({"rollout.max_staleness": 1}, "adapter.kind=lora samples ahead with rollout.engine=vllm only"),
+        ({"adapter.kind": "dora", "rollout.engine": "vllm"}, "adapter.kind=dora cannot be sent to vLLM"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(base: Path, tmp_path: Path, settings: Any, line: str) -> None:
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", **{"adapter.kind": "lora", **PPO, **settings})
+    assert line in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_stages_train_all_weights(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter\.kind=lora works for sft and ppo, not for reward"):
+        kedge.reward(model=base, comparisons=[], out=tmp_path / "run", adapter=LORA)
