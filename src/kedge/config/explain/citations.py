@@ -39,6 +39,11 @@ SOURCES = {
     "C51": "Bellemare et al. 2017, arXiv 1707.06887",
     "DQN": "Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
     "PaLM": "Chowdhery et al. 2022, arXiv 2204.02311",
+    "LoRA": "Hu et al. 2021, arXiv 2106.09685",
+    "DoRA": "Liu et al. 2024, arXiv 2402.09353",
+    "rsLoRA": "Kalajdzievski 2023, arXiv 2312.03732",
+    "QLoRA": "Dettmers et al. 2023, arXiv 2305.14314",
+    "LoRA Without Regret": "Schulman et al. 2025, Thinking Machines Lab",
     "OpenAI Baselines": "github.com/openai/baselines",
 }
 

@@ -15,13 +15,13 @@ class AdapterConfig(Section):
         "none",
         meaning="What is trained: all weights (none), or an adapter on the frozen model: LoRA, or DoRA, which trains "
         "the length of each row of a matrix apart. Needs `pip install 'kedge[adapters]'`; for `sft` and `ppo`.",
-        source="LoRA: arXiv 2106.09685; DoRA: arXiv 2402.09353",
+        source="LoRA, DoRA",
     )
     rank: int = field(
         16,
         ge=1,
         meaning="Rank of the adapter of each matrix.",
-        source="Schulman et al. 2025, LoRA Without Regret: for policy gradients even rank 1 suffices; fine-tuning on "
+        source="LoRA Without Regret: for policy gradients even rank 1 suffices; fine-tuning on "
         "many examples needs more",
         too_high="more memory and time than the task needs",
         too_low="fine-tuning ends at a higher loss than training all weights",
@@ -30,7 +30,7 @@ class AdapterConfig(Section):
         32.0,
         gt=0,
         meaning="Scale of the adapter: its product is multiplied by alpha / rank, or with rslora by alpha / √rank.",
-        source="Schulman et al. 2025, LoRA Without Regret",
+        source="LoRA Without Regret",
         too_high="like a learning rate that is too high",
         too_low="like a learning rate that is too low",
     )
@@ -38,10 +38,11 @@ class AdapterConfig(Section):
         "auto",
         meaning="The layers that get an adapter, by the last parts of their names, such as `[q_proj, v_proj]`; auto: "
         "every linear layer but the output layer.",
-        source="LoRA Without Regret, and QLoRA: adapters on attention alone learn less",
+        source="LoRA Without Regret, QLoRA: adapters on attention alone learn less",
+        text="auto, or the name of layers",
     )
     rslora: bool = field(
         False,
         meaning="Scale by alpha / √rank, so that the learning rate need not change with the rank.",
-        source="arXiv 2312.03732",
+        source="rsLoRA",
     )
