@@ -186,6 +186,7 @@ def test_a_model_is_made_of_the_shards(tmp_path):
     for name in (checkpoint, checkpoint / "model"):
         with pytest.raises(ModelError, match=rf"in one file per rank; make a model of it: kedge merge {name} --out"):
             find_model(name)
+        assert find_model(name, in_shards=True) == str(checkpoint / "model")
     merged = kedge.merge(checkpoint, tmp_path / "merged")
     assert sorted(path.name for path in merged.iterdir()) == names(tmp_path / "expected")
     for name in ("model.safetensors", "value_head/model.safetensors"):

@@ -109,13 +109,13 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
 
 def _policies(trained: Config, source: str, stage: str) -> list[str]:
     """The models that may be named beside the critic of a run."""
-    return [find_model(str(trained.model))] if stage == "critic" else [find_model(source)]
+    return [find_model(str(trained.model))] if stage == "critic" else [find_model(source, in_shards=True)]
 
 
 def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:
     """The checkpoint that the name means; the newest for a run."""
     if is_named:
-        model = Path(find_model(source))
+        model = Path(find_model(source, in_shards=True))
         return open_checkpoint(model.parent if model.name == MODEL_FOLDER else model)
     found = newest_valid(folder / CHECKPOINTS, on_rejected=say)
     if found is None:
