@@ -221,7 +221,8 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
     elif case == "check_critic":
         kedge.check_critic(model=model, prompts=PROMPTS, **check_critic(models), **common)
     else:
-        assert case == "critic", case
+        assert case in ("critic", "critic_head"), case
+        more_of_head = {"critic.kind": "shared", "checkpoint.keep_last": True} if case == "critic_head" else {}
         settings = {
             "num_prompts": 4,
             "critic.num_responses": 2,
@@ -229,7 +230,7 @@ def run(case: str, models: Path, out: Path, **more: Any) -> None:
             "rollout.max_new_tokens": 10,
             "rollout.missing_eos_score": None,
         }
-        kedge.critic(model=model, prompts=PROMPTS, reward=vowels_of_all, **settings, **common)
+        kedge.critic(model=model, prompts=PROMPTS, reward=vowels_of_all, **settings, **more_of_head, **common)
 
 
 def save_models(folder: Path) -> None:

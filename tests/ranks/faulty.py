@@ -1,8 +1,8 @@
 """The `kedge` command with a fault in one of its ranks: `python -m tests.ranks.faulty RANK PLACE FAULT ppo …`.
 
-PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `sampled`, after the
-first batch of responses that a frozen policy has sampled; or `save`, where a rank writes its part of the second
-checkpoint.
+PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `step-N`, before a step
+of supervised training; `sampled`, after the first batch of responses that a frozen policy has sampled; or `save`, where
+a rank writes its part of the second checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from kedge.errors import RewardError
 from kedge.evaluation import policy
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.training.checkpoint import shards
+from kedge.training.supervised import loop
 
 FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 learner, describe, write_files = PpoSteps.learner, policy.describe_responses, shards.write_files
+take_step, taken = loop._take_step, count(1)
 
 
 def fail_at(place: str) -> None:
@@ -55,6 +58,12 @@ def failing_write(part: Path, *arguments: Any) -> Any:
     return write_files(part, *arguments)
 
 
+def failing_step(*arguments: Any, **named: Any) -> Any:
+    fail_at(f"step-{next(taken)}")
+    return take_step(*arguments, **named)
+
+
+loop._take_step = failing_step
 shards.write_files = failing_write
 PpoSteps.learner = failing_learner  # type: ignore[method-assign]
 policy.describe_responses = failing_description

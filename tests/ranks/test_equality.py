@@ -14,8 +14,20 @@ from safetensors.torch import load_file
 from tests.ranks.cases import COMPARED, POLICY_CASES, run, save_models
 from tests.ranks.processes import torchrun
 
-CASES = (*POLICY_CASES, "ahead", "adapter", "sft", "reward", "critic", "generate", *COMPARED, "check_critic", "rlhf")
-SHARDED = tuple(case for case in CASES if case not in ("ahead", "adapter", "sft", "reward", "critic", "rlhf"))
+CASES = (
+    *POLICY_CASES,
+    "ahead",
+    "adapter",
+    "sft",
+    "reward",
+    "critic",
+    "critic_head",
+    "generate",
+    *COMPARED,
+    "check_critic",
+    "rlhf",
+)
+SHARDED = tuple(case for case in CASES if case not in ("ahead", "adapter"))
 RESULTS = ("comparisons-2.jsonl", "metrics.jsonl", "responses.jsonl", "judgments.jsonl", "critic_checks.jsonl")
 MEASURED = ("time/", "memory/", "tokens_per_second")
 
@@ -79,7 +91,7 @@ def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft", "generate", "evaluate:shard"))
+    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft", "generate", "evaluate:shard", "reward:shard"))
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
         assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")

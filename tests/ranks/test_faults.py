@@ -210,3 +210,19 @@ def test_batches_that_were_sampled_ahead_are_saved(rank: int, kind: str, saved: 
     fault(tmp_path, rank, kind, *more)
     assert saved_updates(tmp_path)[-1] == f"update-{saved:06d}"
     assert_resumes(tmp_path, 3, *more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "saved"), [("SIGTERM", 3), ("exception", 2)])
+def test_sharded_fine_tuning_is_resumed_with_whole_weights(kind: str, saved: int, tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    data = ["--model", f"{tmp_path}/models/policy", "--data", f"{tmp_path}/models/texts.jsonl", "--out"]
+    command = ["sft", *data, f"{tmp_path}/run", "device=cpu", "precision=fp32", "batch_size=2", "checkpoint.every=1"]
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "step-3", kind, *command, "parallel=shard")
+    assert code != 0, output
+    assert saved_updates(tmp_path)[-1] == f"update-{saved:06d}"
+    code, output = torchrun(3, "kedge", *command, "--resume", str(tmp_path / "run"))
+    assert code == 0, output
+    whole = {"model": tmp_path / "models" / "policy", "demonstrations": tmp_path / "models" / "texts.jsonl"}
+    kedge.sft(out=tmp_path / "whole", device="cpu", precision="fp32", batch_size=2, **whole)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "run")

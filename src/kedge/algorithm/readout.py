@@ -75,6 +75,18 @@ class ReadoutSums:
         self.square += float(values @ values)
         self.count += len(values)
 
+    def flat(self) -> Float[Tensor, " numbers"]:
+        """All sums in one tensor, float64, which can be added to those of other examples."""
+        numbers = torch.tensor([self.target, self.square, self.count], dtype=torch.float64)
+        return torch.cat([self.gram.flatten(), self.cross, self.features, numbers])
+
+    @classmethod
+    def of(cls, flat: Float[Tensor, " numbers"], dim: int) -> ReadoutSums:
+        """The sums that `flat` returned."""
+        gram, rest = flat[: dim * dim].view(dim, dim), flat[dim * dim :]
+        cross, features = rest[:dim], rest[dim : 2 * dim]
+        return cls(gram, cross, features, float(rest[-3]), float(rest[-2]), int(rest[-1]))
+
     def __add__(self, other: ReadoutSums) -> ReadoutSums:
         return ReadoutSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 

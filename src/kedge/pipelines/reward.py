@@ -19,9 +19,12 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models.sharded import shard_model
 from kedge.output import write_summary
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
+from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.shown_result import shows_its_run
@@ -106,9 +109,10 @@ def run_reward(
             **settings.model_dump(exclude={"base"}),
         )
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
+        weights = gathered_state(model.classifier, run.ranks)
         if run.ranks.is_first:
             card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
-            save_scalar_model(model, tokenizer, run.folder / "model", card=card)
+            save_scalar_model(model, tokenizer, run.folder / "model", card=card, weights=weights)
         end_training(config, run, report.outcome)
     end_stage(config, run, {**training["loop"].summary(), "summary": summary})
     return RewardResult(run.shared_folder, summary)
@@ -145,7 +149,11 @@ def load_reward_inputs(
     settings, trusted = config.reward_model, config.runtime.trust_remote_code
     source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    model = load_scalar_model(source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="fresh")
+    model = load_scalar_model(
+        source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="fresh", ranks=run.ranks
+    )
+    say_loaded_whole(model)
+    shard_model(model, run.ranks)
 
     context = model.context_length
     records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)

@@ -26,9 +26,12 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
+from kedge.models.sharded import shard_model
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
+from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.shown_result import shows_its_run
@@ -112,8 +115,9 @@ def run_sft(
         training["order"] = inputs.mixture and inputs.mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
+        weights = gathered_state(model.causal, run.ranks)
         if run.ranks.is_first:
-            save(run.folder / "model", facts, ended=True)
+            save(run.folder / "model", facts, weights, ended=True)
         end_training(config, run, outcome)
     end_stage(
         config, run, {**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
@@ -151,8 +155,15 @@ def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | No
     source, trusted = str(config.model), config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_language_model(
-        source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, adapter=adapter_of(config)
+        source,
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=trusted,
+        adapter=adapter_of(config),
+        ranks=run.ranks,
     )
+    say_loaded_whole(model)
+    shard_model(model, run.ranks)
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
     split = run.data.split("demonstrations", records, config)
     mixture = run.data.mixture("demonstrations", config, split.train_rows)

@@ -110,6 +110,14 @@ class Ranks:
             return list(figures)
         return self.everyones(torch.tensor(figures, dtype=torch.float64)).sum(0).tolist()
 
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the ranks, the same bits on every rank."""
+        if not self.are_several:
+            return tensor
+        total = tensor.clone()
+        self._reduce(total, dist.ReduceOp.SUM)
+        return total
+
     def largest(self, number: int) -> int:
         """The largest of a number over the ranks."""
         if not self.are_several:

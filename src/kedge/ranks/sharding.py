@@ -25,6 +25,7 @@ __all__ = [
     "fill_parts",
     "from_rows",
     "gather",
+    "gathered_state",
     "in_parts",
     "own_rows",
     "shard",
@@ -180,6 +181,18 @@ def whole_state_dict(module: nn.Module, gathered: Mapping[Tensor, Tensor]) -> di
     """A module's state dict with the gathered weights in place of the parts; tied weights share their memory."""
     state = module.state_dict(keep_vars=True)
     return {name: gathered.get(tensor, tensor).detach() for name, tensor in state.items()}
+
+
+def gathered_state(module: nn.Module, ranks: Ranks) -> dict[str, Tensor] | None:
+    """A sharded module's whole state dict, in the memory of the host; all ranks call this together.
+
+    Returns:
+        The state dict on the first rank; None on the others, and for a module that is not sharded.
+    """
+    if not ranks.is_sharded:
+        return None
+    gathered = gather(module.parameters(), keep=ranks.is_first)
+    return whole_state_dict(module, gathered) if ranks.is_first else None
 
 
 def in_parts(tensor: Tensor, own: Tensor) -> Tensor:

@@ -65,10 +65,6 @@ TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
 """Stages whose result is a model."""
 
 
-SHARDED = ("ppo", "generate", "evaluate")
-"""Stages that several ranks can run with a part of each weight each."""
-
-
 CRITIC = "ppo.critic"
 """Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
 where `ppo.advantage` needs none, e.g. with `to_go`."""
@@ -185,9 +181,7 @@ def open_run(
     ranks = join_ranks(config.runtime.parallel)
     if ranks.are_several and stage not in RANKED:
         raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
-    if ranks.is_sharded and stage not in SHARDED:
-        raise ConfigError(f"runtime.parallel=shard works for {', '.join(SHARDED)}; use replicate for {stage}")
-    if ranks.is_sharded and stage == "ppo" and config.rollout.engine == "vllm":
+    if ranks.is_sharded and stage in ("ppo", "rlhf") and config.rollout.engine == "vllm":
         raise ConfigError("runtime.parallel=shard samples with the built-in engine only; use replicate with vLLM")
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config

@@ -24,6 +24,7 @@ from kedge.models import save_policy, save_scalar_model
 from kedge.output import write_summary
 from kedge.pipelines.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.pipelines.critic.sampling import Sampled, sample_returns
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.load_rewards import Rewards
@@ -106,8 +107,9 @@ def run_critic(
                 **config.critic.training(),
             )
             summary = _write_summary(config, run, sampled, loss, outcome)
+            weights = gathered_state(inputs.saved, run.ranks)
             if run.ranks.is_first:
-                save(run.folder / "model", _facts(summary), ended=True)
+                save(run.folder / "model", _facts(summary), weights, ended=True)
             end_training(config, run, outcome)
     end_stage(config, run, {**training["loop"].summary(), "summary": summary})
     return CriticResult(run.shared_folder, summary)
@@ -128,7 +130,7 @@ def _explaining(on_step: StepCallback) -> StepCallback:
 def _write_summary(config: Config, run: Run, sampled: Sampled, loss: ReturnsLoss, outcome: Outcome) -> dict[str, Any]:
     """Measure the critic on the held-out prompts, or on the training prompts without any, and write `summary.json`."""
     rows = sampled.held_out_rows or sampled.train_rows
-    explained = measure_explained(loss, rows, micro_batch_tokens=config.runtime.micro_batch_tokens)
+    explained = measure_explained(loss, rows, micro_batch_tokens=config.runtime.micro_batch_tokens, ranks=run.ranks)
     summary = {
         "kind": config.critic.kind,
         "num_steps": outcome.num_steps,

@@ -14,7 +14,7 @@ from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
-from kedge.ranks.sharding import gather, whole_state_dict
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.shown_result import shows_its_run
@@ -55,10 +55,9 @@ def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) ->
         if run.ranks.is_first:
             _save(config, run, roles, metrics)
     elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
-        causal = roles.actor_critic.policy.causal
-        gathered = gather(causal.parameters(), keep=run.ranks.is_first)
+        weights = gathered_state(roles.actor_critic.policy.causal, run.ranks)
         if run.ranks.is_first:
-            _save(config, run, roles, metrics, whole_state_dict(causal, gathered))
+            _save(config, run, roles, metrics, weights)
     leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 

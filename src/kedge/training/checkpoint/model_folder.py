@@ -60,6 +60,10 @@ class CheckpointModel:
         self._module, self._save = module, save
         self._is_plain = False
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's parameters, trained or not."""
+        return list(self._module.parameters())
+
     def write(
         self,
         folder: Path,

@@ -179,6 +179,14 @@ class CheckpointedLoop:
         self.done, self._is_changing = step, False
         self._run_state.remember()
 
+    @property
+    def can_save(self) -> bool:
+        """Whether the state can be saved after an exception.
+
+        Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
+        """
+        return not self._ranks.is_sharded or self._stop.was_agreed
+
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
         if self._is_changing or not self._run_state.save(self.done):
@@ -192,12 +200,8 @@ class CheckpointedLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After any exception, save the state after the last complete step.
-
-        Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
-        """
-        can_save = not self._ranks.is_sharded or self._stop.was_agreed
-        if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and can_save:
+        """After any exception, save the state after the last complete step if it can be saved."""
+        if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()
 
@@ -211,6 +215,8 @@ class CheckpointedLoop:
 
 class PlainLoop:
     """The loop without checkpoints."""
+
+    can_save = True
 
     def __init__(self) -> None:
         self.done = 0

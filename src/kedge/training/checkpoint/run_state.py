@@ -206,7 +206,10 @@ class RunState:
 
     def _save_whole(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
         weights = {group: module_tensors(module) for group, module in state.modules.items()}
-        gathered = gather((each for group in weights.values() for each in group.values()), keep=self._ranks.is_first)
+        named = [each for group in weights.values() for each in group.values()]
+        if self._model is not None:  # which may have weights that are not trained
+            named += self._model.parameters()
+        gathered = gather(dict.fromkeys(named), keep=self._ranks.is_first)
         moments, groups = optimizer_state(state.optimizer, keep=self._ranks.is_first)
         if self._ranks.is_first:
             tensors = {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
 from kedge.models import Precision, ScalarModel, score_rows
+from kedge.ranks import ALONE, Ranks
 from kedge.training.supervised.losses import RankedResponses
 
 __all__ = ["Agreement", "measure_agreement", "pair_leads"]
@@ -70,6 +71,7 @@ def measure_agreement(
     *,
     precision: Precision = "fp32",
     micro_batch_tokens: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Agreement:
     """Measure a reward model on responses with a known order.
 
@@ -78,11 +80,12 @@ def measure_agreement(
         examples: Prompts with ranked responses, at least one.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None uses a single pass.
+        ranks: They share the responses, which all of them have.
 
     Source: spec §3, §11.
     """
     rows = [row for example in examples for row in example.rows]
-    scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens)
+    scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
     parts = scores.split([len(example.rows) for example in examples])
     pairs = [split_pairs(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
     by_score = [better - worse for better, worse in pairs]

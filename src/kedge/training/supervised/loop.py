@@ -147,7 +147,8 @@ def train_supervised(
 ) -> Outcome:
     """Minimize an objective over shuffled batches with Adam.
 
-    On Ctrl-C or SIGTERM it returns early: the outcome has the interruption, and the caller saves the model so far.
+    On Ctrl-C or SIGTERM it returns early: the outcome has the interruption, and the caller saves the model so far. If
+    the weights are in parts and the ranks did not stop in the same place, nothing can be saved, and it is raised.
     (Over 60 lines only because of its arguments; the loop is kept in one piece.)
 
     Args:
@@ -175,6 +176,7 @@ def train_supervised(
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
+        KeyboardInterrupt, Terminated: See above.
     """
     weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
@@ -208,6 +210,8 @@ def train_supervised(
                 metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
             on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
+        if not loop.can_save:
+            raise
         loop.save()  # now, because the caller modifies the weights when it saves the model
         return Outcome(taken, interruption, evaluation.metrics)
     return Outcome(taken, evaluation=evaluation.metrics)
@@ -296,7 +300,7 @@ def _take_step(
     metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     ranks.sum_gradients(weights)
-    norm = clip_gradients(weights, max_grad_norm)
+    norm = clip_gradients(weights, max_grad_norm, ranks)
     if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
         cause = _find_nonfinite(objective, examples, rows)
         raise NumericsError(

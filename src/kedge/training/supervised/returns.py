@@ -18,7 +18,7 @@ from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fi
 from kedge.algorithm.statistics import Interval
 from kedge.errors import ModelError
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import budget_batches
+from kedge.ranks import ALONE, Part, Ranks
 
 __all__ = [
     "Explained",
@@ -178,7 +178,9 @@ def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def fit_head(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None) -> float:
+def fit_head(
+    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
+) -> float:
     """Set the critic's head to the ridge regression of the returns on its trunk's states; return the penalty.
 
     The trunk is left as it is. A critic that starts there is fine-tuned from states that already carry the returns,
@@ -188,6 +190,7 @@ def fit_head(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int 
         loss: Critic and responses.
         rows: The rows to fit to.
         micro_batch_tokens: Tokens per forward pass; None for 8,192.
+        ranks: They share the rows, which all of them have; all of them get the same head.
 
     Raises:
         ModelError: The states are not finite.
@@ -195,15 +198,20 @@ def fit_head(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int 
     Source: LP-FT, Kumar et al. 2022 (arXiv 2202.10054).
     """
     halves: list[ReadoutSums] = []
-    for batch, _ in _batches(loss, rows, micro_batch_tokens):
+    for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
         states = loss.actor_critic.value_states(
             batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
         ).float()
         halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
+        if not part.counts:
+            continue
         targets = batch.returns[batch.mask].double() - loss.center
         half = (batch.rollout.group % 2)[:, None].expand(batch.mask.shape)[batch.mask].bool()
         for sums, chosen in zip(halves, (~half, half), strict=True):
             sums.add(states[chosen], targets[chosen])
+    if ranks.are_several:
+        dim = len(halves[0].features)
+        halves = [ReadoutSums.of(ranks.summed(sums.flat()), dim) for sums in halves]
     if not all(sums.gram.isfinite().all() and math.isfinite(sums.square) for sums in halves):
         raise ModelError("the critic's hidden states are not finite, so no head can be fitted to them")
     readout = fit_readout([sums for sums in halves if sums.count])
@@ -263,14 +271,19 @@ class Explained:
 
 
 @torch.no_grad()
-def measure_explained(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None) -> Explained:
+def measure_explained(
+    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
+) -> Explained:
     """The explained variance of the critic's values on some rows, such as the held-out ones."""
     chosen = loss.sampled.select(rows)
-    values = torch.zeros_like(chosen.returns)
-    for batch, part in _batches(loss, rows, micro_batch_tokens):
-        values[part] = loss.actor_critic.values(
+    values, own = torch.zeros_like(chosen.returns), torch.zeros(len(rows), dtype=torch.bool)
+    for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
+        found = loss.actor_critic.values(
             batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
         ).cpu()
+        if part.counts:
+            values[part.rows], own[part.rows] = found, True
+    ranks.fill_in(own, values)
     places = (chosen.mask.cumsum(1) - 1) * NUM_PARTS // chosen.mask.sum(1, keepdim=True)
     return Explained(
         explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group),
@@ -282,8 +295,8 @@ def measure_explained(loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tok
 
 
 def _batches(
-    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: int | None
-) -> Iterator[tuple[SampledReturns, list[int]]]:
-    """The rows in parts that fit into a forward pass, each with the places of its rows among all."""
-    for part in budget_batches([loss.length(row) for row in rows], micro_batch_tokens or FIT_TOKENS):
-        yield loss.sampled.select([rows[place] for place in part]).on(loss.actor_critic.device), part
+    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: int | None, ranks: Ranks
+) -> Iterator[tuple[SampledReturns, Part]]:
+    """This rank's rows in parts that fit into a forward pass, each with the places of its rows among all."""
+    for part in ranks.plan([loss.length(row) for row in rows], micro_batch_tokens or FIT_TOKENS):
+        yield loss.sampled.select([rows[place] for place in part.rows]).on(loss.actor_critic.device), part

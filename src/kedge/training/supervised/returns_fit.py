@@ -9,6 +9,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from kedge.models import Precision
+from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.optimizer import build_optimizer
@@ -45,14 +46,15 @@ def train_critic(
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
     """
     loop, budget = training.get("loop") or PlainLoop(), training.get("micro_batch_tokens")
+    ranks = training.get("ranks", ALONE)
     if not loop.done:  # else a checkpoint has it
-        fit_head(loss, rows, micro_batch_tokens=budget)
+        fit_head(loss, rows, micro_batch_tokens=budget, ranks=ranks)
     critic = loss.actor_critic.critic
     if critic is not None:
         training["state"] = {"head": Head(loss.actor_critic)}
         return train_supervised(loss, critic.parameters(), rows, held_out=held_out, **training)
     on_step = training.get("on_step", lambda step, metrics: None)
-    return _one_step(loss, rows, held_out, loop, on_step, budget)
+    return _one_step(loss, rows, held_out, loop, on_step, micro_batch_tokens=budget, ranks=ranks)
 
 
 def _one_step(
@@ -61,7 +63,9 @@ def _one_step(
     held_out: Sequence[int],
     loop: CheckpointedLoop | PlainLoop,
     on_step: StepCallback,
+    *,
     micro_batch_tokens: int | None,
+    ranks: Ranks,
 ) -> Outcome:
     """Report the fitted head as the first and last step; there is nothing left to optimize."""
     head, evaluation = loss.actor_critic.policy.value_head, LastEvaluation()
@@ -71,9 +75,9 @@ def _one_step(
     loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation}))
     for step in loop.steps(1):
         started = time.perf_counter()
-        metrics = evaluate(loss, rows, micro_batch_tokens=micro_batch_tokens)
+        metrics = evaluate(loss, rows, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
         if held_out:
-            evaluation.metrics = evaluate(loss, held_out, micro_batch_tokens=micro_batch_tokens)
+            evaluation.metrics = evaluate(loss, held_out, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
             metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         on_step(step, metrics | {"time/update": time.perf_counter() - started})
     return Outcome(1, evaluation=evaluation.metrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Unpack
@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
 from kedge.models import Precision, ScalarModel, score_rows
+from kedge.ranks import ALONE
 from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
@@ -80,14 +81,12 @@ def train_reward_model(
     outcome = train_supervised(
         RankingLoss(model, precision), model.parameters(), train, held_out=evaluation, **training
     )
-    budget = training.get("micro_batch_tokens")
-    agreement = (
-        measure_agreement(model, evaluation, precision=precision, micro_batch_tokens=budget) if evaluation else None
-    )
+    passes: Any = {"micro_batch_tokens": training.get("micro_batch_tokens"), "ranks": training.get("ranks", ALONE)}
+    agreement = measure_agreement(model, evaluation, precision=precision, **passes) if evaluation else None
     mean, std = 0.0, 1.0
     if reference:
         # fp32 regardless of the run's precision, because the shift is saved with the model.
-        scores = score_rows(model, reference, micro_batch_tokens=budget)
+        scores = score_rows(model, reference, **passes)
         mean = float(scores.mean())
         # A single text, or equal scores, have a standard deviation of 0.
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0
