@@ -175,7 +175,17 @@ def adapter(models: Path) -> dict[str, Any]:
     return {**shared(models), "adapter.kind": "lora"}
 
 
-ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {"ahead": ahead, "served": served, "adapter": adapter}
+def served_now(models: Path) -> dict[str, Any]:
+    """Sampled by the server with the newest weights."""
+    return {**served(models), "max_staleness": 0}
+
+
+ENGINE_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+    "ahead": ahead,
+    "served": served,
+    "served_now": served_now,
+    "adapter": adapter,
+}
 
 
 def recomputed(models: Path) -> dict[str, Any]:

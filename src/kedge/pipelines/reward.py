@@ -153,7 +153,7 @@ def load_reward_inputs(
         source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="fresh", ranks=run.ranks
     )
     say_loaded_whole(model)
-    shard_model(model, run.ranks)
+    shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized
 
     context = model.context_length
     records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)

@@ -181,8 +181,6 @@ def open_run(
     ranks = join_ranks(config.runtime.parallel)
     if ranks.are_several and stage not in RANKED:
         raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
-    if ranks.is_sharded and stage in ("ppo", "rlhf") and config.rollout.engine == "vllm":
-        raise ConfigError("runtime.parallel=shard samples with the built-in engine only; use replicate with vLLM")
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
