@@ -181,6 +181,8 @@ def open_run(
     ranks = join_ranks(config.runtime.parallel)
     if ranks.are_several and stage not in RANKED:
         raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
+    if ranks.is_sharded and config.adapter.kind != "none":
+        raise ConfigError("runtime.parallel=shard does not work with adapter.kind=lora yet; use replicate")
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
