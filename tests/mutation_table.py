@@ -190,8 +190,8 @@ MUTATIONS = (
     Mutation(
         "forbidden-tokens-allowed",
         "models/language.py",
-        "self._raw_logits(hidden).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)",
-        "self._raw_logits(hidden)",
+        "self._raw_logits(hidden, weight).index_fill_(-1, self.forbidden_ids, FORBIDDEN_LOGIT)",
+        "self._raw_logits(hidden, weight)",
         f"{SAMPLER}::test_padding_and_ids_beyond_the_tokenizer_are_never_sampled",
     ),
     Mutation(

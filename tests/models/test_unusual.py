@@ -81,7 +81,7 @@ def assert_rows_alone(model: LanguageModel, rows: list[list[int]] = ROWS) -> Non
     with torch.no_grad():
         hidden = model.hidden(TokenRows.of(rows)).split([len(row) for row in rows])
         for states, row in zip(hidden, rows, strict=True):
-            ours = model._raw_logits(states).log_softmax(-1)
+            ours = model._raw_logits(states, model._output_weight()).log_softmax(-1)
             torch.testing.assert_close(ours, alone(model.causal, row), atol=1e-4, rtol=1e-4)
 
 

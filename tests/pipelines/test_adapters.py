@@ -206,6 +206,7 @@ def test_an_engine_gets_the_merged_weights(base: Path, tmp_path: Path) -> None:
     ("settings", "line"),
     [
         ({"adapter.target_modules": ["nothing"]}, "adapter.target_modules=['nothing']"),
+        ({"adapter.target_modules": ["q_proj", "lm_head"]}, "adapter.target_modules has the output layer"),
         ({"runtime.parallel": "shard"}, "adapter.kind=lora does not work with runtime.parallel=shard"),
         ({"rollout.max_staleness": 1}, "adapter.kind=lora samples ahead with rollout.engine=vllm only"),
         ({"adapter.kind": "dora", "rollout.engine": "vllm"}, "adapter.kind=dora cannot be sent to vLLM"),

@@ -192,6 +192,10 @@ class Adapter:
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             wanted = start.folder if start else f"adapter.target_modules={settings.target_modules}"
             raise ModelError(f"{wanted}: {_reason(error)}") from error
+        if not isinstance(model.get_output_embeddings(), nn.Linear):
+            raise ModelError(
+                "adapter.target_modules has the output layer, which cannot have an adapter; use auto, or others"
+            )
         kind = peft.tuners.tuners_utils.BaseTunerLayer
         self._layers = [module for module in model.modules() if isinstance(module, kind)]
         model.requires_grad_(False)
