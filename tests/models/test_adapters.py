@@ -93,7 +93,10 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
     [
         (lambda folder: edit(folder, peft_type="PROMPT_TUNING"), "peft_type is 'PROMPT_TUNING'; kedge supports LORA"),
         (lambda folder: edit(folder, base_model_name_or_path=None), "base_model_name_or_path is missing"),
-        (lambda folder: edit(folder, base_model_name_or_path="/nowhere"), "'/nowhere': no such folder"),
+        (
+            lambda folder: edit(folder, base_model_name_or_path="/nowhere"),
+            "its base '/nowhere' is not there",
+        ),
         (lambda folder: edit(folder, modules_to_save=["lm_head"]), "loses when it merges"),
         (lambda folder: edit(folder, r=8), "does it belong to"),
         (lambda folder: edit(folder, r="8"), "does it belong to"),

@@ -15,8 +15,9 @@ from huggingface_hub import constants
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, PushError
-from kedge.models.pushing import check_push, push_folder
+from kedge.models.pushing import check_push, push_folder, push_model
 from kedge.pipelines.sft import run_sft
+from kedge.runs.publish import check_publishing
 from tests.tiny import save_tiny_policy
 
 ME = {"type": "user", "name": "me", "auth": {"accessToken": {"role": "write"}}, "orgs": [{"name": "crew"}]}
@@ -159,6 +160,27 @@ def test_a_newer_model_replaces_one_of_kedges_and_its_weights(hub, folder):
     hub.repos["me/ship"] = {"kedge.json": b"", "model-00001-of-00002.safetensors": b"old", "notes.md": b"kept"}
     push_folder(folder, "me/ship")
     assert set(hub.repos["me/ship"]) == {*(path.name for path in folder.iterdir()), "notes.md"}
+
+
+def test_an_adapter_whose_base_is_a_folder_of_this_machine_is_not_pushed(hub, folder, tmp_path):
+    """Its address would tell the machine's paths, and nobody could load it; a run that would end so does not begin."""
+    adapter, base = tmp_path / "adapter", folder
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    for named, is_refused in ((str(base), True), ("org/base", False)):
+        settings = {"peft_type": "LORA", "base_model_name_or_path": named}
+        (adapter / "adapter_config.json").write_text(json.dumps(settings))
+        if not is_refused:
+            push_model(adapter, "me/adapter")
+            continue
+        with pytest.raises(ConfigError, match=r"push the merged model \(kedge merge\)"):
+            push_model(adapter, "me/adapter")
+        assert "me/adapter" not in hub.repos
+        given = {"model": str(base), "demonstrations": "d.jsonl", "push.repo": "me/adapter"}
+        with pytest.raises(ConfigError, match="is of no use on the hub"):
+            check_publishing(config_from_settings("sft", {**given, "adapter.kind": "lora"}))
+        check_publishing(config_from_settings("sft", given))
+    assert "adapter_model.safetensors" in hub.repos["me/adapter"]
 
 
 def test_what_kedge_did_not_push_is_left_alone(hub, folder):

@@ -80,6 +80,10 @@ class AdapterFolder:
         named = str(settings["base_model_name_or_path"])
         beside = folder / os.path.expanduser(named)
         self.base = str(beside) if not os.path.isdir(os.path.expanduser(named)) and os.path.isdir(beside) else named
+        if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
+            raise ModelError(
+                f"{folder}: its base {named!r} is not there; set base_model_name_or_path in its {ADAPTER_CONFIG}"
+            )
         if is_adapter(os.path.expanduser(self.base)):
             raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
 

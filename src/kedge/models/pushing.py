@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 
 from kedge.errors import ConfigError, ModelError, PushError
+from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.card import PLACE
 from kedge.models.origin import ORIGIN_FILE
 from kedge.models.pretrained import check_source
@@ -62,6 +63,15 @@ def check_push(repo: str, *, existing: bool = False) -> None:
         )
 
 
+def check_base(base: str | os.PathLike[str]) -> None:
+    """Check that others can find the base of an adapter (`ConfigError` if it is a folder of this machine)."""
+    if os.path.isdir(os.path.expanduser(base)):
+        raise ConfigError(
+            f"an adapter on {os.fspath(base)!r}, a folder of this machine, is of no use on the hub: push the merged "
+            "model (kedge merge), or name a hub id in base_model_name_or_path of its adapter_config.json"
+        )
+
+
 def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = False, existing: bool = False) -> str:
     """Push a trained model; returns its address.
 
@@ -95,9 +105,11 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
         again: The command that repeats the push, for the message.
 
     Raises:
-        ConfigError: See `check_push`; nothing is pushed.
+        ConfigError: See `check_push` and `check_base`; nothing is pushed.
         PushError: The hub refused, or the connection failed. The folder is unchanged.
     """
+    if is_adapter(folder):
+        check_base(read_adapter(folder).base)
     with _failing(folder, repo, again):
         check_push(repo, existing=existing)
         api = HfApi()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from kedge.config import Config
 from kedge.logs.progress import say
-from kedge.models.pushing import check_push, push_folder
+from kedge.models.pretrained import base_source
+from kedge.models.pushing import check_base, check_push, push_folder
 from kedge.output import MODEL_FOLDER
 
 __all__ = ["check_publishing", "publish"]
@@ -17,6 +18,8 @@ def check_publishing(config: Config) -> None:
     """Check that the model of a run can be pushed, if that is configured (`ConfigError` if not)."""
     if config.push.repo:
         check_push(config.push.repo, existing=config.push.existing)
+        if config.adapter.kind != "none" and config.model is not None:
+            check_base(base_source(config.model))
 
 
 def publish(config: Config, folder: Path) -> None:
