@@ -17,6 +17,7 @@ __all__ = [
     "ModelError",
     "NonfiniteScoreError",
     "NumericsError",
+    "OutOfMemoryError",
     "OutputError",
     "PushError",
     "RewardError",
@@ -69,6 +70,10 @@ class ModelError(KedgeError, ValueError):
 
 class NumericsError(KedgeError, ArithmeticError):
     """A non-finite loss or gradient; the weights are those of the last finite step."""
+
+
+class OutOfMemoryError(KedgeError, MemoryError):
+    """Memory ran out; the weights that were saved are those of a whole update."""
 
 
 class PushError(KedgeError, ConnectionError):

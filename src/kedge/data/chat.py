@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.deadline import deadline
 from kedge.data.fields import Messages
-from kedge.data.memory_limit import memory_limit, own_memory
 from kedge.data.rejections import RowError
 from kedge.errors import DataError
+from kedge.memory import memory_limit, private_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,7 +125,7 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
     try:
         if _takes_powers(str(settings.get("chat_template") or tokenizer.chat_template)):
             raise DataError("the chat template uses the power operator (**), which may never finish")
-        with memory_limit(own_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
+        with memory_limit(private_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
     except DataError:
         raise

@@ -1,18 +1,15 @@
-"""Memory limits for untrusted files and templates, so that they cannot exhaust the machine."""
+"""Memory limits for untrusted files, so that they cannot exhaust the machine."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
 from kedge.errors import DataError
+from kedge.memory import free_memory, memory_limit, private_memory
 
-__all__ = ["free_memory", "memory_limit", "own_memory", "within_free_memory"]
+__all__ = ["within_free_memory"]
 
 T = TypeVar("T")
 
@@ -22,50 +19,6 @@ SHARE = 0.9
 
 AT_ONCE = 8
 """Rows read per limit: setting the limit takes longer than reading a row."""
-
-MEMORY_INFO, OWN_PAGES = Path("/proc/meminfo"), Path("/proc/self/statm")
-GROUP_LIMIT, GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-
-
-@contextmanager
-def memory_limit(most: int) -> Iterator[None]:
-    """Limit the process's private memory inside the block; allocations beyond it raise MemoryError.
-
-    Linux only, and for all threads of the process; on other systems nothing is limited.
-
-    Args:
-        most: Bytes, including what the process already holds.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    lower = most if soft == resource.RLIM_INFINITY else min(most, soft)
-    resource.setrlimit(resource.RLIMIT_DATA, (lower, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def own_memory() -> int:
-    """Private memory of the process in bytes, as `memory_limit` counts it; 0 on systems without the limit."""
-    if sys.platform != "linux":
-        return 0
-    return int(OWN_PAGES.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_memory() -> int:
-    """Bytes that the process can still allocate, given the machine and its container."""
-    if sys.platform != "linux":
-        return sys.maxsize
-    [available] = (line for line in MEMORY_INFO.read_text().splitlines() if line.startswith("MemAvailable"))
-    free = int(available.split()[1]) * 1024
-    if GROUP_LIMIT.is_file() and (limit := GROUP_LIMIT.read_text().strip()) != "max":
-        free = min(free, int(limit) - int(GROUP_USE.read_text()))
-    return max(free, 0)
 
 
 def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
@@ -81,7 +34,7 @@ def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
         DataError: The next rows do not fit.
     """
     free = int(SHARE * free_memory())
-    most, iterator, count = own_memory() + free, iter(rows), 0
+    most, iterator, count = private_memory() + free, iter(rows), 0
     while True:
         try:
             with memory_limit(most):

@@ -1,0 +1,28 @@
+"""How much memory the process may use, and what happens when it runs out. Imports no torch."""
+
+from kedge.memory.exhaustion import asked_for, in_phase, is_out_of_memory, phase_of, release, with_unit
+from kedge.memory.limits import (
+    MemoryLimit,
+    free_memory,
+    held_memory,
+    memory_limit,
+    memory_limits,
+    private_memory,
+    tightest_limit,
+)
+
+__all__ = [
+    "MemoryLimit",
+    "asked_for",
+    "free_memory",
+    "held_memory",
+    "in_phase",
+    "is_out_of_memory",
+    "memory_limit",
+    "memory_limits",
+    "phase_of",
+    "private_memory",
+    "release",
+    "tightest_limit",
+    "with_unit",
+]
