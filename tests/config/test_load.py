@@ -98,7 +98,7 @@ def test_a_resolved_configuration_has_no_aliases(tmp_path: Path) -> None:
 
 def test_groups_of_a_section_are_invisible_to_users() -> None:
     config = load_config(overrides=["ppo.kl_coef=0.3", "sft.adam_eps=1e-6"])
-    assert (config.ppo.kl.kl_coef, config.sft.optimizer.adam_eps) == (0.3, 1e-6)
+    assert (config.ppo.kl.kl_coef, config.sft.optimization.adam_eps) == (0.3, 1e-6)
     dumped = config.model_dump()
     assert (dumped["ppo"]["kl_coef"], dumped["sft"]["adam_eps"]) == (0.3, 1e-6)
     for section in ("ppo", "sft", "reward_model"):

@@ -201,7 +201,7 @@ def test_values_that_the_papers_give_outside_the_table() -> None:
         8,
         64,
     )
-    assert instruct.ppo.optimizer.warmup_fraction > 0
+    assert instruct.ppo.optimization.warmup_fraction > 0
     s2 = load_config(preset="s2-defaults").ppo
     assert s2.value.value_clip_range is None
     assert s2.value.value_weight == 1.0  # 0.5 × the squared error, which is not halved

@@ -40,7 +40,7 @@ def test_promised_choices_and_defaults() -> None:
         ppo.advantages.gamma,
         ppo.advantages.gae_lambda,
         ppo.kl.kl_coef,
-        ppo.optimizer.max_grad_norm,
+        ppo.optimization.max_grad_norm,
     ) == (0.2, 1.0, 1.0, 0.05, 1.0)
     for controller in ("fixed", "ziegler", "schulman"):
         assert ppo_section(kl_controller=controller).kl.kl_controller == controller

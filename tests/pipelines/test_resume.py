@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
@@ -31,6 +32,7 @@ from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(10)]
 PAIRS = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": " rope rope"} for row in ROWS]
+MUON = "muon" if hasattr(torch.optim, "Muon") else "adafactor"
 DRAWS = """
 import random
 
@@ -93,6 +95,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
         {"value_warmup_until": 0.1, "value_warmup_updates": 4, "kl_controller": "schulman"},
         {"spike_sigma": 8.0, "spike_history": 2, "value_warmup_updates": 2, "kl_controller": "schulman"},
         {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
+        {"optimizer": MUON, "critic": "separate", "critic_learning_rate": 1e-3, "value_warmup_updates": 2},
     ],
     ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
 )
@@ -129,12 +132,18 @@ def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, re
 
 @pytest.mark.parametrize("stopped_after", [1, 4])
 def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at, stopped_after):
+    in_8_bits = {"sft.optimizer": "adamw8bit"}
     stages = {
-        "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2}),
+        "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2, **in_8_bits}),
         "reward": (
             run_reward,
             {"comparisons": PAIRS, "demonstrations": ROWS},
-            {"reward_model.batch_size": 3, "reward_model.num_epochs": 2, "reward_model.normalize_scale": True},
+            {
+                "reward_model.batch_size": 3,
+                "reward_model.num_epochs": 2,
+                "reward_model.normalize_scale": True,
+                "reward_model.optimizer": "adafactor",
+            },
         ),
     }  # fmt: skip
     for stage, (run, data, settings) in stages.items():

@@ -26,6 +26,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
+from kedge.models.matrices import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of
@@ -199,4 +200,11 @@ def train_sft(
         for records in (demonstrations, held_out)
     )
     check_lengths((loss.length(example) for example in [*train, *evaluation]), model.context_length)
-    return train_supervised(loss, model.causal.parameters(), train, held_out=evaluation, **training)
+    return train_supervised(
+        loss,
+        model.causal.parameters(),
+        train,
+        held_out=evaluation,
+        inner_matrices=inner_matrices(model.causal),
+        **training,
+    )

@@ -72,7 +72,7 @@ def describe_extension(config: Config, stage: str, done: int, progress: Mapping[
     """
     supervised = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic}
     section = config.ppo.loop if stage == "ppo" else supervised[stage]
-    optimizer = config.ppo.optimizer if stage == "ppo" else supervised[stage].optimizer
+    optimizer = config.ppo.optimization if stage == "ppo" else supervised[stage].optimization
     stretched = [] if section.schedule == "constant" else [f"the {section.schedule} decay of the learning rate"]
     stretched += ["its warm-up"] if optimizer.warmup_fraction else []
     stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
@@ -102,7 +102,7 @@ def _next_rate(config: Config, done: int, progress: Mapping[str, Any]) -> float:
         warmup.num_policy_updates,
         learning_rate=ppo.loop.learning_rate,
         schedule=ppo.loop.schedule,
-        warmup_steps=round(ppo.optimizer.warmup_fraction * warmup.num_policy_updates),
+        warmup_steps=round(ppo.optimization.warmup_fraction * warmup.num_policy_updates),
     )
 
 

@@ -50,6 +50,7 @@ from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.in_memory import describe_in_memory
 from kedge.runs.publish import check_publishing
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
+from kedge.training.optimizer_kinds import OptimizerKind, check_optimizer
 from kedge.training.runtime import (
     keep_freed_memory,
     resolve_device,
@@ -196,6 +197,8 @@ def open_run(
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
     source = config.reward_model.base or config.model if stage == "reward" else config.model
+    for name, kind in _optimizers(config, stage).items():
+        check_optimizer(kind, device, named=name, is_sharded=ranks.is_sharded)
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
     precision = resolve_precision(config.runtime.precision, device, width=width)
     keep_freed_memory()
@@ -226,6 +229,18 @@ def open_run(
         ranks=ranks,
         first_folder=None if ranks.is_first else shared,
     )
+
+
+def _optimizers(config: Config, stage: str) -> dict[str, OptimizerKind]:
+    """The optimizers that a stage needs, by the name of their setting."""
+    sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
+    stages = sections.keys() - ({"critic"} if not config.rlhf.train_critic else set()) if stage == "rlhf" else {stage}
+    names = {"reward": "reward_model"}
+    return {
+        f"{names.get(each, each)}.optimizer": section.optimization.optimizer
+        for each, section in sections.items()
+        if each in stages
+    }
 
 
 def offloads(config: Config, device: torch.device) -> bool:

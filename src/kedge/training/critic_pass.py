@@ -8,7 +8,6 @@ from functools import partial
 
 from jaxtyping import Int
 from torch import Tensor
-from torch.optim import Optimizer
 
 from kedge.training.guard.guard import StepCheck
 from kedge.training.guard.nonfinite import search_minibatch
@@ -16,6 +15,7 @@ from kedge.training.learner import B, Learner
 from kedge.training.metrics import MetricTotals
 from kedge.training.objective import Objective
 from kedge.training.optimizer import clip_gradients
+from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["critic_pass"]
 

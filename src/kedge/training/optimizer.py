@@ -1,19 +1,28 @@
-"""Adam with explicit ε, learning-rate schedules, and gradient clipping."""
+"""The optimizer with its parameter groups, learning-rate schedules, and gradient clipping."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from kedge.errors import ConfigError
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.sharding import clip_shards
+from kedge.training.optimizer_kinds import (
+    SMALLEST_IN_8_BITS,
+    Optimizer,
+    OptimizerKind,
+    OptimizersAsOne,
+    check_optimizer,
+    load_bitsandbytes,
+)
 
 AdamEpsMode = Literal["torch", "tf1"]
 Schedule = Literal["linear", "cosine", "constant"]
@@ -32,6 +41,7 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     *,
     learning_rate: float,
+    kind: OptimizerKind = "adamw",
     adam_eps: float = 1e-5,
     adam_eps_mode: AdamEpsMode = "torch",
     betas: tuple[float, float] = (0.9, 0.999),
@@ -39,19 +49,25 @@ def build_optimizer(
     head_parameters: Iterable[nn.Parameter] = (),
     head_rate: float = 1.0,
     critic_parameters: Iterable[nn.Parameter] = (),
-) -> AdamW:
-    """Adam with an explicit ε and, by default, no weight decay.
+    inner_matrices: Iterable[nn.Parameter] = (),
+) -> Optimizer:
+    """An optimizer whose learning rates mean the same in every kind, by default without weight decay.
 
-    torch:  θ ← θ − lr / (1−β₁ᵗ) · m / (√(v / (1−β₂ᵗ)) + ε)
-    tf1:    θ ← θ − lr · √(1−β₂ᵗ) / (1−β₁ᵗ) · m / (√v + ε)
+    adamw:      θ ← θ − lr / (1−β₁ᵗ) · m / (√(v / (1−β₂ᵗ)) + ε)
+    with tf1:   θ ← θ − lr · √(1−β₂ᵗ) / (1−β₁ᵗ) · m / (√v + ε)
+    adamw8bit:  as adamw; between steps m and v have 8 bits per number, in blocks of 256 with one scale each
+    adafactor:  θ ← θ − lr · u / max(1, rms(u)), u = g / √v, v of rank 1: from its means over rows and over columns
+    muon:       θ ← θ − lr · 0.2 √max(rows, columns) · orthogonalized(m) for the matrices inside the model; else adamw
 
-    The second is TensorFlow's; it equals the first with ε/√(1−β₂ᵗ) for ε: 31.6 times as large in the first step, ten
-    times in the tenth. The first published PPO results for language models used it.
+    tf1 is TensorFlow's ε; it equals torch's with ε/√(1−β₂ᵗ): 31.6 times as large in the first step, ten times in the
+    tenth. The first published PPO results for language models used it. Adafactor has neither momentum nor a rate that
+    it chooses itself, and Muon's factor gives its steps the size of Adam's.
 
     Args:
         parameters: Parameters to train; frozen ones are skipped.
         learning_rate: Peak step size, ≥ 0; `set_learning_rate` changes it during the run.
-        adam_eps: ε ≥ 0.
+        kind: The kind.
+        adam_eps: ε ≥ 0; not in adafactor.
         adam_eps_mode: Definition of ε: "torch" or "tf1".
         betas: Decay rates (β₁, β₂) of the two moments, each in [0, 1).
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
@@ -59,12 +75,55 @@ def build_optimizer(
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
         critic_parameters: Those of a critic that shares no gradient with the policy: `set_learning_rate` can give them
             another rate, and their gradient is clipped apart.
+        inner_matrices: What muon orthogonalizes: matrices of layers, without embeddings, output layers and heads.
 
     Raises:
-        ConfigError: No parameter is trainable, or the mode is unknown.
+        ConfigError: No parameter is trainable, the mode is unknown, or the kind cannot be had.
 
-    Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow.
+    Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow. Dettmers et al. 2021
+        (arXiv 2110.02861), 8 bits. Shazeer and Stern 2018 (arXiv 1804.04235), Adafactor. Jordan et al. 2024, Muon; Liu
+        et al. 2025 (arXiv 2502.16982), section 2.2, its factor.
     """
+    groups = _groups(parameters, weight_decay, head_parameters, head_rate, critic_parameters)
+    trainable = [parameter for group in groups for parameter in group["params"]]
+    if not trainable:
+        raise ConfigError("nothing to train: no parameter requires a gradient")
+    if adam_eps_mode not in ("torch", "tf1"):
+        raise ConfigError(f"adam_eps_mode: {adam_eps_mode!r} is unknown; expected 'torch' or 'tf1'")
+    if kind == "adamw":
+        return _adamw(groups, learning_rate, betas, adam_eps, adam_eps_mode)
+    if adam_eps_mode == "tf1":
+        raise ConfigError(f"adam_eps_mode=tf1 is TensorFlow's Adam, which the optimizer {kind} does not have")
+    sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
+    check_optimizer(kind, trainable[0].device, named="optimizer", is_sharded=sharded)
+    if kind == "adamw8bit":
+        library = load_bitsandbytes("optimizer=adamw8bit", trainable[0].device)
+        settings = {"betas": betas, "eps": adam_eps, "min_8bit_size": SMALLEST_IN_8_BITS}
+        return library.optim.AdamW8bit(groups, lr=learning_rate, weight_decay=0.0, **settings)
+    if kind == "adafactor":
+        from transformers.optimization import Adafactor
+
+        # torch's own scales every step by the weight's size and limits the rate to 1/√t: other rates than Adam's.
+        return Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False, weight_decay=0.0)
+    if kind == "muon":
+        inner, others = _split(groups, {id(each) for each in inner_matrices})
+        parts: list[torch.optim.Optimizer] = []
+        if inner:
+            parts.append(torch.optim.Muon(inner, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            parts.append(_adamw(others, learning_rate, betas, adam_eps, adam_eps_mode))
+        return OptimizersAsOne(parts)
+    raise ConfigError(f"optimizer: {kind!r} is unknown; expected 'adamw', 'adamw8bit', 'adafactor' or 'muon'")
+
+
+def _groups(
+    parameters: Iterable[nn.Parameter],
+    weight_decay: float,
+    head_parameters: Iterable[nn.Parameter],
+    head_rate: float,
+    critic_parameters: Iterable[nn.Parameter],
+) -> list[dict[str, Any]]:
+    """The trainable parameters, by rate, owner and decay."""
     head_parameters = list(head_parameters)
     head, critic = ({id(each) for each in several} for several in (head_parameters, critic_parameters))
     body = [parameter for parameter in parameters if id(parameter) not in head]
@@ -73,37 +132,53 @@ def build_optimizer(
         for several, rate in ((body, 1.0), (head_parameters, head_rate))
         for is_critic in (False, True)
     ]
-    groups = [
+    return [
         {"params": members, "weight_decay": decay, RATE: rate, CRITIC: is_critic}
         for several, rate, is_critic in kinds
         for members, decay in ((_trainable(several, matrices=True), weight_decay), (_trainable(several), 0.0))
         if members
     ]
+
+
+def _split(groups: list[dict[str, Any]], inside: set[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The groups with the parameters that muon takes, and those with all others."""
+
+    def half(is_inner: bool) -> list[dict[str, Any]]:
+        members = ([each for each in group["params"] if (id(each) in inside) == is_inner] for group in groups)
+        return [{**group, "params": own} for group, own in zip(groups, members, strict=True) if own]
+
+    return half(True), half(False)
+
+
+def _adamw(
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    betas: tuple[float, float],
+    adam_eps: float,
+    adam_eps_mode: AdamEpsMode,
+) -> AdamW:
+    """Torch's Adam."""
     trainable = [parameter for group in groups for parameter in group["params"]]
-    if not trainable:
-        raise ConfigError("nothing to train: no parameter requires a gradient")
     # Parts and whole tensors do not mix in one call of a fused implementation.
     sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
     fused = not sharded and all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
     foreach = False if sharded else None
     if adam_eps_mode == "torch":
         return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
-    if adam_eps_mode == "tf1":
-        # t counts each parameter's own steps, and a group has a single ε, so each parameter gets its own group.
-        groups = [{**group, "params": [parameter], "tf1_step": 0} for group in groups for parameter in group["params"]]
-        optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
-        for group in optimizer.param_groups:
-            group["tf1_eps"] = adam_eps
-        optimizer.register_step_pre_hook(_convert_tf1_eps)
-        return optimizer
-    raise ConfigError(f"adam_eps_mode: {adam_eps_mode!r} is unknown; expected 'torch' or 'tf1'")
+    # t counts each parameter's own steps, and a group has a single ε, so each parameter gets its own group.
+    groups = [{**group, "params": [parameter], "tf1_step": 0} for group in groups for parameter in group["params"]]
+    optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
+    for group in optimizer.param_groups:
+        group["tf1_eps"] = adam_eps
+    optimizer.register_step_pre_hook(_convert_tf1_eps)
+    return optimizer
 
 
 def _trainable(parameters: Iterable[nn.Parameter], *, matrices: bool = False) -> list[nn.Parameter]:
     return [each for each in parameters if each.requires_grad and (each.ndim >= 2) == matrices]
 
 
-def _convert_tf1_eps(optimizer: Optimizer, *_: object) -> None:
+def _convert_tf1_eps(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Set the ε with which torch's next Adam step equals TensorFlow's.
 
     The step count is stored in the group, hence in the optimizer's state dict, so that a resumed run continues exactly.

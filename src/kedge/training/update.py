@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.optim import Optimizer
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
@@ -21,6 +20,7 @@ from kedge.training.learner import B, Batch, Learner
 from kedge.training.metrics import Metric, MetricTotals, Reduction, reduce_steps
 from kedge.training.objective import Objective
 from kedge.training.optimizer import clip_gradients, parameters_of
+from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
 

@@ -33,7 +33,7 @@ TRAINER = (
     ),
     Row(
         "optimizers",
-        "Adam with `ppo.learning_rate`, `ppo.schedule`, `ppo.adam_eps`, `ppo.weight_decay`; no other optimizer",
+        "`ppo.optimizer`, with `ppo.learning_rate`, `ppo.schedule`, `ppo.adam_eps`, `ppo.weight_decay`",
     ),
     Row("callbacks", "in Python, `on_update`: see [Callbacks](custom.md#callbacks)"),
     Row("peft_config", "`adapter.kind` and the other fields of `adapter`: [Adapters](adapters.md)"),
@@ -122,7 +122,7 @@ TRAINING_ARGUMENTS = (
     Row("learning_rate", "`ppo.learning_rate`. Default 1e-5; TRL: 3e-6"),
     Row("lr_scheduler_type lr_scheduler_kwargs", "`ppo.schedule`"),
     Row("warmup_steps", "`ppo.warmup_fraction`, as a fraction of the policy's updates"),
-    Row("optim optim_args optim_target_modules", "Adam only"),
+    Row("optim optim_args optim_target_modules", "`ppo.optimizer`: adamw, adamw8bit, adafactor or muon"),
     Row("weight_decay", "`ppo.weight_decay`"),
     Row("adam_epsilon", "`ppo.adam_eps`. Default 1e-5; TRL: 1e-8"),
     Row("adam_beta1 adam_beta2", "fixed: 0.9 and 0.999"),

@@ -14,7 +14,7 @@ __all__ = ["CriticConfig"]
 class CriticConfig(Section):
     """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimization: OptimizerConfig = OptimizerConfig()
     kind: Literal["separate", "shared"] = field(
         "separate",
         meaning="A model of its own, all of it trained; or a value head on the policy's trunk, which stays as it is.",

@@ -9,7 +9,16 @@ __all__ = ["OptimizerConfig"]
 
 
 class OptimizerConfig(Group):
-    """Adam. The stages declare learning rate and schedule themselves, because their defaults differ."""
+    """The optimizer. The stages declare learning rate and schedule themselves, because their defaults differ."""
+
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(
+        "adamw",
+        meaning="The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in 8 "
+        "bits (`pip install 'kedge[bitsandbytes]'`); adafactor next to nothing, the second moment by rows and columns "
+        "and no momentum; muon 4, orthogonalized steps for the matrices of layers (torch 2.9) and adamw for the rest. "
+        "Learning rates carry over.",
+        source="kedge: adamw is what the default rates were found with",
+    )
 
     warmup_fraction: float = field(
         0.0,
@@ -33,7 +42,7 @@ class OptimizerConfig(Group):
     weight_decay: float = field(
         0.0,
         ge=0,
-        meaning="Decoupled weight decay (AdamW), multiplied by the learning rate at each step.",
+        meaning="Decoupled weight decay (as in AdamW), multiplied by the learning rate at each step.",
         source="Ziegler; N+ has PyTorch's default for AdamW, 0.01",
         too_high="the weights shrink toward 0, away from the pretrained model",
         too_low="no harm: 0 is the usual choice for fine-tuning",
@@ -41,13 +50,13 @@ class OptimizerConfig(Group):
     adam_eps: float = field(
         1e-5,
         gt=0,
-        meaning="Adam's ε, added to the denominator of the step.",
+        meaning="Adam's ε, added to the denominator of the step; adafactor has none.",
         source="N+ and Ziegler",
         too_high="weights with small gradients hardly move",
         too_low="weights with tiny gradients take full-size, noisy steps",
     )
     adam_eps_mode: Literal["torch", "tf1"] = field(
         "torch",
-        meaning="Where ε is added: after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
+        meaning="Where adamw adds ε: after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
         source="PyTorch; the two differ by √(1 − β₂ᵗ), a factor of 31.6 at step 1",
     )

@@ -12,7 +12,7 @@ __all__ = ["RewardModelConfig"]
 class RewardModelConfig(Section):
     """Reward-model training: pairwise or K-wise ranking loss on comparisons."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimization: OptimizerConfig = OptimizerConfig()
     base: str | None = field(
         None,
         meaning="Folder or id of the model to start from; null uses `model` (in rlhf, the SFT model).",

@@ -174,6 +174,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_optimizers(self) -> "Config":
+        sections = {"sft": self.sft, "reward_model": self.reward_model, "critic": self.critic, "ppo": self.ppo}
+        for name, section in sections.items():
+            chosen = section.optimization
+            if chosen.optimizer != "adamw" and chosen.adam_eps_mode == "tf1":
+                raise ValueError(
+                    f"{name}.adam_eps_mode=tf1 is TensorFlow's Adam, and {name}.optimizer={chosen.optimizer} has no "
+                    f"such form; use {name}.optimizer=adamw, or {name}.adam_eps_mode=torch"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_groups(self) -> "Config":
         constant = self.ppo.grouping.constant_groups
         if constant != "keep" and self.rollout.num_responses == 1:

@@ -12,7 +12,7 @@ __all__ = ["SftConfig"]
 class SftConfig(Section):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimization: OptimizerConfig = OptimizerConfig()
     learning_rate: float = field(
         3e-6,
         ge=0,

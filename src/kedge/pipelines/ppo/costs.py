@@ -16,10 +16,10 @@ from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Evaluated
 from kedge.runs.run import Run
+from kedge.training.optimizer_kinds import state_bytes
 
 __all__ = ["Costs", "write_roles"]
 
-ADAM_MOMENTS = 2
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one for the inputs' gradient, one for the weights'."""
 
@@ -143,19 +143,25 @@ def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:
 def write_roles(run: Run, roles: Roles) -> None:
     """Write `roles.json`: the parameters and bytes of each model."""
     policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
+    kept = state_bytes(roles.optimizer)
     models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
-    sizes = {name: _role(model, trained=name != "reference") for name, model in models.items() if model is not None}
+    sizes = {
+        name: _role(model, trained=name != "reference", kept=kept)
+        for name, model in models.items()
+        if model is not None
+    }
     sizes |= {f"reward: {name}": _role(each.model, trained=False) for name, each in roles.reward.models.items()}
     replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
 
 
-def _role(model: nn.Module, *, trained: bool) -> dict[str, Any]:
+def _role(model: nn.Module, *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None) -> dict[str, Any]:
+    kept = kept or {}
     parameters = list(model.parameters())
     weights = sum(each.nbytes for each in parameters)
     return {
         "parameters": _size(parameters),
         "weights_bytes": weights,
-        "optimizer_bytes": ADAM_MOMENTS * weights if trained else 0,
+        "optimizer_bytes": sum(kept.get(each, 0) for each in parameters) if trained else 0,
         "trained": trained,
     }
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
@@ -25,6 +24,7 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
+from kedge.models.matrices import inner_matrices
 from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
 from kedge.pipelines.ppo.prompts import RunPrompts, load_run_prompts
@@ -37,6 +37,7 @@ from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
 from kedge.training.optimizer import build_optimizer
+from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -156,15 +157,18 @@ def _checked_judge(
 
 def _optimizer(config: Config, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
+    settings = config.ppo.optimization
     return build_optimizer(
         actor_critic.parameters(),
+        kind=settings.optimizer,
         head_parameters=() if head is None else head.parameters(),
         head_rate=config.ppo.value.value_head_rate,
         critic_parameters=actor_critic.separable_parameters(),
         learning_rate=config.ppo.loop.learning_rate,
-        adam_eps=config.ppo.optimizer.adam_eps,
-        adam_eps_mode=config.ppo.optimizer.adam_eps_mode,
-        weight_decay=config.ppo.optimizer.weight_decay,
+        inner_matrices=inner_matrices(actor_critic),
+        adam_eps=settings.adam_eps,
+        adam_eps_mode=settings.adam_eps_mode,
+        weight_decay=settings.weight_decay,
     )
 
 

@@ -234,7 +234,7 @@ class PpoSteps:
                 objective_of(self.config, experience, coefficients, train_policy=trains_policy),
                 num_epochs=ppo.loop.num_epochs,
                 num_minibatches=ppo.loop.num_minibatches,
-                max_grad_norm=ppo.optimizer.max_grad_norm,
+                max_grad_norm=ppo.optimization.max_grad_norm,
                 num_critic_epochs=ppo.value.num_critic_epochs,
                 early_stop_kl=ppo.loop.early_stop_kl,
                 generator=stream(self.config.runtime.seed, "minibatches", update),
@@ -265,7 +265,7 @@ class PpoSteps:
             self.warmup.num_policy_updates,
             learning_rate=peak,
             schedule=ppo.loop.schedule if trains_policy else "constant",
-            warmup_steps=round(ppo.optimizer.warmup_fraction * self.warmup.num_policy_updates),
+            warmup_steps=round(ppo.optimization.warmup_fraction * self.warmup.num_policy_updates),
         )
 
     def trains_policy(self, update: int) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from kedge.errors import DataError, NumericsError
 from kedge.output import BEST_FILE, replace_file
@@ -28,6 +27,7 @@ from kedge.training.checkpoint.state import (
     restore_random_state,
 )
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
+from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["Deferred", "Log", "RunState", "Stateful", "TrainingState"]
 

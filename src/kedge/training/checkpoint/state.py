@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from kedge.errors import ModelError, NumericsError
 from kedge.models.adapters import is_frozen
 from kedge.ranks.sharding import whole
 from kedge.ranks.stored import StoredTensors, part_for
+from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
 
 __all__ = [
     "check_state",
@@ -77,24 +77,28 @@ def optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
 
-    Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. What is
-    sharded over ranks is gathered, in the memory of the host: all of them call this.
+    Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. Counts
+    that are no tensors become one. What is sharded over ranks is gathered, in the memory of the host: all of them call
+    this.
 
     Args:
         optimizer: The optimizer.
         gathered: False to leave what is sharded as it is.
         keep: False for a rank that only helps others to gather: it returns no tensors.
     """
-    full = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
-    for index, state in full["state"].items():
-        for key, value in state.items():
+    kept = optimizer.state
+    for index, parameter in enumerate(_parameters(optimizer)):
+        for key, value in kept.get(parameter, {}).items():
+            if key in CODES:
+                continue
+            value = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.int64)
             found = whole(value) if gathered else value
             if keep:
                 tensors[f"{index}.{key}"] = found if found is value else found.cpu()
     groups = [
         {"num_parameters": len(group["params"]), **{key: group[key] for key in MOVING if key in group}}
-        for group in full["param_groups"]
+        for group in optimizer.param_groups
     ]
     return tensors, {"groups": groups}
 
@@ -112,20 +116,38 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
             f"the checkpoint's optimizer does not match: its groups have {saved_sizes} parameters, expected {sizes}"
             + ("; another version of kedge grouped them; start anew" if sum(sizes) == sum(saved_sizes) else "")
         )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    restored: dict[int, dict[str, Tensor]] = {}
+    parameters = _parameters(optimizer)
+    restored: dict[int, dict[str, Any]] = {}
     for name in tensors:
         index, _, key = name.partition(".")
-        own, (shape, _) = parameters[int(index)], _kind(tensors, name)
-        if shape and shape != tuple(own.shape):
+        own, (shape, dtype) = parameters[int(index)], _kind(tensors, name)
+        expected = state_shape(key, tuple(own.shape))
+        if shape and shape != expected:
             raise ModelError(
-                f"the checkpoint's optimizer does not match: {name} is {list(shape)}, expected {list(own.shape)}"
+                f"the checkpoint's optimizer does not match: {name} is {list(shape)}, expected {list(expected)}"
             )
-        restored.setdefault(int(index), {})[key] = part_for(tensors, name, own) if shape else tensors[name]
+        found = part_for(tensors, name, own) if shape else tensors[name]
+        restored.setdefault(int(index), {})[key] = found if shape or dtype != torch.int64 else int(found)
     moved = [
         {**group, **{key: old[key] for key in MOVING if key in old}} for group, old in zip(groups, saved, strict=True)
     ]
     optimizer.load_state_dict({"state": restored, "param_groups": moved})
+    _undo_casts(optimizer, restored)
+    share_codes(optimizer)
+
+
+def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]]) -> None:
+    """Torch gives every moment the parameter's number format; some libraries keep another one."""
+    kept = optimizer.state
+    for index, parameter in enumerate(_parameters(optimizer)):
+        for key, value in restored.get(index, {}).items():
+            if isinstance(value, Tensor) and kept[parameter][key].dtype != value.dtype:
+                kept[parameter][key] = value.to(kept[parameter][key].device)
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """All parameters, across groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
@@ -26,6 +25,7 @@ from kedge.training.optimizer import (
     learning_rate_at,
     set_learning_rate,
 )
+from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 from kedge.training.runtime import stream
 from kedge.training.stopping import Terminated
 
@@ -109,6 +109,7 @@ class TrainingSettings(TypedDict, total=False):
     schedule: Schedule
     warmup_fraction: float
     max_grad_norm: float | None
+    optimizer: OptimizerKind
     weight_decay: float
     adam_eps: float
     adam_eps_mode: AdamEpsMode
@@ -134,6 +135,8 @@ def train_supervised(
     schedule: Schedule = "cosine",
     warmup_fraction: float = 0.0,
     max_grad_norm: float | None = 1.0,
+    optimizer: OptimizerKind = "adamw",
+    inner_matrices: Iterable[nn.Parameter] = (),
     weight_decay: float = 0.0,
     adam_eps: float = 1e-5,
     adam_eps_mode: AdamEpsMode = "torch",
@@ -145,7 +148,7 @@ def train_supervised(
     state: Mapping[str, Stateful] | None = None,
     ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Minimize an objective over shuffled batches with Adam.
+    """Minimize an objective over shuffled batches.
 
     On Ctrl-C or SIGTERM it returns early: the outcome has the interruption, and the caller saves the model so far. If
     the weights are in parts and the ranks did not stop in the same place, nothing can be saved, and it is raised.
@@ -163,7 +166,9 @@ def train_supervised(
         schedule: Learning rate schedule.
         warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
-        weight_decay: See `build_optimizer`, as for the next two.
+        optimizer: The kind; see `build_optimizer`, as for the next four.
+        inner_matrices: The matrices of layers.
+        weight_decay: Decay of the weights.
         adam_eps: Adam's ε.
         adam_eps_mode: Where ε is added.
         num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
@@ -181,15 +186,17 @@ def train_supervised(
     weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
     warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_tokens
-    optimizer = build_optimizer(
+    built = build_optimizer(
         weights,
+        kind=optimizer,
+        inner_matrices=inner_matrices,
         learning_rate=learning_rate,
         adam_eps=adam_eps,
         adam_eps_mode=adam_eps_mode,
         weight_decay=weight_decay,
     )
     loop, evaluation = loop or PlainLoop(), LastEvaluation()
-    loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": evaluation, **(state or {})}))
+    loop.restore(TrainingState({"weights": weights}, built, {"evaluation": evaluation, **(state or {})}))
     taken = loop.done
     batches = _batches(
         len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)
@@ -199,10 +206,10 @@ def train_supervised(
             rate = learning_rate_at(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
-            set_learning_rate(optimizer, rate)
+            set_learning_rate(built, rate)
             loop.begin_changes()
             metrics = _take_step(
-                objective, optimizer, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm, ranks=ranks
+                objective, built, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm, ranks=ranks
             )
             taken = step
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:

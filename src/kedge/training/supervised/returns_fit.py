@@ -9,6 +9,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from kedge.models import Precision
+from kedge.models.matrices import inner_matrices
 from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import TrainingState
@@ -52,7 +53,8 @@ def train_critic(
     critic = loss.actor_critic.critic
     if critic is not None:
         training["state"] = {"head": Head(loss.actor_critic)}
-        return train_supervised(loss, critic.parameters(), rows, held_out=held_out, **training)
+        matrices = inner_matrices(critic)
+        return train_supervised(loss, critic.parameters(), rows, held_out=held_out, inner_matrices=matrices, **training)
     on_step = training.get("on_step", lambda step, metrics: None)
     return _one_step(loss, rows, held_out, loop, on_step, micro_batch_tokens=budget, ranks=ranks)
 

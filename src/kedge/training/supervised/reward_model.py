@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
 from kedge.models import Precision, ScalarModel, score_rows
+from kedge.models.matrices import inner_matrices
 from kedge.ranks import ALONE
 from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
@@ -79,7 +80,12 @@ def train_reward_model(
     check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
     outcome = train_supervised(
-        RankingLoss(model, precision), model.parameters(), train, held_out=evaluation, **training
+        RankingLoss(model, precision),
+        model.parameters(),
+        train,
+        held_out=evaluation,
+        inner_matrices=inner_matrices(model),
+        **training,
     )
     passes: Any = {"micro_batch_tokens": training.get("micro_batch_tokens"), "ranks": training.get("ranks", ALONE)}
     agreement = measure_agreement(model, evaluation, precision=precision, **passes) if evaluation else None

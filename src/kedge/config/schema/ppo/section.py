@@ -21,7 +21,7 @@ __all__ = ["PpoConfig"]
 class PpoConfig(Section):
     """The PPO update: loop, policy loss, KL to the reference, critic, advantages, groups, guard, evaluation."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimization: OptimizerConfig = OptimizerConfig()
     loop: LoopConfig = LoopConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     kl: KlConfig = KlConfig()

@@ -1,0 +1,236 @@
+"""The kinds of optimizers: what each needs, keeps per weight, and how two of them act as one.
+
+| kind | state per weight of a matrix | from |
+|---|---|---|
+| adamw | 8 bytes | torch |
+| adamw8bit | 2 bytes, and 8 per block of 256 | bitsandbytes |
+| adafactor | 4 bytes per row and per column | transformers |
+| muon | 4 bytes; 8 for what is not a matrix inside the model | torch |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ConfigError
+
+__all__ = [
+    "CODES",
+    "SMALLEST_IN_8_BITS",
+    "Optimizer",
+    "OptimizerKind",
+    "OptimizersAsOne",
+    "check_optimizer",
+    "load_bitsandbytes",
+    "share_codes",
+    "state_bytes",
+    "state_shape",
+]
+
+OptimizerKind = Literal["adamw", "adamw8bit", "adafactor", "muon"]
+
+SMALLEST_IN_8_BITS = 4096
+"""Numbers from which on a tensor's moments are held in 8 bits; the default of bitsandbytes."""
+
+BLOCK = 256
+"""Numbers per scale, in bitsandbytes."""
+
+CODES = {"qmap1": "dynamic", "qmap2": "udynamic"}
+"""Entries of a parameter's state in bitsandbytes with the 256 numbers that 8 bits stand for, the same for all."""
+
+
+class Optimizer(Protocol):
+    """What training needs of an optimizer; torch's are such."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters with their settings, which may be changed."""
+        ...
+
+    @property
+    def state(self) -> Mapping[Any, dict[str, Any]]:
+        """What is kept per parameter."""
+        ...
+
+    @property
+    def step(self) -> Callable[[], Any]:
+        """Takes a step along the gradients."""
+        ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, by the number of each parameter, and the groups."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore a `state_dict`."""
+        ...
+
+
+class OptimizersAsOne:
+    """Optimizers of different parameters that step together; parameters are numbered across them.
+
+    Args:
+        parts: The optimizers.
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """What is kept per parameter."""
+        return {parameter: state for part in self.parts for parameter, state in part.state.items()}
+
+    def step(self) -> None:
+        """Take a step with each."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parts, as a single optimizer's."""
+        states: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for first, part in self._numbered():
+            own = part.state_dict()
+            states |= {first + number: state for number, state in own["state"].items()}
+            groups += [{**group, "params": [first + each for each in group["params"]]} for group in own["param_groups"]]
+        return {"state": states, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        states, groups = state_dict["state"], list(state_dict["param_groups"])
+        for first, part in self._numbered():
+            count = sum(len(group["params"]) for group in part.param_groups)
+            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            part.load_state_dict(
+                {
+                    "state": {each - first: states[each] for each in range(first, first + count) if each in states},
+                    "param_groups": [{**group, "params": [each - first for each in group["params"]]} for group in own],
+                }
+            )
+
+    def _numbered(self) -> Iterable[tuple[int, torch.optim.Optimizer]]:
+        """The parts, each with the number of its first parameter."""
+        first = 0
+        for part in self.parts:
+            yield first, part
+            first += sum(len(group["params"]) for group in part.param_groups)
+
+
+def check_optimizer(kind: OptimizerKind, device: torch.device, *, named: str, is_sharded: bool = False) -> None:
+    """Check that a kind of optimizer can be had.
+
+    Args:
+        kind: The kind.
+        device: The device of the weights.
+        named: The setting, for the message.
+        is_sharded: The weights are in parts.
+
+    Raises:
+        ConfigError: A library is missing or too old, or the kind does not work there.
+    """
+    if kind != "adamw" and is_sharded:
+        raise ConfigError(
+            f"{named}={kind} needs whole matrices; with runtime.parallel=shard, whose ranks hold a part of all "
+            f"moments each, use {named}=adamw"
+        )
+    if kind == "muon" and not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f"{named}=muon needs torch 2.9 or newer, this is {torch.__version__}; use adamw, adamw8bit or adafactor"
+        )
+    if kind == "adamw8bit":
+        load_bitsandbytes(f"{named}=adamw8bit", device)
+
+
+def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
+    """Import bitsandbytes.
+
+    Args:
+        purpose: The setting that needs it, for the message.
+        device: The device that it has to work on.
+
+    Raises:
+        ConfigError: It is not installed, or does not work there.
+    """
+    # It warns about a further library that would be faster in passes which training does not use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise ConfigError(f"{purpose} needs bitsandbytes: pip install 'kedge[bitsandbytes]'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{purpose} runs on a CPU or an NVIDIA GPU, not on {device.type}")
+    return bitsandbytes
+
+
+def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an entry of a parameter's state, for a parameter of a shape.
+
+    Args:
+        key: The entry's name in the library.
+        shape: The parameter's shape.
+    """
+    if key in ("absmax1", "absmax2"):  # adamw8bit: scales
+        return (-(-math.prod(shape) // BLOCK),)
+    if key == "exp_avg_sq_row":  # adafactor
+        return shape[:-1]
+    if key == "exp_avg_sq_col":
+        return (*shape[:-2], shape[-1])
+    return shape
+
+
+def share_codes(optimizer: Optimizer) -> None:
+    """Give a restored state of adamw8bit what is the same for all parameters; nothing for other kinds.
+
+    It has to be the same tensor, too: on a CPU bitsandbytes looks numbers up in a table that it makes per tensor.
+    """
+    for parameter, state in optimizer.state.items():
+        if "state1" in state and state["state1"].dtype == torch.uint8:
+            known = cast(Any, optimizer).name2qmap
+            for entry, name in CODES.items():
+                known[name] = state[entry] = known[name].to(parameter.device)
+
+
+def state_bytes(optimizer: Optimizer) -> dict[nn.Parameter, int]:
+    """The bytes that an optimizer keeps for each of its parameters once it has taken a step.
+
+    Step counts and the like, which do not grow with the parameter, are left out.
+    """
+    parts = optimizer.parts if isinstance(optimizer, OptimizersAsOne) else [optimizer]
+    return {
+        parameter: _bytes_kept(type(part).__name__, parameter)
+        for part in parts
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _bytes_kept(kind: str, parameter: Tensor) -> int:
+    count, shape = parameter.numel(), tuple(parameter.shape)
+    if kind == "Muon":
+        return parameter.nbytes
+    if kind == "AdamW8bit":
+        return 8 * count if count < SMALLEST_IN_8_BITS else 2 * count + 8 * -(-count // BLOCK)
+    if kind == "Adafactor":
+        return 4 * (count // shape[-1] + count // shape[-2]) if len(shape) > 1 else 4 * count
+    return 2 * parameter.nbytes
