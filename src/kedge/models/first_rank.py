@@ -17,7 +17,15 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.ranks import Ranks
 
-__all__ = ["Loaded", "give_model", "give_tensors", "inner_weights", "load_on_first", "take_out"]
+__all__ = [
+    "Loaded",
+    "built_without_weights",
+    "give_model",
+    "give_tensors",
+    "inner_weights",
+    "load_on_first",
+    "take_out",
+]
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
         return {"outline": _outline(found[0].model), "missing": sorted(found[0].missing)}
 
     told = ranks.first(load_here)
-    model = found[0].model if found else _built(build)
+    model = found[0].model if found else built_without_weights(build)
     fits = model is not None and _outline(model) == told["outline"] and not _loose_tensors(model)
     if ranks.largest(int(not fits)):
         return replace(found[0] if found else load(), on_every_rank=True)
@@ -124,7 +132,7 @@ def _replace(module: nn.Module, tensor: Tensor, new: Tensor) -> None:
             table[name] = new
 
 
-def _built(build: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
+def built_without_weights(build: Callable[[], PreTrainedModel]) -> PreTrainedModel | None:
     """A model without weights; None if its code fails without them."""
     try:
         with torch.device("meta"):

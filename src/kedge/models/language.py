@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +16,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
+from kedge.models.adapters.frozen_weights import keep_frozen
+from kedge.models.bases import Bases
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
 from kedge.models.offloading import HostWeights
@@ -31,6 +31,7 @@ from kedge.models.pretrained import (
     fit_embedding,
     load_pretrained,
     rope_switch,
+    take_settings,
 )
 from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
@@ -74,7 +75,7 @@ class LanguageModel(nn.Module):
     on_every_rank = False  # see `Loaded`
     host: HostWeights | None = None
     adapter: Adapter | None = None
-    """What is trained in place of all weights."""
+    """What differs from a base whose weights other models share."""
 
     def __init__(
         self,
@@ -101,7 +102,6 @@ class LanguageModel(nn.Module):
             head = nn.Linear(width, 1, device=device) if bins is None else HistogramHead(width, bins, device=device)
             self.value_head = initialize_head(head, "zero")
         self.trunk = Trunk(_base_model(causal), ranks)
-        self._reading: Callable[[], AbstractContextManager[None]] = nullcontext
         self._check(ranks)
 
     @property
@@ -120,22 +120,13 @@ class LanguageModel(nn.Module):
         limits = (self.context_length, rope_switch(self.causal))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def as_reference(self) -> LanguageModel:
-        """The initial policy on the same base, for passes without gradients: no weight is held twice."""
-        assert self.adapter is not None, "without an adapter, training changes the weights"
-        view = copy.copy(self)
-        view.__dict__["_modules"] = {**self._modules, "value_head": None}
-        view._reading = self.adapter.as_reference
-        return view
-
     def check_sampling(self) -> None:
         """Check before a run that responses can be sampled (`ModelError` if not)."""
         self.trunk.check_decoding()
 
     def hidden(self, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
         """The trunk's last hidden state at every token."""
-        with self._reading():
-            return self.trunk.hidden(rows)
+        return self.trunk.hidden(rows)
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
@@ -246,7 +237,7 @@ def load_language_model(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     adapter: AdapterSettings | None = None,
-    has_reference: bool = False,
+    bases: Bases | None = None,
     ranks: Ranks = ALONE,
 ) -> LanguageModel:
     """Load a policy or reference from a folder or hub id.
@@ -261,16 +252,21 @@ def load_language_model(
         device: The device of the weights.
         trust_remote_code: Run Python code from the model folder.
         adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        has_reference: Whether `LanguageModel.as_reference` will be used.
+        bases: Where it finds the weights of its base, if it has them already; not for ranks that shard their models.
         ranks: The ranks that load it.
 
     Raises:
         ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
     """
-    start = None if adapter is None else find_adapter(source)
-    base = source if start is None else start.base
-    loaded = load_pretrained(AutoModelForCausalLM, base, trust_remote_code=trust_remote_code, ranks=ranks)
-    causal, missing, device = loaded.model, loaded.missing, torch.device(device)
+    if bases is None and adapter is not None:
+        bases = Bases(trust_remote_code=trust_remote_code)
+    device, start = torch.device(device), None if bases is None else find_adapter(source)
+    base = find_model(source) if start is None else start.base
+    if bases is None:
+        loaded = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code, ranks=ranks)
+    else:
+        loaded = bases.load(AutoModelForCausalLM, base, tokenizer, device)
+    causal, missing = loaded.model, loaded.missing
     if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
         raise ModelError(
             f"model {str(source)!r}: {type(causal).__name__} cannot be loaded again once it is saved, since no "
@@ -284,10 +280,11 @@ def load_language_model(
     model.on_every_rank = loaded.on_every_rank
     if ranks.is_sharded:
         give_model(model, ranks, device=device, left=inner_weights(model, model.trunk.model))
-    if adapter is not None:
+    if bases is not None and (adapter is not None or start is not None):
         if start is not None:
-            causal.generation_config = start.generation_config or causal.generation_config
-        model.adapter = Adapter(causal, adapter, base=find_model(base), start=start, has_reference=has_reference)
+            take_settings(causal, start, start.whole)
+        model.adapter = Adapter(causal, adapter, base=base, start=start)
+    keep_frozen(model)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
 
 __all__ = [
+    "NORMALIZATION_KEY",
     "base_source",
     "context_length",
     "disable_dropout",
@@ -34,7 +35,11 @@ __all__ = [
     "loading_reason",
     "model_width",
     "rope_switch",
+    "take_settings",
 ]
+
+NORMALIZATION_KEY = "kedge_score_shift"
+"""Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
 
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
@@ -162,8 +167,7 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     if (adapter := find_adapter(name)) is not None:
         base = _load_weights(auto_class, check_source(adapter.base), trust_remote_code=trust_remote_code, **settings)
         model, held = merge_adapter(base.model, adapter)
-        if adapter.generation_config is not None:
-            model.generation_config = adapter.generation_config
+        take_settings(model, adapter, held)
         return Loaded(model, base.missing - held)
     try:
         with quiet_transformers():
@@ -187,6 +191,22 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
     return Loaded(model, set(report["missing_keys"]))
+
+
+def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collection[str]) -> None:
+    """Give a model what its adapter says besides weights: the defaults of `generate`, the shift of its scores.
+
+    Args:
+        model: The base.
+        adapter: The adapter.
+        held: Names of the weights that the adapter holds whole.
+    """
+    if adapter.generation_config is not None:
+        model.generation_config = adapter.generation_config
+    if (shift := adapter.score_shift) is not None:
+        setattr(model.config, NORMALIZATION_KEY, shift)
+    elif held and hasattr(model.config, NORMALIZATION_KEY):
+        delattr(model.config, NORMALIZATION_KEY)  # that of the base's own head
 
 
 def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:

@@ -22,14 +22,16 @@ class PolicyWeights:
 
     Args:
         policy: The policy.
+        merged: Of a policy with an adapter: whether its weights are added to those of the base. False for the adapter's
+            weights alone, for a copy of the policy on the same base.
     """
 
-    def __init__(self, policy: LanguageModel) -> None:
-        self._causal, self._adapter = policy.causal, policy.adapter
+    def __init__(self, policy: LanguageModel, *, merged: bool = True) -> None:
+        self._causal, self._adapter, self._merged = policy.causal, policy.adapter, merged
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         if self._adapter is not None:
-            yield from self._adapter.merged()
+            yield from self._adapter.merged() if self._merged else self._adapter.weights().items()
             return
         for name, tensor in self._causal.state_dict().items():
             # Where it is sharded over ranks, all of them read the weights in the same order.

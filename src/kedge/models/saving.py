@@ -14,12 +14,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
+from kedge.models.adapters.folder import write_shift
 from kedge.models.card import ModelCard
 from kedge.models.heads import HistogramHead, ValueHead
 from kedge.models.language import LanguageModel
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.pretrained import NORMALIZATION_KEY, quiet_transformers
 from kedge.models.run_models import find_model
-from kedge.models.scalar import NORMALIZATION_KEY, ScalarModel
+from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import share_as_usual
 
@@ -147,7 +148,7 @@ def save_scalar_model(
     card: ModelCard,
     weights: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Save a reward model as a Hugging Face folder; `config.json` stores its score shift.
+    """Save a reward model as a Hugging Face folder, whose `config.json` stores its score shift, or as an adapter.
 
     Args:
         model: The reward model.
@@ -158,8 +159,12 @@ def save_scalar_model(
     """
 
     def write(part: Path) -> None:
-        setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
-        model.classifier.save_pretrained(part, state_dict=weights)
+        if model.adapter is None:
+            setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
+            model.classifier.save_pretrained(part, state_dict=weights)
+        else:
+            model.adapter.save(part, weights=weights != {})
+            write_shift(part, float(model.shift))
         tokenizer.save_pretrained(part)
         _write_card(part, card)
 

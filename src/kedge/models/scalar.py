@@ -15,7 +15,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
-from kedge.models.adapters import is_adapter
+from kedge.models.adapters import Adapter, AdapterSettings
+from kedge.models.adapters.frozen_weights import keep_frozen
+from kedge.models.bases import Bases
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
@@ -23,14 +25,19 @@ from kedge.models.offloading import HostWeights, at_hand
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
-from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, load_pretrained
+from kedge.models.pretrained import (
+    NORMALIZATION_KEY,
+    context_length,
+    disable_dropout,
+    find_adapter,
+    fit_embedding,
+    load_pretrained,
+    take_settings,
+)
 from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
-
-NORMALIZATION_KEY = "kedge_score_shift"
-"""Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
 
 
 class ScalarModel(nn.Module):
@@ -62,6 +69,9 @@ class ScalarModel(nn.Module):
     holds_bf16 = False  # see `hold_frozen`
     on_every_rank = False  # see `Loaded`
     host: HostWeights | None = None
+    source = ""  # the folder or hub id
+    adapter: Adapter | None = None
+    """What differs from a base whose weights other models share."""
 
     def __init__(
         self,
@@ -229,6 +239,8 @@ def load_scalar_model(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     init: Literal["saved", "fresh"] = "saved",
+    adapter: AdapterSettings | None = None,
+    bases: Bases | None = None,
     ranks: Ranks = ALONE,
 ) -> ScalarModel:
     """Load a reward model, or create one (or a critic) on the trunk of a causal LM.
@@ -242,19 +254,32 @@ def load_scalar_model(
         device: Target device.
         trust_remote_code: Run Python code from the model folder.
         init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8).
+        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
+        bases: Where it finds the weights of its base, if it has them already; not for ranks that shard their models.
         ranks: The run's.
 
     Raises:
         ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
     """
+    if bases is None and adapter is not None:
+        bases = Bases(trust_remote_code=trust_remote_code)
+    device, start = torch.device(device), find_adapter(source)
+    base = find_model(source) if start is None else start.base
     # The configuration of an adapter's base says nothing of the adapter's head.
-    labels = {} if init == "saved" and not is_adapter(find_model(source)) else {"num_labels": 1}
-    loaded = load_pretrained(
-        AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, **labels
-    )
-    classifier, missing, device = loaded.model, loaded.missing, torch.device(device)
+    labels = {} if init == "saved" and start is None else {"num_labels": 1}
+    if bases is None:
+        loaded = load_pretrained(
+            AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, **labels
+        )
+    else:
+        loaded = bases.load(AutoModelForSequenceClassification, base, tokenizer, device, **labels)
+    classifier, missing = loaded.model, loaded.missing
+    in_adapter = set[str]()
+    if bases is not None and start is not None:
+        in_adapter = start.whole
+        take_settings(classifier, start, in_adapter)
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
-    if init == "saved" and head:
+    if init == "saved" and head - in_adapter:
         raise ModelError(
             f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
             "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
@@ -264,11 +289,14 @@ def load_scalar_model(
     if classifier.device.type != "meta":
         nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
     model = ScalarModel(classifier, tokenizer, device=device, ranks=ranks)
-    model.on_every_rank = loaded.on_every_rank
+    model.source, model.on_every_rank = str(source), loaded.on_every_rank
     if ranks.is_sharded:
         can_be_sharded = model.trunk is not None and model.trunk.takes_one_pass
         left = inner_weights(model, model.trunk.model) if model.trunk is not None and can_be_sharded else ()
         give_model(model, ranks, device=device, left=left)
+    if bases is not None and (adapter is not None or start is not None):
+        model.adapter = Adapter(classifier, adapter, base=base, start=start)
+    keep_frozen(model)
     if init == "fresh":
         if model.head is None:
             raise ModelError(

@@ -201,7 +201,7 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     update = config.ppo.value.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}
     with closing(roles.engine):
-        Publisher(roles.engine, roles.actor_critic.policy).publish(update - 1)
+        Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm").publish(update - 1)
         for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
             drawn = prompts.next(num_prompts)
             with _timed(seconds, "sampling"):

@@ -22,6 +22,7 @@ from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_sc
 from kedge.models.sharded import shard_model
 from kedge.output import write_summary
 from kedge.ranks.sharding import gathered_state
+from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.frozen import say_loaded_whole
@@ -150,7 +151,14 @@ def load_reward_inputs(
     source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model = load_scalar_model(
-        source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="fresh", ranks=run.ranks
+        source,
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=trusted,
+        init="fresh",
+        adapter=adapter_of(config),
+        bases=bases_of(config),
+        ranks=run.ranks,
     )
     say_loaded_whole(model)
     shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized

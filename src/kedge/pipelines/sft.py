@@ -29,7 +29,7 @@ from kedge.models import (
 from kedge.models.matrices import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.ranks.sharding import gathered_state
-from kedge.runs.adapter import adapter_of
+from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.frozen import say_loaded_whole
@@ -161,6 +161,7 @@ def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | No
         device=run.device,
         trust_remote_code=trusted,
         adapter=adapter_of(config),
+        bases=bases_of(config),
         ranks=run.ranks,
     )
     say_loaded_whole(model)

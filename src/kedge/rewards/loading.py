@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
+from kedge.models.bases import Bases
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
@@ -54,6 +55,7 @@ def load_reward(
     precision: Precision = "fp32",
     limits: CallLimits | None = None,
     log: Path | None = None,
+    bases: Bases | None = None,
     ranks: Ranks = ALONE,
 ) -> WeightedReward:
     """Load one reward, or several, as a weighted sum.
@@ -71,6 +73,7 @@ def load_reward(
         precision: Number format of a reward model's matrix products.
         limits: Limits on functions' calls, and how failed calls are handled.
         log: The file for the output of functions in worker processes.
+        bases: Where reward models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
 
     Raises:
@@ -91,7 +94,12 @@ def load_reward(
         source = cast("str | Path", term.reward)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         model = load_scalar_model(
-            source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code, ranks=ranks
+            source,
+            tokenizer=tokenizer,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            bases=bases,
+            ranks=ranks,
         )
         return ModelReward(
             model,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel
+from kedge.models.adapters.frozen_weights import shared_copy
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 
@@ -24,7 +24,7 @@ Tensors = list[tuple[str, Tensor]]
 
 def frozen_copy(policy: LanguageModel) -> LanguageModel:
     """A copy of the policy that training does not change, without a value head: the trainer computes the values."""
-    copy = deepcopy(policy).requires_grad_(False)
+    copy = shared_copy(policy, only_frozen=True).requires_grad_(False)
     copy.value_head = None
     return copy
 
@@ -55,8 +55,9 @@ class FrozenSampler:
         return self.sampler.generate(prompts, **given)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """Copy the weights; see `Engine`."""
-        self.sampler.model.causal.load_state_dict(dict(tensors))
+        """Copy the weights that change; see `Engine`."""
+        keys = self.sampler.model.causal.load_state_dict(dict(tensors), strict=False)
+        assert not keys.unexpected_keys, "the copy has the policy's weights"
         return {}
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kedge.config import Config
 from kedge.logs.progress import say
 from kedge.models import HostWeights, LanguageModel, ScalarModel, hold_frozen
+from kedge.models.adapters import is_frozen
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.runs.run import Run, offloads
 
@@ -31,6 +32,9 @@ def freeze_models(
     """
     offload = can_rest and offloads(config, run.device)
     for model in models:
+        if any(is_frozen(weight) for weight in model.parameters()):
+            model.requires_grad_(False)  # the weights of its base are not its own
+            continue
         hold_frozen(model, config.runtime.frozen_dtype, run.precision, run.ranks)
         say_loaded_whole(model)
         if isinstance(model, LanguageModel) or can_be_sharded(model):

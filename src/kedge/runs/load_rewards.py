@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.models import Precision
+from kedge.models.bases import Bases
 from kedge.output import REWARD_LOG
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
@@ -29,7 +30,8 @@ def load_rewards(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    can_be_copied: bool = False,
+    freeze: bool = True,
+    bases: Bases | None = None,
 ) -> WeightedReward:
     """Load rewards on the run's device, and freeze their models; errors as in `load_reward`.
 
@@ -38,13 +40,14 @@ def load_rewards(
         config: Source of the `runtime` and `reward_functions` settings.
         run: Source of the device, the precision, and the folder for the functions' output.
         tokenizer: The policy's.
-        can_be_copied: The models are as they were saved, for a critic that starts as a copy; the caller freezes them.
+        freeze: False if the caller freezes the models, once it has copied a critic from them.
+        bases: Where they find the weights of their bases.
     """
     log = run.folder / REWARD_LOG
     loaded = load_rewards_on(
-        rewards, config, tokenizer, device=run.device, precision=run.precision, log=log, ranks=run.ranks
+        rewards, config, tokenizer, device=run.device, precision=run.precision, log=log, bases=bases, ranks=run.ranks
     )
-    if not can_be_copied:
+    if freeze:
         freeze_models((each.model for each in loaded.models.values()), config, run)
     return loaded
 
@@ -57,6 +60,7 @@ def load_rewards_on(
     device: torch.device,
     precision: Precision,
     log: Path | None,
+    bases: Bases | None = None,
     ranks: Ranks = ALONE,
 ) -> WeightedReward:
     """Load rewards without a run; errors as in `load_reward`.
@@ -68,6 +72,7 @@ def load_rewards_on(
         device: The device of the reward models.
         precision: Number format of their matrix products.
         log: The file for the functions' output.
+        bases: Where the models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
     """
     return load_reward(
@@ -79,6 +84,7 @@ def load_rewards_on(
         precision=precision,
         limits=_call_limits(config),
         log=log,
+        bases=bases,
         ranks=ranks,
     )
 

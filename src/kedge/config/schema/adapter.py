@@ -14,7 +14,7 @@ class AdapterConfig(Section):
     kind: Literal["none", "lora", "dora"] = field(
         "none",
         meaning="What is trained: all weights (none), or an adapter on the frozen model: LoRA, or DoRA, which trains "
-        "the length of each row of a matrix apart. Needs `pip install 'kedge[adapters]'`; for `sft` and `ppo`.",
+        "the length of each row of a matrix apart. Needs `pip install 'kedge[adapters]'`.",
         source="LoRA, DoRA",
     )
     rank: int = field(
@@ -45,4 +45,10 @@ class AdapterConfig(Section):
         False,
         meaning="Scale by alpha / √rank, so that the learning rate need not change with the rank.",
         source="rsLoRA",
+    )
+    modules_to_save: list[str] = field(
+        [],
+        meaning="Modules that are trained whole, by the last parts of their names, such as `[embed_tokens]`; their "
+        "weights may not be tied to others. The head of a reward model or critic always is trained whole.",
+        source="PEFT; for new tokens, whose embeddings must be learned",
     )

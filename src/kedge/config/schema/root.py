@@ -167,10 +167,6 @@ class Config(Section):
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
             raise ValueError(f"{given} does not work with runtime.parallel=shard; use replicate")
-        if self.rollout.max_staleness and self.rollout.engine == "builtin":
-            raise ValueError(f"{given} samples ahead with rollout.engine=vllm only; use rollout.max_staleness=0")
-        if kind == "dora" and self.rollout.engine == "vllm":
-            raise ValueError(f"{given} cannot be sent to vLLM; use lora, or rollout.engine=builtin")
         return self
 
     @model_validator(mode="after")

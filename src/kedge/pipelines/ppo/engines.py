@@ -105,10 +105,12 @@ class Publisher:
     Attributes:
         engine: The run's engine.
         policy: The policy.
+        merged: See `PolicyWeights`.
     """
 
     engine: Engine
     policy: LanguageModel
+    merged: bool = True
     _version: int | None = field(default=None, init=False)
 
     def publish(self, version: int) -> dict[str, float]:
@@ -120,7 +122,7 @@ class Publisher:
         Returns:
             Metrics, such as seconds.
         """
-        metrics = self.engine.publish(PolicyWeights(self.policy), version)
+        metrics = self.engine.publish(PolicyWeights(self.policy, merged=self.merged), version)
         self._version = version
         return metrics
 

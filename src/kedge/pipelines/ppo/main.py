@@ -114,7 +114,7 @@ def train(
         sampling = choose_sampling(prompts, steps, check=guard.check_rollout, say=log.progress.say)
         ahead = sampling if isinstance(sampling, SamplingAhead) else None
         measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
-        publisher = Publisher(roles.engine, roles.actor_critic.policy)
+        publisher = Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm")
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         resumed |= {**measurements.state, **ending.state, **warmup.state}
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead))

@@ -19,6 +19,7 @@ from kedge.models import (
     load_scalar_model,
     load_value_head,
 )
+from kedge.models.bases import Bases
 from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
 from kedge.pipelines.ppo.settings import value_bins_of
@@ -32,7 +33,11 @@ __all__ = ["load_actor_critic"]
 
 
 def load_actor_critic(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Sequence[ScoringModel],
+    bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
     """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
     source, value = str(config.model), config.ppo.value
@@ -46,13 +51,13 @@ def load_actor_critic(
             device=run.device,
             trust_remote_code=config.runtime.trust_remote_code,
             adapter=adapter_of(config),
-            has_reference=config.ppo.kl.needs_reference,
+            bases=bases,
             ranks=run.ranks,
         )
         policy.check_sampling()
         critic, head = None, policy.value_head
         if config.ppo.resolved_critic == "separate":
-            critic, head = _load_critic(config, run, tokenizer, models)
+            critic, head = _load_critic(config, run, tokenizer, models, bases)
         elif head is not None and value.names_critic:
             load_saved_head(config, run, policy, tokenizer)
         elif head is not None and not load_value_head(head, source):
@@ -67,13 +72,17 @@ def load_actor_critic(
 
 
 def _load_critic(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Sequence[ScoringModel],
+    bases: Bases | None,
 ) -> tuple[ScalarModel, ValueHead | None]:
     """A separate critic and its new head: a trained one or a copy of the reward model (no new head), or of the policy.
 
     A histogram starts with the values of a trained critic, or with the scores of the reward model.
     """
-    critic, is_trained = _scalar_critic(config, run, tokenizer, models)
+    critic, is_trained = _scalar_critic(config, run, tokenizer, models, bases)
     bins = value_bins_of(config)
     if bins is not None:
         critic.predict_histogram(bins)
@@ -85,31 +94,38 @@ def _load_critic(
 
 
 def _scalar_critic(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, models: Sequence[ScoringModel]
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Sequence[ScoringModel],
+    bases: Bases | None,
 ) -> tuple[ScalarModel, bool]:
     """The model that a separate critic starts from, and whether its head is trained (spec §7.34).
 
     `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
     """
     if config.ppo.value.names_critic:
-        return load_saved_critic(config, run, tokenizer), True
+        return load_saved_critic(config, run, tokenizer, bases), True
     wanted, misfit = config.ppo.value.critic_init, _misfit(models)
     if wanted == "reward" and misfit is not None:
         raise ConfigError(
             "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "
             f"has {misfit}; use ppo.critic_init=policy"
         )
-    if wanted != "policy" and misfit is None:
+    is_copy = wanted != "policy" and misfit is None
+    if is_copy and bases is None:
         return copy.deepcopy(models[0].model).requires_grad_(True), True
     critic = load_scalar_model(
-        str(config.model),
+        models[0].model.source if is_copy else str(config.model),
         tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,
-        init="fresh",
+        init="saved" if is_copy else "fresh",
+        adapter=adapter_of(config),
+        bases=bases,
         ranks=run.ranks,
     )
-    return critic, False
+    return critic, is_copy
 
 
 def _misfit(models: Sequence[ScoringModel]) -> str | None:

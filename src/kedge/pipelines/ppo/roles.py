@@ -24,6 +24,7 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
+from kedge.models.bases import Bases
 from kedge.models.matrices import inner_matrices
 from kedge.pipelines.ppo.engines import check_engine, choose_engine
 from kedge.pipelines.ppo.policy_and_critic import load_actor_critic
@@ -32,6 +33,7 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
+from kedge.runs.adapter import bases_of
 from kedge.runs.frozen import freeze_models
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
@@ -102,15 +104,14 @@ def load_roles(
     check_engine(config)
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
-    can_be_copied = config.ppo.resolved_critic == "separate"
+    bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
-    rewards = load_rewards(given, config, run, tokenizer, can_be_copied=can_be_copied)
+    rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases)
     models = list(rewards.weighted_models.values())
-    actor_critic, head = load_actor_critic(config, run, tokenizer, models)
-    if can_be_copied:
-        freeze_models((each.model for each in rewards.models.values()), config, run)
+    actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
+    freeze_models((each.model for each in rewards.models.values()), config, run)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
-    reference = _reference(config, run, tokenizer, actor_critic.policy) if config.ppo.kl.needs_reference else None
+    reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
     room = _longest_prompt(config, actor_critic, models)
     records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     return Roles(
@@ -130,13 +131,15 @@ def load_roles(
     )
 
 
-def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel) -> LanguageModel:
-    """The initial policy, frozen: a model of its own, or the base of the policy's adapter."""
-    if policy.adapter is not None:
-        return policy.as_reference()
-    trust = config.runtime.trust_remote_code
+def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None) -> LanguageModel:
+    """The initial policy, frozen."""
     model = load_language_model(
-        str(config.model), tokenizer=tokenizer, device=run.device, trust_remote_code=trust, ranks=run.ranks
+        str(config.model),
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        bases=bases,
+        ranks=run.ranks,
     )
     freeze_models([model], config, run)
     return model

@@ -16,6 +16,7 @@ from kedge.config import Config, with_values
 from kedge.errors import ConfigError, ModelError
 from kedge.models import (
     LanguageModel,
+    PolicyWeights,
     ScalarModel,
     find_model,
     load_language_model,
@@ -23,9 +24,11 @@ from kedge.models import (
     load_tokenizer,
     load_value_head,
 )
+from kedge.models.bases import Bases
 from kedge.models.pretrained import check_source
 from kedge.models.saving import value_head_file
 from kedge.rewards.model import share_tokens
+from kedge.runs.adapter import adapter_of
 from kedge.runs.run import Run
 
 __all__ = ["load_saved_critic", "load_saved_head", "with_saved_critic"]
@@ -55,7 +58,9 @@ def with_saved_critic(config: Config) -> Config:
     return config
 
 
-def load_saved_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> ScalarModel:
+def load_saved_critic(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None = None
+) -> ScalarModel:
     """The separate critic that `ppo.critic_init` names.
 
     Raises:
@@ -67,7 +72,13 @@ def load_saved_critic(config: Config, run: Run, tokenizer: PreTrainedTokenizerBa
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
     with _named():
         critic = load_scalar_model(
-            source, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, ranks=run.ranks
+            source,
+            tokenizer=tokenizer,
+            device=run.device,
+            trust_remote_code=trusted,
+            adapter=adapter_of(config),
+            bases=bases,
+            ranks=run.ranks,
         )
     if not critic.has_values:
         raise ModelError(f"ppo.critic_init={source} only scores whole texts; a critic needs a decoder")
@@ -110,5 +121,6 @@ def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTo
     """Whether the model beside the value head is the policy, weight for weight."""
     source, trusted = config.ppo.value.critic_init, config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()
-    ours = policy.causal.state_dict()
-    return theirs.keys() == ours.keys() and all(torch.equal(ours[name].cpu(), theirs[name]) for name in ours)
+    ours = dict(PolicyWeights(policy))
+    same = torch.equal if policy.adapter is None else torch.allclose  # adapters are merged here and there
+    return theirs.keys() == ours.keys() and all(same(ours[name].cpu(), theirs[name]) for name in ours)

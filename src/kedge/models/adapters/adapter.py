@@ -1,0 +1,271 @@
+"""An adapter in the layers of a model whose own weights are frozen."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kedge.errors import ModelError
+from kedge.models.adapters.folder import (
+    ADAPTER_WEIGHTS,
+    PREFIX,
+    AdapterFolder,
+    check_names,
+    import_peft,
+    reason_of,
+)
+from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
+
+__all__ = ["Adapter", "AdapterSettings"]
+
+NAME = "default"
+"""The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """A new adapter.
+
+    Attributes:
+        kind: LoRA, or DoRA.
+        rank: Of each matrix.
+        alpha: Scale: the product is multiplied by alpha / rank, with `rslora` by alpha / √rank.
+        target_modules: Names of layers; `auto` for every linear layer but the output layer.
+        rslora: See `alpha`.
+        modules_to_save: Names of modules that are trained whole, besides the head of a reward model or critic.
+    """
+
+    kind: Literal["lora", "dora"] = "lora"
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: str | Sequence[str] = "auto"
+    rslora: bool = False
+    modules_to_save: Sequence[str] = ()
+
+
+class Adapter:
+    """An adapter in the layers of a model, and modules that it holds whole; all other weights are frozen.
+
+    Roles on one base are models of their own with the same weights (`Bases`). So nothing is switched between them: a
+    backward pass that recomputes its activations cannot meet another role's adapter.
+
+    Args:
+        model: The base, whose layers are replaced by ones with an adapter. A classifier's head belongs to the adapter.
+        settings: The new adapter; ignored where there is one to start from. None if nothing is trained.
+        base: Name of the base, which the saved adapter names.
+        start: The adapter to start from; None starts with one that changes nothing.
+
+    Raises:
+        ConfigError: PEFT is not installed.
+        ModelError: The model has no such layers, or the adapter does not belong to it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: AdapterSettings | None,
+        *,
+        base: str,
+        start: AdapterFolder | None = None,
+    ) -> None:
+        self._model = model
+        self._config = _new_config(settings) if start is None else _config_of(start)
+        self._config.base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
+        heads = _heads(model)
+        self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
+        whole, self._whole = _whole_weights(model, [*heads, *(self._config.modules_to_save or ())], start)
+        self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
+        _inject(self._config, model, whole, described=_description(settings, start))
+        for name in whole:
+            _own(model, name)
+        if start is not None:
+            self._load(start)
+        kept = {id(weight) for name, weight in model.named_parameters() if ".lora_" in name or name in whole}
+        for weight in model.parameters():
+            if id(weight) not in kept:
+                mark_frozen(weight)
+            else:
+                weight.data = weight.data.float()  # PEFT gives them the base's number format
+                weight.requires_grad_(settings is not None)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Its weights, by their names in the model."""
+        return {name: weight for name, weight in self._model.named_parameters() if not is_frozen(weight)}
+
+    @torch.no_grad()
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights of the whole model by their names in the base, with the adapter's added."""
+        for name, tensor in self._model.state_dict().items():
+            if ".lora_" in name:
+                continue
+            layer, inner, _ = name.partition(".base_layer.weight")
+            if inner:
+                tensor = _with_delta(cast(Any, self._model.get_submodule(layer)), tensor)
+            yield name.replace(".base_layer", ""), tensor
+
+    def save(self, folder: Path, *, weights: bool = True) -> None:
+        """Write the adapter in PEFT's format.
+
+        Args:
+            folder: An existing folder.
+            weights: False for everything else.
+        """
+        config = copy.deepcopy(self._config)
+        config.inference_mode, config.modules_to_save = True, self._whole or None
+        config.save_pretrained(str(folder))
+        if weights:
+            named = {name: weight.detach().cpu().contiguous() for name, weight in self._saved().items()}
+            save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+    def _saved(self) -> dict[str, Tensor]:
+        """Its weights by their names in PEFT's file."""
+        found = _lora_weights(self._model)
+        whole = {name: weight for name, weight in self.weights().items() if ".lora_" not in name}
+        return {f"{PREFIX}{name}": tensor for name, tensor in {**found, **whole}.items()}
+
+    def _load(self, start: AdapterFolder) -> None:
+        weights, own = start.weights(), dict(self._model.named_parameters())
+        known = [*_lora_weights(self._model), *start.whole]
+        check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
+        for name in start.whole:
+            if weights[name].shape != own[name].shape:
+                raise ModelError(
+                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(own[name].shape)}; does it "
+                    f"belong to {start.base!r}?"
+                )
+            own[name].data.copy_(weights[name])
+        lora = {name: weight for name, weight in weights.items() if ".lora_" in name}
+        try:
+            import_peft().set_peft_model_state_dict(self._model, lora, adapter_name=NAME)
+        except RuntimeError as error:
+            raise ModelError(f"{start.folder}: {reason_of(error)}; does it belong to {start.base!r}?") from error
+
+
+def _new_config(settings: AdapterSettings | None) -> Any:
+    assert settings is not None, "a new adapter is trained"
+    return import_peft().LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules="all-linear" if settings.target_modules == "auto" else settings.target_modules,
+        use_rslora=settings.rslora,
+        use_dora=settings.kind == "dora",
+        modules_to_save=list(settings.modules_to_save),
+        lora_dropout=0.0,  # it would make two passes differ, so that ratios are not 1 before the first step
+        bias="none",
+    )
+
+
+def _config_of(start: AdapterFolder) -> Any:
+    try:
+        config = import_peft().LoraConfig.from_pretrained(str(start.folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{start.folder}: {reason_of(error)}") from error
+    config.lora_dropout, config.inference_mode = 0.0, False
+    if config.bias != "none":
+        raise ModelError(
+            f"{start.folder}: it has biases, and kedge trains LoRA's matrices and whole modules only; merge it "
+            "(kedge merge), and start from the whole model"
+        )
+    return config
+
+
+def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: str) -> None:
+    """Replace layers of a model by ones with an adapter; those with whole weights may not be among them."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of settings that do not matter here
+            import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        raise ModelError(f"{described}: {reason_of(error)}") from error
+    left = dict(model.named_parameters(remove_duplicate=False))
+    if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= left.keys():
+        raise ModelError(
+            "adapter.target_modules has the output layer or a module that is trained whole, which cannot have an "
+            "adapter; use auto, or others"
+        )
+
+
+def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:
+    """Where an adapter comes from, for messages."""
+    return (
+        f"adapter.target_modules={settings.target_modules}" if settings and not start else str(start and start.folder)
+    )
+
+
+def _heads(model: PreTrainedModel) -> list[str]:
+    """The modules of a classifier beside its trunk; none of a language model."""
+    if model.get_output_embeddings() is not None:
+        return []
+    return [name for name, part in model.named_children() if part is not model.base_model and list(part.parameters())]
+
+
+def _whole_weights(
+    model: PreTrainedModel, modules: Sequence[str], start: AdapterFolder | None
+) -> tuple[set[str], list[str]]:
+    """The weights of the modules that an adapter holds whole, and the names of those modules that there are.
+
+    Args:
+        model: The base.
+        modules: The last parts of the modules' names.
+        start: The adapter that training starts from: PEFT lists modules that models could have.
+
+    Raises:
+        ModelError: There is no such module, or the adapter's file has whole weights of others.
+    """
+    found: dict[str, set[str]] = {}
+    for wanted in modules:
+        found[wanted] = {
+            f"{name}.{inner}"
+            for name, part in model.named_modules()
+            if name == wanted or name.endswith(f".{wanted}")
+            for inner, _ in part.named_parameters()
+        }
+        if not found[wanted] and start is None:
+            raise ModelError(f"adapter.modules_to_save: the model has no module {wanted!r} with weights")
+    whole = set[str]().union(*found.values())
+    if start is not None:
+        check_names(start, start.whole, start.whole & whole)
+    return whole, sorted(name for name, weights in found.items() if weights)
+
+
+def _own(model: nn.Module, name: str) -> None:
+    """Give a model a weight of its own in place of one that it shares with others."""
+    weight = model.get_parameter(name)
+    places = [each for each, other in model.named_parameters(remove_duplicate=False) if other is weight]
+    if len(places) > 1:
+        raise ModelError(
+            f"adapter.modules_to_save: {' and '.join(places)} are one weight, of which PEFT trains a copy and loses "
+            "it when it merges; leave it out"
+        )
+    part, _, last = name.rpartition(".")
+    owner = model.get_submodule(part)
+    owner.register_parameter(last, nn.Parameter(weight.detach().clone()))
+
+
+def _lora_weights(model: nn.Module) -> dict[str, Tensor]:
+    return import_peft().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+
+
+def _with_delta(layer: Any, weight: Tensor) -> Tensor:
+    """The weight of a layer with its adapter.
+
+    Source: DoRA (arXiv 2402.09353), equation 5: the adapter's magnitudes times the columns at length 1.
+    """
+    changed = weight + layer.get_delta_weight(NAME)
+    magnitudes = layer.lora_magnitude_vector
+    if NAME not in magnitudes:
+        return changed
+    is_transposed = bool(layer.fan_in_fan_out)
+    lengths = changed.norm(dim=0 if is_transposed else 1)
+    factors = magnitudes[NAME].weight / lengths
+    return changed * (factors[None, :] if is_transposed else factors[:, None])

@@ -1,0 +1,185 @@
+"""Adapters in PEFT's format: a folder with a few weights of its own, on top of a base model that it names.
+
+    adapter/
+        adapter_config.json           kind, rank, targets, and the base: a folder or hub id
+        adapter_model.safetensors     the adapter's weights, and whole modules such as the head of a reward model
+        score_shift.json              of a reward model or critic that kedge trained: what is subtracted from its scores
+
+Where a model is named, such a folder stands for its base with the adapter.
+
+Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/peft.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GenerationConfig
+
+from kedge.errors import ConfigError, ModelError
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "PREFIX",
+    "AdapterFolder",
+    "check_names",
+    "import_peft",
+    "is_adapter",
+    "read_adapter",
+    "reason_of",
+    "write_shift",
+]
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SHIFT_FILE, SHIFT = "score_shift.json", "score_shift"
+"""PEFT warns of entries in its own file that it does not know."""
+PREFIX = "base_model.model."
+"""Before the name of a weight in an adapter's file."""
+
+
+class AdapterFolder:
+    """A folder with an adapter.
+
+    Attributes:
+        folder: The folder.
+        base: The model that the adapter belongs to: a folder or hub id.
+        settings: The content of `adapter_config.json`.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, settings
+        named = str(settings["base_model_name_or_path"])
+        beside = folder / os.path.expanduser(named)
+        self.base = str(beside) if not os.path.isdir(os.path.expanduser(named)) and os.path.isdir(beside) else named
+        if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
+            raise ModelError(
+                f"{folder}: its base {named!r} is not there; set base_model_name_or_path in its {ADAPTER_CONFIG}"
+            )
+        if is_adapter(os.path.expanduser(self.base)):
+            raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """Its defaults of `generate`; None for those of its base."""
+        if not (self.folder / "generation_config.json").is_file():
+            return None
+        try:
+            return GenerationConfig.from_pretrained(str(self.folder))
+        except Exception as error:  # untrusted files: transformers raises whatever its parts do
+            raise ModelError(f"{self.folder}: generation_config.json cannot be used: {reason_of(error)}") from error
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is the adapter of a sequence classifier, such as a reward model."""
+        return self.settings.get("task_type") == "SEQ_CLS"
+
+    @property
+    def score_shift(self) -> object:
+        """What is subtracted from its scores, unchecked; None if kedge did not train it, or it has no scores.
+
+        Raises:
+            ModelError: The file is damaged.
+        """
+        path = self.folder / SHIFT_FILE
+        try:
+            return json.loads(path.read_bytes())[SHIFT] if path.is_file() else None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ModelError(f'{path} cannot be read; expected {{"{SHIFT}": a number}}') from error
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its weights.
+
+        Raises:
+            ModelError: The file is damaged.
+        """
+        path = self.folder / ADAPTER_WEIGHTS
+        try:
+            with safe_open(path, framework="pt") as file:
+                return set(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def whole(self) -> set[str]:
+        """The weights of its base in whose place it has others, such as those of a head."""
+        return {name.removeprefix(PREFIX) for name in self.names if ".lora_" not in name}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its weights by their names in the model.
+
+        Raises:
+            ModelError: The file is damaged, or a weight is not finite.
+        """
+        path = self.folder / ADAPTER_WEIGHTS
+        try:
+            weights = load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        if broken := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
+            raise ModelError(f"{path}: the weights contain NaN or infinity; first: {broken}")
+        return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder has an adapter and no model."""
+    return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not os.path.isfile(Path(folder) / "config.json")
+
+
+def read_adapter(folder: str | Path) -> AdapterFolder:
+    """Read what an adapter is, without its weights.
+
+    Raises:
+        ModelError: The file is damaged, names no base, or the adapter is of a kind that kedge does not support.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        settings = json.loads(path.read_bytes())
+        kind, base = settings["peft_type"], settings["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read; expected a folder saved by PEFT's save_pretrained()") from error
+    if kind != "LORA":
+        raise ModelError(f"{path}: peft_type is {str(kind)[:40]!r}; kedge supports LORA (also with DoRA or rsLoRA)")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{path}: base_model_name_or_path is missing; set it to the adapter's base model")
+    if not (path.parent / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"{path.parent} has no {ADAPTER_WEIGHTS}; save the adapter with safe_serialization=True")
+    return AdapterFolder(path.parent, settings)
+
+
+def write_shift(folder: Path, shift: float) -> None:
+    """Write what is subtracted from an adapter's scores."""
+    (folder / SHIFT_FILE).write_text(json.dumps({SHIFT: shift}) + "\n", encoding="utf-8")
+
+
+def check_names(adapter: AdapterFolder, saved: Collection[str], known: Collection[str]) -> None:
+    """Check that an adapter's file has the weights that its model has (`ModelError` if not)."""
+    for name in sorted(set(saved) ^ set(known)):
+        where = "the adapter's file" if name in known else f"the base {adapter.base!r}"
+        raise ModelError(f"{adapter.folder}: {name} is missing in {where}; the adapter belongs to another model")
+
+
+def reason_of(error: Exception) -> str:
+    """An error of PEFT as one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def import_peft() -> Any:
+    """PEFT, which takes seconds to import.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import peft  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(f"adapters need PEFT: pip install 'kedge[adapters]' ({error})") from error
+    return peft

@@ -1,0 +1,49 @@
+"""Adds an adapter to the weights of its base."""
+
+from __future__ import annotations
+
+import warnings
+
+from transformers import PreTrainedModel
+
+from kedge.errors import ModelError
+from kedge.models.adapters.folder import AdapterFolder, check_names, import_peft, reason_of
+
+__all__ = ["merge_adapter"]
+
+
+def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTrainedModel, set[str]]:
+    """Merge an adapter into the weights of its base.
+
+    Args:
+        model: The base, which is changed.
+        adapter: The adapter.
+
+    Returns:
+        The model, and the names of the weights that the adapter holds whole.
+
+    Raises:
+        ConfigError: PEFT is not installed.
+        ModelError: The adapter does not belong to the model.
+    """
+    peft = import_peft()
+    output = model.get_output_embeddings()
+    tied = output is not None and output.weight is model.get_input_embeddings().weight
+    if tied and "lm_head" in (adapter.settings.get("modules_to_save") or ()):
+        raise ModelError(
+            f"{adapter.folder}: modules_to_save has lm_head, which PEFT trains apart from a tied embedding and loses "
+            "when it merges; merge it with the library that made it, and use the whole model"
+        )
+    saved = adapter.names
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about missing weights, which are refused below
+            adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder))
+        known = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+    except Exception as error:  # untrusted files: PEFT raises whatever its parts do
+        raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
+    check_names(adapter, saved, known)
+    merged = adapted.merge_and_unload(safe_merge=False)
+    if broken := next((name for name, weight in merged.named_parameters() if not weight.isfinite().all()), None):
+        raise ModelError(f"{adapter.folder}: the weights contain NaN or infinity; first: {broken}")
+    return merged.requires_grad_(True), adapter.whole
