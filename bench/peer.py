@@ -111,6 +111,14 @@ def train(options: argparse.Namespace, rows: TextIO) -> None:
     trl_ppo.get_reward = meter.timed(
         trl_ppo.get_reward, lambda model, *_: "experience" if model is critic else "reward"
     )
+    adapter: dict[str, Any] = {}
+    if options.rank:  # the base without its adapter is the reference; the critic is trained whole
+        from peft import LoraConfig
+
+        lora = LoraConfig(
+            r=options.rank, lora_alpha=2 * options.rank, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        adapter, reference = {"peft_config": lora}, None
     trainer = PPOTrainer(
         args=configuration(options),
         processing_class=tokenizer,
@@ -120,6 +128,7 @@ def train(options: argparse.Namespace, rows: TextIO) -> None:
         value_model=critic,
         train_dataset=prompts(options.workload / "prompts.jsonl", options.batch * options.updates),
         callbacks=[meter],
+        **adapter,
     )
     trainer.train()
 
@@ -164,6 +173,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--rank", type=int, default=0)
     return parser.parse_args()
 
 

@@ -14,7 +14,8 @@ class Workload:
     """Models, prompts, and the lengths of prompts and responses.
 
     Attributes:
-        size: `XS` (10 thousand parameters), `S` (5.8 million), `M` (14 million) or `0.5B` (a Llama, for a GPU).
+        size: `XS` (10 thousand parameters), `S` (5.8 million), `M` (14 million), `L` (110 million) or `0.5B` (a Llama,
+            for a GPU).
         hazard: Mean length of a response before the cap, tokens; each token ends it with probability 1/hazard. 0: no
             response ends early.
         max_response: The cap, tokens.

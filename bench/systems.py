@@ -35,6 +35,8 @@ class Job:
         num_updates: Updates to run; fine-tuning makes one pass over the demonstrations instead.
         num_dropped: Initial updates that are not counted.
         bf16: Run TRL in bf16; kedge has a setting for that.
+        rank: Train LoRA adapters of this rank in TRL; kedge has a setting for that. None trains all weights.
+        reward: Folder of the reward model, in the workload's.
     """
 
     system: Literal["trl", "ppo", "sft"]
@@ -46,6 +48,8 @@ class Job:
     num_updates: int = 5
     num_dropped: int = 2
     bf16: bool = False
+    rank: int | None = None
+    reward: str = "reward"
 
 
 @dataclass(frozen=True)
@@ -153,17 +157,21 @@ class Runner:
             "--learning-rate": LEARNING_RATE,
         }
         flags = [str(part) for pair in sizes.items() for part in pair]
-        return [str(self.peer), program, str(workload), str(out), *flags, *(["--bf16"] if job.bf16 else [])]
+        return [str(self.peer), program, str(workload), str(out), *flags, *_trl_flags(job)]
 
     def _kedge(self, job: Job, workload: Path, out: Path) -> list[str]:
         command = [sys.executable, "-m", "kedge", job.system, "--model", str(workload / "policy"), "--out", str(out)]
         return [*command, *_data(job, workload), *settings(job), f"runtime.device={self.machine.device}"]
 
 
+def _trl_flags(job: Job) -> list[str]:
+    return [*(["--bf16"] if job.bf16 else []), *(["--rank", str(job.rank)] if job.rank else [])]
+
+
 def _data(job: Job, workload: Path) -> list[str]:
     if job.system == "sft":
         return ["--data", str(workload / DEMONSTRATIONS_FILE)]
-    return ["--prompts", str(workload / PROMPTS_FILE), "--reward", str(workload / "reward")]
+    return ["--prompts", str(workload / PROMPTS_FILE), "--reward", str(workload / job.reward)]
 
 
 def settings(job: Job) -> list[str]:

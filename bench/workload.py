@@ -42,9 +42,10 @@ SHAPES: dict[str, dict[str, int]] = {
     "XS": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     "S": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4},
     "M": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 6},
+    "L": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "0.5B": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
-VOCAB_SIZES = {"XS": 300, "S": 2048, "M": 8192, "0.5B": 32000}
+VOCAB_SIZES = {"XS": 300, "S": 2048, "M": 8192, "L": 16384, "0.5B": 32000}
 PAD, EOS, BOS = 0, 1, 2
 NEVER = -30.0
 """A logit low enough never to be sampled."""

@@ -7,18 +7,31 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-__all__ = ["RepositoryKind", "hub_fault"]
+__all__ = ["RepositoryKind", "adapter_snapshot", "hub_fault"]
 
 RepositoryKind = Literal["model", "dataset"]
 
 PROBE_SECONDS = 5.0
 """Time limit of the request; transformers and datasets alone try six times over 23 seconds."""
 
-PROBED_FILES: dict[RepositoryKind, str] = {"model": "config.json", "dataset": "README.md"}
-"""The file that the libraries ask for first."""
+PROBED_FILES: dict[RepositoryKind, tuple[str, ...]] = {
+    "model": ("config.json", "adapter_config.json"),
+    "dataset": ("README.md",),
+}
+"""The file that the libraries ask for first; of a model, also that of an adapter."""
+
+ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensors", "*.jinja", "*.txt", "*.model")
+"""Of an adapter's repository: its weights, and its tokenizer if it has one."""
 
 
 @cache
@@ -27,9 +40,9 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
 
     An answer of the hub, whatever it says, is left to the library that loads it.
     """
-    file = PROBED_FILES[kind]
+    files = PROBED_FILES[kind]
     try:
-        if isinstance(try_to_load_from_cache(name, file, repo_type=kind), str):
+        if any(isinstance(try_to_load_from_cache(name, file, repo_type=kind), str) for file in files):
             return None
     except HFValidationError:
         return "not a hub id (org/name)"
@@ -40,13 +53,31 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
     if constants.HF_HUB_OFFLINE:
         return "not in the cache, and HF_HUB_OFFLINE is set"
     try:
-        get_hf_file_metadata(hf_hub_url(name, file, repo_type=kind), timeout=PROBE_SECONDS)
+        get_hf_file_metadata(hf_hub_url(name, files[0], repo_type=kind), timeout=PROBE_SECONDS)
     except (HfHubHTTPError, EntryNotFoundError):
         return None
     except Exception as error:  # the network: errors of httpx, ssl and the socket
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"the Hugging Face Hub cannot be reached ({reason})"
     return None
+
+
+@cache
+def adapter_snapshot(name: str) -> str | None:
+    """The folder of a repository that has an adapter and no model, downloaded unless it is in the cache; else None.
+
+    Args:
+        name: A hub id in which `hub_fault` finds no fault.
+    """
+    whole, adapter = PROBED_FILES["model"]
+    if isinstance(try_to_load_from_cache(name, whole), str):
+        return None
+    try:
+        hf_hub_download(name, adapter)
+        folder = snapshot_download(name, allow_patterns=list(ADAPTER_FILES))
+    except Exception:  # no such file, or the network: transformers loads the name as a model, and says what is wrong
+        return None
+    return None if os.path.isfile(os.path.join(folder, whole)) else folder
 
 
 def _in_datasets_cache(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from typer.testing import CliRunner
@@ -141,6 +142,26 @@ def test_a_base_that_is_named_relative_to_the_adapter_is_found(tmp_path: Path) -
     adapt(tmp_path / "base", tmp_path / "adapter", scalar=True)
     edit(tmp_path / "adapter", base_model_name_or_path="../base")
     load_scalar_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
+
+
+def test_an_adapter_on_the_hub_is_found_in_the_cache(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--crew--ship-lora"
+    adapt(base, cached / "snapshots" / "c0ffee")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c0ffee")
+    tokenizer = load_tokenizer("crew/ship-lora")
+    found, expected = (
+        load_language_model(source, tokenizer=tokenizer)
+        for source in ("crew/ship-lora", cached / "snapshots" / "c0ffee")
+    )
+    weights = dict(expected.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in found.named_parameters())
+    with pytest.raises(ModelError, match="not in the cache"):
+        load_tokenizer("crew/other-lora")
 
 
 @pytest.mark.parametrize("scalar", [False, True])

@@ -171,8 +171,8 @@ def served(models: Path) -> dict[str, Any]:
 
 
 def adapter(models: Path) -> dict[str, Any]:
-    """A LoRA adapter, and the base as the reference."""
-    return {**shared(models), "adapter.kind": "lora"}
+    """LoRA adapters for the policy and a critic on its base, which is the reference, too."""
+    return {**separate(models), "adapter.kind": "lora", "ppo.critic_init": "policy"}
 
 
 def served_now(models: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
-from kedge.hub import hub_fault
+from kedge.hub import adapter_snapshot, hub_fault
 from kedge.models.adapters import AdapterFolder, is_adapter, merge_adapter, read_adapter
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
@@ -63,7 +63,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def check_source(source: str | Path) -> str:
-    """A model folder's path or a hub id, as a string; see `find_model`.
+    """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
 
     Raises:
         ModelError: The source looks like a path but does not exist, is a folder without a config.json, a run without
@@ -84,7 +84,7 @@ def check_source(source: str | Path) -> str:
         return folder
     if (fault := hub_fault(str(source), "model")) is not None:
         raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
-    return str(source)
+    return adapter_snapshot(str(source)) or str(source)
 
 
 def loading_reason(error: Exception) -> str:
