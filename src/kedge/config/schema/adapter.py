@@ -51,4 +51,5 @@ class AdapterConfig(Section):
         meaning="Modules that are trained whole, by the last parts of their names, such as `[embed_tokens]`; their "
         "weights may not be tied to others. The head of a reward model or critic always is trained whole.",
         source="PEFT; for new tokens, whose embeddings must be learned",
+        text="a list of names",
     )
