@@ -71,6 +71,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.pipelines.planning.machine.plan_machine", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
     monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)

@@ -72,7 +72,13 @@ def test_own_figures_make_another_card(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--parameters", "8B"], "kedge plan plans for clusters: add --cluster"),
+        (["--parameters", "8B"], "kedge plan needs a stage (ppo), or --cluster for a cluster"),
+        (["generate"], "'generate' cannot be planned; kedge plan takes ppo"),
+        (["pppo"], "'pppo' is no stage; kedge plan takes ppo"),
+        (["ppo"], "kedge plan ppo needs model: pass --model"),
+        (["ppo", "--model", "./no-such"], "model './no-such': no such folder"),
+        (["ppo", "--cluster", "--parameters", "8B"], "--cluster plans PPO from a few numbers and takes no stage"),
+        (["--cluster", "--parameters", "8B", "--critic", "own"], "--critic is 'own'; with --cluster it is one of"),
         (["--cluster"], "give either a model (folder or config.json) or its number of parameters (7B)"),
         (["--cluster", "--parameters", "8B", "--model", "m"], "give either a model"),
         (["--cluster", "--parameters", "8X"], "a number of parameters is written 7B, 1.5B or 350M"),

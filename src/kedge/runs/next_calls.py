@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,7 @@ def following_call(folder: Path) -> str:
     return next_calls(config, stage, folder)[0].python() if stage in ("sft", "reward", "critic", "ppo") else ""
 
 
-def resuming_call(
-    config: Config, stage: str, folder: Path, *, by_command: bool, changes: Mapping[str, Any] | None = None
-) -> Call:
+def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool) -> Call:
     """The call that resumes a run: its folder is enough for the command; Python repeats all arguments.
 
     Args:
@@ -79,11 +77,9 @@ def resuming_call(
         stage: The stage.
         folder: The run's folder.
         by_command: Whether the `kedge` command resumes it.
-        changes: Settings that the resumed run is to have in place of its own; the command alone can change them.
     """
     if by_command:
-        allowed = {"allow-changes": tuple(changes)} if changes else {}
-        return Call(stage, {"resume": (str(folder),), **allowed}, changes or {})
+        return Call(stage, {"resume": (str(folder),)})
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
     arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:

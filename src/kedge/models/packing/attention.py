@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "UnsupportedAttention",
     "attend",
     "attention_dtype",
+    "attention_of_accelerator",
     "group_by_length",
     "layout_attention",
     "recompute_attention",
@@ -36,6 +38,19 @@ ATTENTION_NAME = "kedge_layout"
 MIN_FILL = 0.7
 """Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+_on_accelerator: ContextVar[bool] = ContextVar("on_accelerator", default=False)
+
+
+@contextmanager
+def attention_of_accelerator() -> Iterator[None]:
+    """Within this context, attention has an accelerator's number formats on every device, to plan its memory."""
+    token = _on_accelerator.set(True)
+    try:
+        yield
+    finally:
+        _on_accelerator.reset(token)
 
 
 class UnsupportedAttention(Exception):
@@ -148,6 +163,8 @@ def attend(
 def attention_dtype(states: Tensor) -> torch.dtype:
     """Number format of the attention: autocast's, but never bf16 on a CPU, where that kernel is slower."""
     device = states.device.type
+    if _on_accelerator.get():
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     if device != "cpu" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return torch.promote_types(states.dtype, torch.float32) if device == "cpu" else states.dtype

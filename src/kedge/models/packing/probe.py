@@ -12,10 +12,10 @@ from typing import ClassVar, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.memory import is_out_of_memory
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, loading_reason, quiet_transformers
@@ -48,6 +48,8 @@ class Findings:
         settings = model.config.to_dict()
         settings.pop("_name_or_path", None)
         self._device = model.device.type
+        # Tensors without contents have no errors to measure; what they cannot show is taken as right.
+        self._hollow = any(isinstance(weight, FakeTensor) for weight in model.parameters())
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._measured = self._known.setdefault(key, {})
         # What all ranks know about this model, so that they ask the first one for the same things.
@@ -56,6 +58,8 @@ class Findings:
 
     def error(self, way: str, measure: Callable[[], float]) -> float:
         """The error of a way, measured at most once; infinite if the model's code fails."""
+        if self._hollow:
+            return 0.0
         if not self._ranks.is_sharded:
             return self._error(way, measure)
         if way not in self._told:
@@ -67,11 +71,9 @@ class Findings:
             try:
                 with quiet_transformers(), _full_precision(self._device):
                     self._measured[way] = measure()
-            except ModelError:
+            except (ModelError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # the model's code may raise anything on inputs that it does not expect
-                if is_out_of_memory(error):
-                    raise
+            except Exception:  # the model's code may raise anything on inputs that it does not expect
                 self._measured[way] = math.inf
         return self._measured[way]
 

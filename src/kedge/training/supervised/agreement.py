@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
-from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.ranks import ALONE, Ranks
 from kedge.training.supervised.losses import RankedResponses
@@ -66,7 +65,6 @@ class Agreement:
         }
 
 
-@in_phase("evaluation")
 def measure_agreement(
     model: ScalarModel,
     examples: Sequence[RankedResponses],

@@ -1,0 +1,1 @@
+"""Predicted and measured memory and time of PPO runs."""

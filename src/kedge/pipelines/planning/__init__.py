@@ -1,0 +1,1 @@
+"""`kedge plan` for one machine: what a stage will hold and how long it will take."""

@@ -1,0 +1,44 @@
+"""Settings that take less memory, for a plan to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kedge.config import Config
+from kedge.models.hollow import Blueprint
+
+__all__ = ["alternatives_of"]
+
+LEAST_TOKENS = 512
+
+
+def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes of settings as on the command line, and as values."""
+    budget = config.runtime.micro_batch_tokens
+    if budget is None or budget > 2 * LEAST_TOKENS:
+        smaller = 4096 if budget is None else budget // 4
+        yield _one("runtime.micro_batch_tokens", max(smaller, LEAST_TOKENS))
+    if not config.runtime.activation_checkpointing:
+        yield _one("runtime.activation_checkpointing", True)
+    if config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
+        yield _one("ppo.critic", "shared")
+    if config.runtime.frozen_dtype != "bf16" and (config.ppo.kl.needs_reference or len(blueprints) > 1):
+        yield _one("runtime.frozen_dtype", "bf16")
+    if config.adapter.kind == "none":
+        yield _one("adapter.kind", "lora")
+        both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}
+        yield " ".join(_written(name, value) for name, value in both.items()), both
+    if config.ppo.optimization.optimizer == "adamw":
+        yield _one("ppo.optimizer", "adamw8bit")
+    rows = config.rollout.num_prompts * config.rollout.num_responses
+    if config.rollout.micro_batch_size is None and rows > 8:
+        yield _one("rollout.micro_batch_size", max(8, rows // 4))
+
+
+def _one(name: str, value: Any) -> tuple[str, dict[str, Any]]:
+    return _written(name, value), {name: value}
+
+
+def _written(name: str, value: Any) -> str:
+    return f"{name}={str(value).lower()}"

@@ -1,0 +1,87 @@
+"""`kedge plan STAGE`: the plan of a stage on one machine, with its alternatives, as text."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from kedge.config import Config, with_values
+from kedge.errors import KedgeError
+from kedge.pipelines.planning.alternatives import alternatives_of
+from kedge.pipelines.planning.plan import Counted, count_ppo, plan_ppo
+from kedge.pipelines.planning.this_machine import measured_speed, this_machine
+from kedge.plan.devices import Device, find_device
+from kedge.plan.machine import MachinePlan, Speed
+from kedge.plan.machine_report import Alternative, machine_report
+from kedge.training.runtime import resolve_device, set_threads
+
+__all__ = ["plan_machine"]
+
+
+def plan_machine(
+    config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
+) -> str:
+    """The plan of a stage as text; nothing is loaded but config.json and some rows of the data.
+
+    Args:
+        config: The resolved configuration.
+        stage: ppo.
+        device_name: See `find_device`; None for this machine.
+        price_per_hour: Of the device; None for no costs.
+
+    Raises:
+        KedgeError: A model has no usable config.json, or there is no such device.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
+        return _planned(config, stage, device_name, price_per_hour)
+
+
+def _planned(config: Config, stage: str, device_name: str | None, price_per_hour: float | None) -> str:
+    device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
+    accelerator = None if device.is_this else device.accelerator
+    counted = count_ppo(config, accelerator=accelerator)
+    speed = _speed(config, device, counted)
+    plan = plan_ppo(counted, speed, on_cpu=not device.accelerator)
+    others: list[Alternative] = []
+    for settings, changes in alternatives_of(config, counted.count.blueprints):
+        try:
+            changed = count_ppo(with_values(config, changes), accelerator=accelerator, lengths=counted.lengths)
+        except KedgeError:  # the change does not go with the other settings
+            continue
+        other = plan_ppo(changed, speed, on_cpu=not device.accelerator)
+        if other.peak.bytes < 0.99 * plan.peak.bytes:
+            others.append(Alternative(settings, other))
+    return machine_report(
+        plan, device, _heads(config, stage, device, counted, plan), others, price_per_hour=price_per_hour
+    )
+
+
+def _speed(config: Config, device: Device, counted: Counted) -> Speed:
+    if device.speed is not None:
+        return device.speed
+    set_threads(config.runtime.num_threads)
+    own = resolve_device(config.runtime.device) if device.is_this else torch.device("cpu")
+    return measured_speed(own, counted.count.precision)
+
+
+def _heads(config: Config, stage: str, device: Device, counted: Counted, plan: MachinePlan) -> list[str]:
+    """What is planned."""
+    rows, figures = counted.count.rows, counted.figures
+    roles = [role for role in counted.count.work.roles if figures.get(f"{role}.parameters")]
+    sizes = ", ".join(f"{role} {_number(figures[f'{role}.parameters'])}" for role in roles)
+    trained = sum(figures[f"{role}.trained"] for role in roles) / 4
+    shortest, longest = min(rows.prompts), max(rows.prompts)
+    span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
+    speed = "" if device.speed is None else f", by {device.speed.origin}"
+    return [
+        f"{stage} of {config.model} on {device.name}{speed}; products in {counted.count.precision}",
+        f"parameters: {sizes}; {_number(trained)} of them are trained",
+        f"an update: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
+        f"prompts of {span} tokens ({counted.lengths.origin})",
+    ]
+
+
+def _number(count: float) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,.0f}"

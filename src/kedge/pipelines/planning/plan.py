@@ -1,0 +1,112 @@
+"""Plans a stage on one machine, from its configuration and the config.json of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kedge.config import Config
+from kedge.errors import ConfigError
+from kedge.models import model_width, resolve_precision
+from kedge.models.hollow import Blueprint, read_blueprint
+from kedge.pipelines.planning.counting import Figures, extrapolated
+from kedge.pipelines.planning.lengths import Lengths, prompt_lengths
+from kedge.pipelines.planning.ppo import PpoCount, ppo_rows
+from kedge.plan.machine import MachinePlan, Speed
+from kedge.plan.ppo_memory import flops_of, ppo_phases
+from kedge.training.runtime import resolve_device
+
+__all__ = ["Counted", "count_ppo", "plan_ppo"]
+
+SHALLOW = 2
+"""Blocks of the models whose passes are counted, and one more; the others add as much as the last."""
+PROCESS = 0.6 * 2**30
+"""Of Python, torch and transformers."""
+ALLOCATOR = 0.06
+"""Share of the tensors' bytes that the allocators of a CPU and of CUDA add; measured: `docs/memory.md`."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A stage whose passes were counted.
+
+    Attributes:
+        count: The stage.
+        figures: At its full depth.
+        lengths: Of its rows.
+    """
+
+    count: PpoCount
+    figures: Figures
+    lengths: Lengths
+
+
+def plan_ppo(counted: Counted, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
+    """The plan of a PPO run.
+
+    Args:
+        counted: Its passes.
+        speed: Of the machine; None for no times.
+        on_cpu: Whether the process's own memory counts.
+    """
+    config, work, figures = counted.count.config, counted.count.work, counted.figures
+    phases = ppo_phases(figures, work, speed)
+    return MachinePlan(
+        "ppo",
+        phases,
+        updates=config.ppo.loop.num_updates,
+        sft_steps=flops_of(figures, work) / (3 * figures["policy.forward flops"] * work.scored),
+        process=PROCESS if on_cpu else 0.0,
+        overhead=ALLOCATOR,
+    )
+
+
+def count_ppo(
+    config: Config, *, accelerator: bool | None = None, response: int | None = None, lengths: Lengths | None = None
+) -> Counted:
+    """Count the passes of a PPO run; nothing but config.json and some rows of the data is read.
+
+    Args:
+        config: The resolved configuration.
+        accelerator: Whether it runs on one; None for the run's own device.
+        response: Tokens of each response; None for the most that are sampled.
+        lengths: Of the prompts; None reads some of the data.
+
+    Raises:
+        ModelError: A model has no usable config.json.
+        ConfigError: The run cannot be planned.
+    """
+    blueprints = _blueprints(config)
+    if accelerator is None:
+        device = resolve_device(config.runtime.device)
+        accelerator = device.type != "cpu"
+        width = model_width(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
+        precision = resolve_precision(config.runtime.precision, device, width=width)
+    else:
+        named = config.runtime.precision
+        precision = ("bf16" if accelerator else "fp32") if named == "auto" else named
+    lengths = lengths or prompt_lengths(config)
+    most = config.rollout.max_new_tokens if response is None else response
+    count = PpoCount(config, blueprints, ppo_rows(config, lengths.prompts, most), precision, accelerator)
+    alike = all(each.alike for each in blueprints.values())
+    return Counted(count, extrapolated(count.figures, count.layers, SHALLOW if alike else None), lengths)
+
+
+def _blueprints(config: Config) -> Mapping[str, Blueprint]:
+    """The models of a PPO run that have weights of their own, apart from the reference, which is as the policy."""
+
+    def read(source: str) -> Blueprint:
+        return read_blueprint(source, trust_remote_code=config.runtime.trust_remote_code)
+
+    if config.model is None:
+        raise ConfigError("kedge plan ppo needs a model: pass --model, or set it in the configuration")
+    policy = read(config.model)
+    rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
+    models = {role: read(term.source) for role, term in rewards.items()}
+    found = {"policy": policy}
+    if config.ppo.resolved_critic == "separate":
+        value, scored = config.ppo.value, [role for role, term in rewards.items() if term.weight]
+        copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else policy
+        named = value.names_critic
+        found["critic"] = read(str(value.critic_init)) if named else copied
+    return {role: replace(each) for role, each in {**found, **models}.items()}

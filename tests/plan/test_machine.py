@@ -1,0 +1,140 @@
+"""The plan of a run on one machine: sums by hand, and the live bytes of a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kedge.config import Config, load_config
+from kedge.errors import ConfigError
+from kedge.models.live_bytes import LiveBytes
+from kedge.pipelines.planning.machine import plan_machine
+from kedge.pipelines.planning.plan import count_ppo, plan_ppo
+from kedge.pipelines.ppo import run_ppo
+from kedge.plan.devices import find_device
+from kedge.plan.machine import MachinePlan, Part, Phase
+from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
+from kedge.plan.workload import quantiles
+from tests.tiny import save_tiny_policy
+
+MIB = 2**20
+
+
+def scores(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text) % 7) for text in completions]
+
+
+def ppo_config(tmp_path: Path, **settings: Any) -> Config:
+    save_tiny_policy(tmp_path / "policy")
+    flags = {"model": str(tmp_path / "policy"), "out": str(tmp_path / "out")}
+    fixed = {"runtime.device": "cpu", "runtime.precision": "fp32", "runtime.num_fixed_prompts": 0}
+    return load_config(None, (), {**flags, **fixed, **settings}, None, stage="ppo")
+
+
+def test_live_bytes_of_a_product_by_hand() -> None:
+    layer, rows = nn.Linear(64, 32, bias=False), torch.zeros(16, 64)
+    counter = LiveBytes()
+    assert counter.hold(layer.parameters()) == 64 * 32 * 4
+    with counter:
+        product = layer(rows)
+        assert counter.live == 4 * (64 * 32 + 16 * 64 + 16 * 32)
+        square = product * product
+        assert counter.work.flops == 2 * 16 * 64 * 32
+        del product, square
+    assert counter.live == 4 * (64 * 32 + 16 * 64)
+    assert counter.peak == 4 * (64 * 32 + 16 * 64 + 2 * 16 * 32)
+
+
+def test_the_sums_of_an_update_by_hand() -> None:
+    """A policy of 100 bytes and its reference of 50, with round numbers for the passes."""
+    figures = {
+        "policy.weights": 100, "policy.trained": 100, "reference.weights": 50, "reference.trained": 0,
+        "prefill.peak": 30, "prefill.kept": 80, "prefill.cache": 72, "prefill.layer cache": 36, "draw.peak": 7,
+        "decode.peak": 5, "reference pass.peak": 60,
+        "train.forward": 90, "train.saved": 80, "train.trunk": 70, "train.gradients": 100,
+        "train.fresh.0.peak": 95, "train.fresh.0.gradients": 10,
+        "train.fresh.1.peak": 130, "train.fresh.1.gradients": 100,
+        "train.again.0.peak": 85, "train.again.0.gradients": 0,
+        "train.again.1.peak": 40, "train.again.1.gradients": 0,
+    }  # fmt: skip
+    work = PpoWork(("policy", "reference"), 4, 36, 2, 2, 1, 1, 1.0, 1.0, accumulates=False, reuses_pass=False)
+    tables = 2 * (9 * 4 + 36 * (11 + 32 + 8))
+    held = 100 + 50 + 200 + tables
+    peaks = {phase.name: phase.bytes for phase in ppo_phases(figures, work)}
+    assert cache_columns(4, 36) == (36, 40)
+    assert peaks == {
+        "rollout": held + 100 + 72 * 40 / 36 + 18 + 8 + 7,
+        "experience": held + 100 + 60,
+        "train": held + 130,
+        "step": held + 100,
+    }
+    several = ppo_phases(figures, PpoWork(**{**vars(work), "accumulates": True}))
+    assert several[2].bytes == held + 100 + 85
+    first = ppo_phases(figures, PpoWork(**{**vars(work), "reuses_pass": True}))
+    assert first[1].bytes == held + 100 + 80 + 60
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "columns"), [(10, 5, (15, 15)), (64, 64, (96, 128)), (100, 300, (132, 400))]
+)
+def test_the_cache_grows_as_the_sampler_lets_it(prompt: int, response: int, columns: tuple[int, int]) -> None:
+    """132 → 198 → 297 → 400: by half, up to prompt and response."""
+    assert cache_columns(prompt, response) == columns
+
+
+def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
+    assert quantiles([1, 2, 3, 100], 4) == (1, 2, 3, 100)
+    assert quantiles([5], 3) == (5, 5, 5)
+    assert quantiles(range(100), 2) == (25, 75)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
+        {"ppo.critic": "separate", "runtime.activation_checkpointing": True},
+    ],
+    ids=["micro-batches", "separate critic"],
+)
+def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Within 5 %: the published target of the closed form's median."""
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("\n".join(f'{{"prompt": "The boat {number}"}}' for number in range(10, 26)))
+    shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24, "ppo.num_updates": 2, "ppo.num_epochs": 2}
+    config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape, **settings})
+    planned = plan_ppo(count_ppo(config)).peak.bytes
+    counter = LiveBytes()
+    with counter:
+        run_ppo(config, reward=scores)
+    assert planned == pytest.approx(counter.peak, rel=0.05)
+
+
+def test_a_plan_reads_no_weights(tmp_path: Path) -> None:
+    config = ppo_config(tmp_path, **{"ppo.critic": "separate"})
+    (tmp_path / "policy" / "model.safetensors").unlink()
+    text = plan_machine(config, "ppo", device_name="h100", price_per_hour=2.0)
+    assert "peak memory: " in text
+    assert "fits into 78.4 GiB (the memory of H100)" in text
+    assert "  ppo.critic=shared " in text
+    assert " at 2 per hour" in text
+    for row in ("weights, reference", "gradients, critic", "optimizer, policy", "rollout buffers, run"):
+        assert f"\n{row} " in text
+
+
+def test_devices_have_names_and_sizes() -> None:
+    assert find_device("A100-40").memory == pytest.approx(40 * 2**30, rel=0.03)
+    assert find_device("cpu:24GiB").memory == 24 * 2**30
+    assert find_device("cpu:1.5 GB").memory == 1.5e9
+    for name in ("b300", "cpu:", "cpu:0GiB", "cpu:24", "h100:80GB"):
+        with pytest.raises(ConfigError, match="is unknown; name one of h100, h200"):
+            find_device(name)
+
+
+def test_a_plan_knows_its_peak_and_its_run() -> None:
+    phases = (Phase("rollout", (Part("policy", "weights", 10.0),), 1.0), Phase("train", (), 3.0))
+    plan = MachinePlan("ppo", phases, updates=5, process=7.0, overhead=0.1)
+    assert (plan.peak.name, plan.needed, plan.seconds, plan.whole) == ("rollout", 18.0, 4.0, 20.0)
