@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kedge.algorithm.experience import Rollout
-from kedge.models import ActorCritic, load_language_model, load_scalar_model, load_tokenizer
+from kedge.models import ActorCritic, AdapterSettings, load_language_model, load_scalar_model, load_tokenizer
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.costs import Costs, ForwardCost
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, vowels
@@ -36,11 +36,12 @@ def make_rollout(*, num_rows=4, num_prompt=6, num_response=5):
     )
 
 
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["all weights", "adapter"])
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate):
+def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate, adapter):
     tokenizer = load_tokenizer(policy)
-    model = load_language_model(policy, tokenizer=tokenizer, value_head=not separate)
-    critic = load_scalar_model(policy, tokenizer=tokenizer, init="fresh") if separate else None
+    model = load_language_model(policy, tokenizer=tokenizer, value_head=not separate, adapter=adapter)
+    critic = load_scalar_model(policy, tokenizer=tokenizer, init="fresh", adapter=adapter) if separate else None
     models, rollout = ActorCritic(model, critic), make_rollout(num_prompt=12, num_response=20)
     with FlopCounterMode(display=False) as counter:
         outputs = models(rollout, temperature=1.0)
@@ -105,3 +106,17 @@ def test_the_roles_of_a_run_are_written_down(tmp_path, policy):
     }  # fmt: skip
     assert roles["reference"] == {**roles["policy"], "optimizer_bytes": 0, "trained": False}
     assert set(roles) == {"policy", "critic", "reference"}
+
+
+def test_a_base_that_roles_share_is_written_down_once(tmp_path, policy):
+    config = configure(policy, tmp_path / "run", critic="separate", num_updates=1, adapter={"kind": "lora", "rank": 4})
+    run_ppo(config, prompts=PROMPTS, reward=vowels)
+    roles = json.loads((tmp_path / "run/roles.json").read_text())
+    parameters = sum(p.numel() for p in load_language_model(policy, tokenizer=load_tokenizer(policy)).parameters())
+    assert roles["base"] == {
+        "parameters": parameters, "weights_bytes": 4 * parameters, "optimizer_bytes": 0, "trained": False
+    }  # fmt: skip
+    assert roles["reference"]["weights_bytes"] == 0
+    for name in ("policy", "critic"):
+        assert 0 < roles[name]["parameters"] < parameters
+        assert roles[name]["optimizer_bytes"] == 2 * roles[name]["weights_bytes"]

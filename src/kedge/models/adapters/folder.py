@@ -13,6 +13,7 @@ Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/p
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -178,6 +179,8 @@ def import_peft() -> Any:
     Raises:
         ConfigError: It is not installed.
     """
+    # PEFT imports bitsandbytes where it is installed, which warns of an optional kernel.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft  # pyright: ignore[reportMissingImports]
     except ImportError as error:

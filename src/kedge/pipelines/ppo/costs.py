@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel
+from kedge.models.adapters import is_frozen
 from kedge.output import ROLES_FILE, replace_file
 from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.source import ScoringModel
@@ -20,23 +21,26 @@ from kedge.training.optimizer_kinds import state_bytes
 
 __all__ = ["Costs", "write_roles"]
 
-BACKWARD = 2
-"""Cost of a backward pass in forward passes: one for the inputs' gradient, one for the weights'."""
-
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """The FLOPs of a model's forward pass: 2 per weight and token, without the attention products.
+    """The FLOPs of a model's passes: 2 per weight and token, without the attention products.
+
+    A backward pass costs as much for the gradient of the inputs, and again for that of the weights that are trained.
 
     Attributes:
         per_token: Weights used for every token: all except the embeddings, which are looked up.
         per_action: Weights of the output layer, which is only computed at actions.
+        frozen_per_token: Those of them that no training changes, under an adapter.
+        frozen_per_action: The same of the output layer.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
     """
 
     per_token: int = 0
     per_action: int = 0
+    frozen_per_token: int = 0
+    frozen_per_action: int = 0
 
     @classmethod
     def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
@@ -48,11 +52,17 @@ class ForwardCost:
         layer = list(output.parameters()) if isinstance(output, nn.Linear) else []
         looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
         excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
-        return cls(_size(each for each in pretrained.parameters() if id(each) not in excluded), _size(layer))
+        inner = [each for each in pretrained.parameters() if id(each) not in excluded]
+        return cls(*(_size(each) for each in (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))))
 
     def flops(self, num_tokens: int, num_actions: int) -> float:
-        """The FLOPs of one pass."""
+        """The FLOPs of a forward pass."""
         return 2.0 * (self.per_token * num_tokens + self.per_action * num_actions)
+
+    def backward_flops(self, num_tokens: int, num_actions: int) -> float:
+        """The FLOPs of a backward pass."""
+        frozen = 2.0 * (self.frozen_per_token * num_tokens + self.frozen_per_action * num_actions)
+        return 2 * self.flops(num_tokens, num_actions) - frozen
 
 
 @dataclass(frozen=True)
@@ -115,16 +125,20 @@ class Costs:
         everything = sampled or [rollout]
         all_tokens, all_actions = (sum(counts) for counts in zip(*map(_size_of, everything), strict=True))
         policy, critic, reference = (each.flops(tokens, actions) for each in (self.policy, self.critic, self.reference))
-        whole = 1 + BACKWARD + self.recomputes
+        again = 1 + self.recomputes
+        policy_trained, critic_trained = (
+            again * each.flops(tokens, actions) + each.backward_flops(tokens, actions)
+            for each in (self.policy, self.critic)
+        )
         phases = {
             "rollout": self.policy.flops(all_tokens, all_actions),
             "reward": self.rewards.flops(all_tokens, all_actions),
             "experience": reference + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
-            "train": num_passes * (policy * (whole if train_policy else 1) + critic * whole)
+            "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
             + num_readings * (policy + critic)
-            + num_critic_passes * (critic * whole if critic else self.policy.flops(tokens, 0)),
+            + num_critic_passes * (critic_trained if critic else self.policy.flops(tokens, 0)),
         }
-        sft_step = (1 + BACKWARD) * policy
+        sft_step = policy + self.policy.backward_flops(tokens, actions)
         total = sum(phases.values()) / sft_step
         if self.judges is not None:
             phases["judge"] = self.judges.flops(all_tokens, all_actions)
@@ -141,27 +155,26 @@ def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:
 
 
 def write_roles(run: Run, roles: Roles) -> None:
-    """Write `roles.json`: the parameters and bytes of each model."""
-    policy, critic = roles.actor_critic.policy, roles.actor_critic.critic
+    """Write `roles.json`: the parameters and bytes of each model, and apart from them those of bases under adapters."""
+    trained = {"policy": roles.actor_critic.policy, "critic": roles.actor_critic.critic}
+    frozen = {"reference": roles.reference, **{f"reward: {name}": e.model for name, e in roles.reward.models.items()}}
+    models = {name: list(model.parameters()) for name, model in {**trained, **frozen}.items() if model is not None}
     kept = state_bytes(roles.optimizer)
-    models: dict[str, nn.Module | None] = {"policy": policy, "critic": critic, "reference": roles.reference}
-    sizes = {
-        name: _role(model, trained=name != "reference", kept=kept)
-        for name, model in models.items()
-        if model is not None
-    }
-    sizes |= {f"reward: {name}": _role(each.model, trained=False) for name, each in roles.reward.models.items()}
+    bases = {weight for weights in models.values() for weight in weights if is_frozen(weight)}
+    sizes = {"base": _role(bases, trained=False)} if bases else {}
+    for name, weights in models.items():
+        own = [weight for weight in weights if weight not in bases]
+        sizes[name] = _role(own, trained=name in trained, kept=kept)
     replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
 
 
-def _role(model: nn.Module, *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None) -> dict[str, Any]:
-    kept = kept or {}
-    parameters = list(model.parameters())
-    weights = sum(each.nbytes for each in parameters)
+def _role(
+    weights: Collection[Tensor], *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None
+) -> dict[str, Any]:
     return {
-        "parameters": _size(parameters),
-        "weights_bytes": weights,
-        "optimizer_bytes": sum(kept.get(each, 0) for each in parameters) if trained else 0,
+        "parameters": _size(weights),
+        "weights_bytes": sum(each.nbytes for each in weights),
+        "optimizer_bytes": sum((kept or {}).get(cast(nn.Parameter, each), 0) for each in weights) if trained else 0,
         "trained": trained,
     }
 
