@@ -302,6 +302,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     # With rollout.max_staleness=1.
     elsewhere |= {"policy/sampler_truncated", "time/waiting_for_rollout", "time/rollout_waiting"}
     elsewhere |= {"time/publish", "time/publish_write"}
+    # With a reward model and runtime.frozen_dtype=int8.
+    elsewhere |= {"reward/rounding_error"}
     assert found | elsewhere == documented("PPO")
 
 

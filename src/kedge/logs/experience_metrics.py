@@ -72,12 +72,17 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
 def reference_error(experience: Experience) -> dict[str, float]:
     """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; nothing without a KL.
 
-    Before the first step both are the same model, so that it is what rounding alone does to the KL.
+    Before the first step both are the same model, so that it is what rounding alone does to the KL. With `…_max`, the
+    largest.
     """
     if experience.ref_logprobs is None:
         return {}
     apart = (experience.old_logprobs - experience.ref_logprobs).abs()
-    return {"objective/reference_error": float(apart[experience.action_mask].mean())}
+    apart = apart[experience.action_mask]
+    return {
+        "objective/reference_error": float(apart.mean()),
+        "objective/reference_error_max": float(apart.max()),
+    }
 
 
 def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:

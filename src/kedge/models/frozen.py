@@ -1,4 +1,4 @@
-"""Weights of frozen roles in bf16: half the memory of a reference, reward model, judge or opponent.
+"""Weights of frozen roles in bf16, int8 or nf4: less memory for a reference, reward model, judge or opponent.
 
 A product in bf16 rounds both of its factors. So where products run in bf16 anyway, a matrix that is held in bf16 gives
 the same results, to the bit, as one that is held in fp32 and rounded in every pass. Normalization, heads and everything
@@ -7,20 +7,22 @@ else that is computed in fp32 keep fp32 weights.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.models.language import LanguageModel
 from kedge.models.precision import Precision
+from kedge.models.quantized import quantize
 from kedge.models.scalar import ScalarModel
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["FrozenDtype", "factors_of", "hold_frozen"]
 
-FrozenDtype = Literal["auto", "fp32", "bf16"]
+FrozenDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 
 
 @torch.no_grad()
@@ -32,17 +34,24 @@ def hold_frozen(
     auto: bf16 for what changes no result where products run in bf16: the matrices of linear layers, and embeddings
     whose numbers bf16 can represent (most published models are saved in bf16). Where products run in fp32, nothing.
     bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
+    int8, nf4: as bf16, and linear layers in 8 or 4 bits; not the output layer, whose rounding reaches every logit.
 
     Args:
         model: It was checked, and nothing else shares its weights.
         dtype: The format.
         precision: Number format of the run's matrix products.
-        ranks: If they shard their models, the first has the weights, and decides for all.
+        ranks: If they shard their models, the first has the weights, and decides for all; not for int8 and nf4.
+
+    Raises:
+        ConfigError: nf4 cannot be had.
     """
     model.requires_grad_(False)
     if dtype == "fp32" or (dtype == "auto" and precision == "fp32"):
         return
     body = model.causal if isinstance(model, LanguageModel) else model.classifier.base_model
+    if dtype == "int8" or dtype == "nf4":
+        output = cast(PreTrainedModel, body).get_output_embeddings()
+        quantize(body, dtype, kept=[] if output is None else list(output.parameters()))
     exactly = dtype == "auto"
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
 

@@ -67,6 +67,8 @@ class ScalarModel(nn.Module):
 
     shift: Tensor
     holds_bf16 = False  # see `hold_frozen`
+    rounding_error: float | None = None
+    """How much its number format changes its scores, where that was measured."""
     on_every_rank = False  # see `Loaded`
     host: HostWeights | None = None
     source = ""  # the folder or hub id

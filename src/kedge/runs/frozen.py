@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from kedge.config import Config
+from kedge.data import Prompt
+from kedge.errors import RewardError
 from kedge.logs.progress import say
 from kedge.models import HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.sharded import can_be_sharded, shard_model
+from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads
 
-__all__ = ["freeze_models", "say_loaded_whole"]
+__all__ = ["freeze_models", "freeze_rewards", "say_loaded_whole"]
+
+NUM_TEXTS = 8
+"""Prompts on which the error of a reward model's number format is measured."""
+
+
+def freeze_rewards(rewards: WeightedReward, config: Config, run: Run, prompts: Sequence[Prompt]) -> None:
+    """Freeze reward models as `freeze_models` does, and measure how much their number format changes their scores.
+
+    Args:
+        rewards: All models of them were checked, and nothing else shares their weights.
+        config: The resolved configuration.
+        run: Source of precision, device and ranks.
+        prompts: Some of them are scored, before and after.
+    """
+    models = {name: each.model for name, each in rewards.models.items()}
+    is_exact = config.runtime.frozen_dtype in ("auto", "fp32")
+    before = {} if is_exact else _scores(rewards, prompts[:NUM_TEXTS])
+    freeze_models(models.values(), config, run)
+    after = _scores(rewards, prompts[:NUM_TEXTS]) if before else {}
+    for name in before.keys() & after.keys() & models.keys():
+        apart = [abs(one - other) for one, other in zip(before[name], after[name], strict=True)]
+        models[name].rounding_error = error = statistics.fmean(apart)
+        if config.runtime.frozen_dtype != "bf16":
+            say(
+                f"Held in {config.runtime.frozen_dtype}, {name} scores {len(apart)} prompts differently by {error:.2g} "
+                f"on average, {max(apart):.2g} at most; the scores have a standard deviation of "
+                f"{statistics.pstdev(before[name]):.2g}."
+            )
+
+
+def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:
+    """What the models among the rewards give to prompts without a response; nothing of one that cannot read them."""
+    columns = {name: [each.columns.get(name) for each in prompts] for name in prompts[0].columns}
+    nothing: list[list[int]] = [[] for _ in prompts]
+    texts = [each.text for each in prompts]
+    responses = Responses(texts, [""] * len(texts), nothing, nothing, [False] * len(texts), columns)
+    found: dict[str, list[float]] = {}
+    for name, source in zip(rewards.names, rewards.sources, strict=True):
+        with suppress(RewardError):
+            scores = source.score(responses) if len(source.models) == 1 else []
+            found |= {name: [float(each) for each in scores if isinstance(each, float)]}
+    return {name: scores for name, scores in found.items() if len(scores) == len(prompts)}
 
 
 def freeze_models(

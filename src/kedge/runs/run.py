@@ -31,6 +31,7 @@ from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
+from kedge.models.quantized import load_bitsandbytes
 from kedge.output import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -197,6 +198,8 @@ def open_run(
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
     source = config.reward_model.base or config.model if stage == "reward" else config.model
+    if config.runtime.frozen_dtype == "nf4":
+        load_bitsandbytes("runtime.frozen_dtype=nf4", device)
     for name, kind in _optimizers(config, stage).items():
         check_optimizer(kind, device, named=name, is_sharded=ranks.is_sharded)
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
 from kedge.errors import ConfigError
+from kedge.models.quantized import load_bitsandbytes
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.sharding import clip_shards
 from kedge.training.optimizer_kinds import (
@@ -21,7 +22,6 @@ from kedge.training.optimizer_kinds import (
     OptimizerKind,
     OptimizersAsOne,
     check_optimizer,
-    load_bitsandbytes,
 )
 
 AdamEpsMode = Literal["torch", "tf1"]

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
+from kedge.models.quantized import load_bitsandbytes
 
 __all__ = [
     "CODES",
@@ -27,7 +27,6 @@ __all__ = [
     "OptimizerKind",
     "OptimizersAsOne",
     "check_optimizer",
-    "load_bitsandbytes",
     "share_codes",
     "state_bytes",
     "state_shape",
@@ -160,27 +159,6 @@ def check_optimizer(kind: OptimizerKind, device: torch.device, *, named: str, is
         )
     if kind == "adamw8bit":
         load_bitsandbytes(f"{named}=adamw8bit", device)
-
-
-def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
-    """Import bitsandbytes.
-
-    Args:
-        purpose: The setting that needs it, for the message.
-        device: The device that it has to work on.
-
-    Raises:
-        ConfigError: It is not installed, or does not work there.
-    """
-    # It warns about a further library that would be faster in passes which training does not use.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        raise ConfigError(f"{purpose} needs bitsandbytes: pip install 'kedge[bitsandbytes]'") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{purpose} runs on a CPU or an NVIDIA GPU, not on {device.type}")
-    return bitsandbytes
 
 
 def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:

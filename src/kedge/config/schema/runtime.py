@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, as_list
@@ -39,13 +39,15 @@ class RuntimeConfig(Section):
         source="kedge: bf16 is faster; its cost is that sampler and trainer logprobs differ (published ratios: 0.89 to "
         "1.09)",
     )
-    frozen_dtype: Literal["auto", "fp32", "bf16"] = field(
+    frozen_dtype: Literal["auto", "fp32", "bf16", "int8", "nf4"] = field(
         "auto",
         meaning="Number format in which the weights of models that are not trained are held: reference, reward models, "
         "judges, opponents. auto is bf16 for the weights for which that changes no result: with bf16 products, their "
-        "matrices, and embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16.",
-        source="kedge: bf16 takes half the memory; where it is not exact, the KL is that to a slightly different "
-        "reference, by objective/reference_error",
+        "matrices, and embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16. "
+        "int8 and nf4 hold the linear layers in 8 and 4 bits, and the rest as bf16 does; nf4 needs "
+        "`pip install 'kedge[bitsandbytes]'`.",
+        source="kedge: half, a quarter or an eighth of the memory; where it is not exact, the KL is that "
+        "to a slightly different reference, by objective/reference_error, and scores differ by reward/rounding_error",
     )
     offload_frozen: bool = field(
         False,
@@ -124,3 +126,12 @@ class RuntimeConfig(Section):
         too_high="sampling and scoring them takes a noticeable part of a short run",
         too_low="no prompt can be followed through the run",
     )
+
+    @model_validator(mode="after")
+    def _check_frozen_dtype(self) -> "RuntimeConfig":
+        if self.parallel == "shard" and self.frozen_dtype in ("int8", "nf4"):
+            raise ValueError(
+                f"runtime.frozen_dtype={self.frozen_dtype} does not work with runtime.parallel=shard, whose ranks hold "
+                "parts of whole matrices; use runtime.frozen_dtype=bf16, or runtime.parallel=replicate"
+            )
+        return self

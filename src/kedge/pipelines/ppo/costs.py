@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
+from kedge.models.quantized import num_weights
 from kedge.output import ROLES_FILE, replace_file
 from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.source import ScoringModel
@@ -53,7 +54,7 @@ class ForwardCost:
         looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
         excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
         inner = [each for each in pretrained.parameters() if id(each) not in excluded]
-        return cls(*(_size(each) for each in (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))))
+        return cls(*(num_weights(each) for each in (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))))
 
     def flops(self, num_tokens: int, num_actions: int) -> float:
         """The FLOPs of a forward pass."""
@@ -165,6 +166,9 @@ def write_roles(run: Run, roles: Roles) -> None:
     for name, weights in models.items():
         own = [weight for weight in weights if weight not in bases]
         sizes[name] = _role(own, trained=name in trained, kept=kept)
+    for name, each in roles.reward.models.items():
+        if (error := each.model.rounding_error) is not None:
+            sizes[f"reward: {name}"]["rounding_error"] = error
     replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
 
 
@@ -172,12 +176,8 @@ def _role(
     weights: Collection[Tensor], *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None
 ) -> dict[str, Any]:
     return {
-        "parameters": _size(weights),
+        "parameters": num_weights(weights),
         "weights_bytes": sum(each.nbytes for each in weights),
         "optimizer_bytes": sum((kept or {}).get(cast(nn.Parameter, each), 0) for each in weights) if trained else 0,
         "trained": trained,
     }
-
-
-def _size(parameters: Iterable[Tensor]) -> int:
-    return sum(each.numel() for each in parameters)

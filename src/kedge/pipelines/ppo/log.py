@@ -22,6 +22,7 @@ from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
 from kedge.pipelines.ppo.batch import SampledBatch
 from kedge.pipelines.ppo.roles import Roles
+from kedge.rewards import WeightedReward
 from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
@@ -79,7 +80,7 @@ class PpoLog:
         """The metrics of an update's experience, scores and optimizer steps."""
         return {
             **describe_experience(experience, is_exact=self.roles.engine.is_exact),
-            **(reference_error(experience) if update == 1 else {}),
+            **(reference_error(experience) | _reward_error(self.roles.reward) if update == 1 else {}),
             **(describe_truncation(experience) if self.config.rollout.max_staleness else {}),
             **batch.metrics(),
             **result.metrics(),
@@ -135,11 +136,20 @@ class PpoLog:
 
     def _say_reference_error(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""
-        if error > MAX_REFERENCE_ERROR and self.config.runtime.frozen_dtype == "bf16":
+        held = self.config.runtime.frozen_dtype
+        if error > MAX_REFERENCE_ERROR and held not in ("auto", "fp32"):
             self.progress.say(
-                f"Held in bf16, the reference differs from the policy by {error:.2g} nats per token before the first "
+                f"Held in {held}, the reference differs from the policy by {error:.2g} nats per token before the first "
                 "step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no result."
             )
+
+
+def _reward_error(reward: WeightedReward) -> dict[str, float]:
+    """`reward/rounding_error`: how much number formats change the models' scores, times their weights."""
+    weights = dict(zip(reward.names, reward.weights, strict=True))
+    errors = {name: each.model.rounding_error for name, each in reward.weighted_models.items()}
+    known = [abs(weights[name]) * error for name, error in errors.items() if error is not None]
+    return {"reward/rounding_error": sum(known)} if known else {}
 
 
 @contextmanager
