@@ -41,6 +41,7 @@ def place(tmp_path_factory) -> Path:
     runs: dict[str, dict[str, Any]] = {
         "shared": {"missing_eos_score": "auto"},
         "separate": {"critic_init": str(trained), "checkpoint.every": 1, "checkpoint.keep": 9},
+        "adapter": {"critic_init": str(trained), "adapter": {"kind": "lora", "rank": 4}},
     }
     for name, more in runs.items():
         config = configure(policy, folder / name, **{**SETTINGS, "num_updates": 2, "critic_check": 1, **more})
@@ -48,7 +49,9 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("run", "name", "update"), [("shared", "shared", 2), ("separate", "separate@1", 1)])
+@pytest.mark.parametrize(
+    ("run", "name", "update"), [("shared", "shared", 2), ("separate", "separate@1", 1), ("adapter", "adapter", 2)]
+)
 def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name, update):
     rows = {row["update"]: row for row in read_evaluations(place / run, CRITIC_CHECKS_FILE)}
     assert check(tmp_path / "check", critic=str(place / name)) == rows[update]

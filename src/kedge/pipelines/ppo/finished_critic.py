@@ -30,7 +30,7 @@ OFF: Mapping[str, Any] = {
 }
 """Settings that a check has no use for."""
 
-OF_THE_RUN = ("model", "reward", "reward_functions", "rollout", "ppo")
+OF_THE_RUN = ("model", "adapter", "reward", "reward_functions", "rollout", "ppo")
 """What the critic of a run was trained with."""
 
 
