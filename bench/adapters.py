@@ -1,4 +1,4 @@
-"""Adapters, measured: `python -m bench.adapters memory FOLDER PEER`, `python -m bench.adapters learning FOLDER FILES`.
+"""Adapters, measured: `python -m bench.adapters memory FOLDER PEER [ROUNDS]`, or `learning FOLDER FILES`.
 
 memory: peak memory and seconds per update of policy, critic, reference and reward model on one base, of four whole
 models, and of TRL with an adapter on the policy, in turns. PEER is the Python of an environment with TRL 1.12.0, PEFT.
@@ -34,7 +34,7 @@ LORA_RATE = 10
 """Learning rates of adapters, as a multiple of those for all weights (Schulman et al., "LoRA Without Regret")."""
 
 
-def memory(folder: Path, peer: Path) -> None:
+def memory(folder: Path, peer: Path, rounds: int = ROUNDS) -> None:
     """Print a row per system."""
     runner = Runner(folder, peer, Machine("cpu", 2))
     workload = Workload(size="L", hazard=0.0, max_response=32, num_prompts=32)
@@ -54,7 +54,7 @@ def memory(folder: Path, peer: Path) -> None:
     }
     print(f"{facts['parameters']:,} parameters, rank {RANK}, 8 responses of 32 tokens\n")
     found: dict[str, list[Measurement]] = {name: [] for name in jobs}
-    for seed in range(ROUNDS):
+    for seed in range(rounds):
         for name, job in jobs.items():
             found[name].append(runner.measure(job, seed=seed))
             print(f"<!-- {name}: {found[name][-1]} -->", flush=True)
@@ -160,6 +160,6 @@ if __name__ == "__main__":
     work_folder = Path(work)
     work_folder.mkdir(parents=True, exist_ok=True)
     if part == "memory":
-        memory(work_folder, Path(rest[0]))
+        memory(work_folder, Path(rest[0]), *map(int, rest[1:]))
     else:
         learning(work_folder, [Path(each) for each in rest])

@@ -123,6 +123,14 @@ def test_the_command_after_a_critic_is_valid_whatever_was_set(
     assert bool(config.schedules) == any(each.startswith("schedules") for each in overrides)
 
 
+@pytest.mark.parametrize("stage", ["sft", "reward", "critic", "ppo"])
+def test_a_stage_that_trained_an_adapter_is_followed_by_one_that_trains_one(stage: str) -> None:
+    config = config_from_settings(stage, {"model": "m", "adapter": {"kind": "lora", "rank": 4}})
+    for line in shell_calls(config, stage):
+        trains = line.split()[1] in ("reward", "ppo")
+        assert (" adapter.kind=lora adapter.rank=4" in line) == trains
+
+
 def test_rewards_keep_their_weights_and_those_with_settings_are_left_to_the_user() -> None:
     weighted = config_from_settings("critic", {"model": "m", "reward": {"f.py:g": 0.5, "rm": 1.0}})
     [call] = next_calls(weighted, "critic", FOLDER)

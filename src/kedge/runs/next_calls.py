@@ -40,18 +40,19 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
     model, settings = (str(folder / "model"),), _carried(config)
+    training = {**settings, **_changed(config, "adapter.")}
     base = _given([str(config.model or config.reward_model.base)])
     demonstrations, comparisons, prompts = (_given(getattr(config.data, name)) for name in _DATA)
     if stage == "sft":
         data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
-        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(settings))
+        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(training))
         return [reward, Call("generate", {"model": model, "prompts": demonstrations}, settings)]
     if stage == "reward":
         asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
-        return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, settings)]
+        return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, training)]
     if stage == "critic":
         arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
-        return [Call("ppo", arguments, {**settings, **_of_ppo(config)})]
+        return [Call("ppo", arguments, {**training, **_of_ppo(config)})]
     first = [judge] if judge else [term.source for term in config.reward][:1]
     against = (start,) if start else base
     unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
@@ -109,9 +110,7 @@ def _of_ppo(config: Config) -> dict[str, Any]:
 
     The kind of critic is the stage's, whatever the settings of PPO say.
     """
-    kind, changed = config.critic.kind, changed_values(config)
-    names = ("ppo.", "rollout.", "reward_functions.", "schedules")
-    kept = {name: value for name, value in changed.items() if name.startswith(names)}
+    kind, kept = config.critic.kind, _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
     for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
         kept.pop(name, None)
     is_open = config.ppo.value.critic == "auto" and "ppo.critic_learning_rate" not in kept
@@ -125,6 +124,10 @@ def _carried(config: Config) -> dict[str, Any]:
         for name, value in changed_values(config).items()
         if name not in sources and name.startswith(CARRIED) and not _is_in_memory(value)
     }
+
+
+def _changed(config: Config, *sections: str) -> dict[str, Any]:
+    return {name: value for name, value in changed_values(config).items() if name.startswith(sections)}
 
 
 def _is_in_memory(value: object) -> bool:

@@ -206,6 +206,10 @@ def _heads(model: PreTrainedModel) -> list[str]:
     """The modules of a classifier beside its trunk; none of a language model."""
     if model.get_output_embeddings() is not None:
         return []
+    if model.base_model is model:
+        raise ModelError(
+            f"{type(model).__name__} has no trunk apart from its head, so it cannot be trained by an adapter"
+        )
     return [name for name, part in model.named_children() if part is not model.base_model and list(part.parameters())]
 
 
