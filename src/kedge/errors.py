@@ -5,6 +5,7 @@ with 2. Any other exception is a bug in kedge and keeps its traceback.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from kedge.texts import printable
 
@@ -73,7 +74,15 @@ class NumericsError(KedgeError, ArithmeticError):
 
 
 class OutOfMemoryError(KedgeError, MemoryError):
-    """Memory ran out; the weights that were saved are those of a whole update."""
+    """Memory ran out; what was saved is the state after a whole update.
+
+    Attributes:
+        settings: Settings with which the run, resumed, needs less memory, by dotted name.
+    """
+
+    def __init__(self, message: str, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.settings = dict(settings or {})
 
 
 class PushError(KedgeError, ConnectionError):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kedge.errors import DataError
-from kedge.memory import asked_for, in_phase, is_out_of_memory, phase_of, release, with_unit
+from kedge.memory import Exhaustion, MemoryLimit, asked_for, in_phase, is_out_of_memory, release, with_unit
 
 PIB = 2**50
 
@@ -70,7 +70,17 @@ def test_the_innermost_phase_is_noted() -> None:
         with in_phase("the update"), in_phase("saving"):
             bytes(2**62)
 
-    assert phase_of(fail(do)) == "saving"
+    assert Exhaustion.of(fail(do), "loading").phase == "saving"
+    assert Exhaustion.of(MemoryError(), "loading").phase == "loading"
+
+
+def test_the_line_has_every_figure() -> None:
+    full = Exhaustion("the update", 2**30, 3 * 2**30, MemoryLimit("ulimit -v", 4 * 2**30, 7 * 2**29))
+    assert str(full) == (
+        "out of memory during the update: 1.0 GiB more were asked for, the process holds 3.0 GiB, and 3.5 GiB of "
+        "4.0 GiB that ulimit -v allows are in use"
+    )
+    assert str(Exhaustion("saving", None, 2**20, None)) == "out of memory during saving: the process holds 1.0 MiB"
 
 
 def test_what_a_failed_function_held_is_freed() -> None:

@@ -28,9 +28,10 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.sft import SftConfig
-from kedge.config.stages import RANKED, STAGES, UNRESUMED, check_stage, choose_output
+from kedge.config.stages import ADAPTED, RANKED, STAGES, UNRESUMED, check_stage, choose_output
 
 __all__ = [
+    "ADAPTED",
     "PRESETS",
     "RANKED",
     "STAGES",

@@ -8,7 +8,7 @@ from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.output import check_output, first_free_folder
 
-__all__ = ["RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
+__all__ = ["ADAPTED", "RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
 
 RANKED = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
 """The stages that several processes can run together."""

@@ -8,7 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
+from kedge.memory import in_phase
+
 __all__ = ["Stopwatch"]
+
+PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
+"""What a user calls the phases whose names differ."""
 
 
 class Stopwatch:
@@ -27,9 +32,10 @@ class Stopwatch:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent inside to `time/<name>`."""
         started = time.perf_counter()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        with in_phase(PHASES.get(name, name)):
+            yield
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
     @contextmanager

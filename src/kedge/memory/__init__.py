@@ -1,6 +1,6 @@
 """How much memory the process may use, and what happens when it runs out. Imports no torch."""
 
-from kedge.memory.exhaustion import asked_for, in_phase, is_out_of_memory, phase_of, release, with_unit
+from kedge.memory.exhaustion import Exhaustion, asked_for, in_phase, is_out_of_memory, release, with_unit
 from kedge.memory.limits import (
     MemoryLimit,
     free_memory,
@@ -12,6 +12,7 @@ from kedge.memory.limits import (
 )
 
 __all__ = [
+    "Exhaustion",
     "MemoryLimit",
     "asked_for",
     "free_memory",
@@ -20,7 +21,6 @@ __all__ = [
     "is_out_of_memory",
     "memory_limit",
     "memory_limits",
-    "phase_of",
     "private_memory",
     "release",
     "tightest_limit",

@@ -11,10 +11,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 from kedge.errors import KedgeError, OutOfMemoryError
+from kedge.memory.limits import MemoryLimit, held_memory, tightest_limit
 
-__all__ = ["asked_for", "in_phase", "is_out_of_memory", "phase_of", "release", "with_unit"]
+__all__ = ["Exhaustion", "asked_for", "in_phase", "is_out_of_memory", "release", "with_unit"]
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
@@ -37,8 +40,43 @@ ASKED = re.compile(
     re.IGNORECASE,
 )
 
-PHASE = "_kedge_phase"
-"""The attribute of an exception that says in which phase memory ran out."""
+NOTE = "_kedge_exhaustion"
+"""The attribute of an exception with its `Exhaustion`."""
+
+
+@dataclass(frozen=True)
+class Exhaustion:
+    """What was known when memory ran out.
+
+    Attributes:
+        phase: What was being done, as it stands in `out of memory during PHASE`.
+        asked: Bytes whose allocation failed; None if the exception does not say.
+        held: Bytes that the process held, on the device whose memory ran out.
+        limit: The limit that was reached; None if it is not known.
+    """
+
+    phase: str
+    asked: int | None
+    held: int
+    limit: MemoryLimit | None
+
+    @classmethod
+    def of(cls, error: BaseException, phase: str) -> Exhaustion:
+        """The figures that `in_phase` noted; without them, those of now."""
+        noted = getattr(error, NOTE, None)
+        if noted is not None:
+            return noted
+        gpu = _gpu() if "CUDA" in str(error) or "CUBLAS" in str(error) else None
+        held, limit = gpu or (held_memory(), tightest_limit())
+        return cls(phase, asked_for(error), held, limit)
+
+    def __str__(self) -> str:
+        asked = f"{with_unit(self.asked)} more were asked for, " if self.asked else ""
+        line = f"out of memory during {self.phase}: {asked}the process holds {with_unit(self.held)}"
+        if self.limit is None:
+            return line
+        used = f"{with_unit(self.limit.used)} of {with_unit(self.limit.limit)}"
+        return f"{line}, and {used} that {self.limit.name} allows are in use"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -69,23 +107,18 @@ def asked_for(error: BaseException | None) -> int | None:
 
 @contextmanager
 def in_phase(name: str) -> Iterator[None]:
-    """If memory runs out in the block, note the phase in the exception; the innermost one counts.
+    """If memory runs out in the block, note phase and figures in the exception; the innermost phase counts.
 
     Args:
-        name: As it stands in `out of memory during NAME`.
+        name: See `Exhaustion`.
     """
     try:
         yield
     except Exception as error:
-        if phase_of(error) is None and is_out_of_memory(error):
-            with suppress(AttributeError):
-                setattr(error, PHASE, name)
+        if is_out_of_memory(error) and not isinstance(error, KedgeError):
+            with suppress(AttributeError):  # an exception without attributes of its own
+                setattr(error, NOTE, Exhaustion.of(error, name))
         raise
-
-
-def phase_of(error: BaseException) -> str | None:
-    """The phase that `in_phase` noted, if any."""
-    return getattr(error, PHASE, None)
 
 
 def release(error: BaseException | None) -> None:
@@ -99,10 +132,8 @@ def release(error: BaseException | None) -> None:
             traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
     gc.collect()
-    if "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+    if (cuda := _cuda()) is not None:
+        cuda.empty_cache()
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -114,3 +145,17 @@ def with_unit(size: float) -> str:
             number = size / UNITS[unit]
             return f"{number:.{1 if number < 10 else 0}f} {unit}iB"
     return f"{size:.0f} bytes"
+
+
+def _cuda() -> Any:
+    """`torch.cuda` if this process uses a GPU, else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _gpu() -> tuple[int, MemoryLimit] | None:
+    """What the process holds of the current GPU, and the GPU's memory."""
+    if (cuda := _cuda()) is None:
+        return None
+    free, total = cuda.mem_get_info()
+    return cuda.memory_reserved(), MemoryLimit(f"cuda:{cuda.current_device()}", total, total - free)

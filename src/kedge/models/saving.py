@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
+from kedge.memory import in_phase
 from kedge.models.adapters.folder import write_shift
 from kedge.models.card import ModelCard
 from kedge.models.heads import HistogramHead, ValueHead
@@ -178,6 +179,7 @@ def _write_card(folder: Path, card: ModelCard) -> None:
     card.origin.write(folder)
 
 
+@in_phase("saving")
 def write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
     """Write to a temporary folder, then rename it, so that an incomplete model never has the final name."""
     part = folder.with_name(folder.name + ".part")

@@ -30,6 +30,7 @@ from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.runs.ending import say_results
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.training.stopping import stopping_together
@@ -55,6 +56,7 @@ class CriticCheckResult:
     summary: dict[str, Any]
 
 
+@ends_in_one_line("evaluate")
 def run_check_critic(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> CriticCheckResult:

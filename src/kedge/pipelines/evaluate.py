@@ -28,6 +28,7 @@ from kedge.runs.ending import say_results
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.training.stopping import stopping_together
@@ -51,6 +52,7 @@ class EvaluateResult:
     summary: dict[str, Any]
 
 
+@ends_in_one_line("evaluate")
 def run_evaluate(
     config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
 ) -> EvaluateResult:

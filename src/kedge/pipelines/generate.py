@@ -28,6 +28,7 @@ from kedge.runs.ending import say_results
 from kedge.runs.load_policy import load_policy, sampling_of
 from kedge.runs.load_prompts import load_prompts
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.texts import printable
@@ -60,6 +61,7 @@ class GenerateResult:
         return read_json_lines(self.folder / RESPONSES_FILE)
 
 
+@ends_in_one_line("generate")
 def run_generate(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> GenerateResult:

@@ -34,6 +34,7 @@ from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.frozen import say_loaded_whole
 from kedge.runs.load_records import load_demonstrations
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
@@ -72,6 +73,7 @@ class SftResult:
         return self.folder / "model"
 
 
+@ends_in_one_line("sft")
 def run_sft(
     config: Config,
     *,

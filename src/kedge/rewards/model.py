@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.data.rejections import RowError
 from kedge.errors import DataError, RewardError
+from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards.reading import Reader
@@ -80,6 +81,7 @@ class ModelReward:
         except RewardError as error:
             raise RewardError(f"reward model {self.name!r}: {error}") from error
 
+    @in_phase("scoring")
     def score(self, responses: Responses) -> list[Score]:
         """One score per response.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
+from kedge.memory import in_phase
 from kedge.models import Decoder, LanguageModel, Precision, autocast
 
 __all__ = ["Sampler"]
@@ -66,6 +67,7 @@ class Sampler:
         """A sampler of the same policy with another length limit and temperature; see `Engine`."""
         return replace(self, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
 
+    @in_phase("sampling")
     @torch.no_grad()
     def generate(
         self,

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
+from kedge.errors import OutOfMemoryError
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
@@ -73,9 +74,12 @@ def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
     """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not _in_chain.get() and _can_resume(folder):
-            say(f"Resume: {_written(resuming_call(config, stage, folder, by_command=is_command_line()))}")
+            changes = error.settings if isinstance(error, OutOfMemoryError) else {}
+            by_command = is_command_line() or bool(changes)
+            call = resuming_call(config, stage, folder, by_command=by_command, changes=changes)
+            say(f"Resume: {call.shell() if by_command else call.python()}")
         raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ def following_call(folder: Path) -> str:
     return next_calls(config, stage, folder)[0].python() if stage in ("sft", "reward", "critic", "ppo") else ""
 
 
-def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool) -> Call:
+def resuming_call(
+    config: Config, stage: str, folder: Path, *, by_command: bool, changes: Mapping[str, Any] | None = None
+) -> Call:
     """The call that resumes a run: its folder is enough for the command; Python repeats all arguments.
 
     Args:
@@ -78,9 +80,11 @@ def resuming_call(config: Config, stage: str, folder: Path, *, by_command: bool)
         stage: The stage.
         folder: The run's folder.
         by_command: Whether the `kedge` command resumes it.
+        changes: Settings that the resumed run is to have in place of its own; the command alone can change them.
     """
     if by_command:
-        return Call(stage, {"resume": (str(folder),)})
+        allowed = {"allow-changes": tuple(changes)} if changes else {}
+        return Call(stage, {"resume": (str(folder),), **allowed}, changes or {})
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
     arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:

@@ -14,6 +14,7 @@ from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import CHECKPOINTS
 from kedge.runs.loggers import open_loggers
+from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -35,6 +36,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
 
     Raises:
         KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
+        OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
     """
     # Samples of "update 0" precede the first update: a run that starts over writes them again.
     last = (run.checkpoint.update if run.checkpoint else 0) or -1
@@ -56,7 +58,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
             warn=say,
             ranks=run.ranks,
         )
-        with loop:
+        with memory_in_one_line(config, run.stage), loop:
             yield loop
 
 

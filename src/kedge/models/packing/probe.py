@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
+from kedge.memory import is_out_of_memory
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, loading_reason, quiet_transformers
@@ -71,9 +72,11 @@ class Findings:
             try:
                 with quiet_transformers(), _full_precision(self._device):
                     self._measured[way] = measure()
-            except (ModelError, torch.OutOfMemoryError):
+            except ModelError:
                 raise
-            except Exception:  # the model's code may raise anything on inputs that it does not expect
+            except Exception as error:  # the model's code may raise anything on inputs that it does not expect
+                if is_out_of_memory(error):
+                    raise
                 self._measured[way] = math.inf
         return self._measured[way]
 

@@ -28,6 +28,7 @@ from kedge.ranks.sharding import gathered_state
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
@@ -59,6 +60,7 @@ class CriticResult:
         return self.folder / "model"
 
 
+@ends_in_one_line("critic")
 def run_critic(
     config: Config,
     *,

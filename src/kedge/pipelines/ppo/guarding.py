@@ -16,12 +16,12 @@ from kedge.pipelines.ppo.roles import Roles
 from kedge.ranks import Ranks
 from kedge.runs.run import Run
 from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.guard.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident
-from kedge.training.guard.nonfinite import find_bad_weight
+from kedge.training.guard.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident, StepCheck
+from kedge.training.guard.nonfinite import BadValue, find_bad_weight
 from kedge.training.guard.spikes import SpikeDetector
 from kedge.training.value_warmup import ValueWarmup
 
-__all__ = ["guarded_update", "new_guard"]
+__all__ = ["guarded_update", "marking_changes", "new_guard"]
 
 
 def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
@@ -59,6 +59,18 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         roll_back=partial(loop.roll_back, on_rejected=warn),
         find_bad_weight=lambda: _find_bad_weight(loaded, run.ranks),
     )
+
+
+def marking_changes(guard: Guard, loop: CheckpointedLoop) -> StepCheck:
+    """The guard's check of each step; one that it allows is the first change of the weights that the loop knows of."""
+
+    def allows(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
+        allowed = guard.allows(step, figures, search)
+        if allowed:
+            loop.begin_changes()
+        return allowed
+
+    return allows
 
 
 def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 from kedge.config import Config
 from kedge.data import PromptStream
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.pipelines.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
 from kedge.pipelines.ppo.costs import write_roles
 from kedge.pipelines.ppo.early_end import EarlyEnd
 from kedge.pipelines.ppo.engines import Publisher
-from kedge.pipelines.ppo.guarding import guarded_update, new_guard
+from kedge.pipelines.ppo.guarding import guarded_update, marking_changes, new_guard
 from kedge.pipelines.ppo.log import ppo_log
 from kedge.pipelines.ppo.measuring import Measurements
 from kedge.pipelines.ppo.result import PpoResult, checkpoint_model, save_result
@@ -32,6 +32,7 @@ from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.claim import claimed
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, Run, finished_run, open_run
 from kedge.runs.stage_loop import stage_loop
 from kedge.training.checkpoint.resume import CheckpointedLoop
@@ -44,6 +45,7 @@ AfterUpdate: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Called with each update that was not dropped, and its metrics."""
 
 
+@ends_in_one_line("ppo")
 def run_ppo(
     config: Config,
     *,
@@ -71,6 +73,7 @@ def run_ppo(
     Raises:
         KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
+        OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     if resume and (out := finished_run(config)):
         return PpoResult(out, read_metrics(out))
@@ -83,16 +86,18 @@ def run_ppo(
     run.start()
     write_roles(run, roles)
     outcome: dict[str, object] = {}
+    fits = True
     with resumable(config, run.folder, "ppo"), claimed(run.folder), closing(roles.engine):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
                 train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
                 outcome = loop.summary()
-        except KedgeError:
+        except KedgeError as error:
+            fits = not isinstance(error, OutOfMemoryError)
             run.abandon()
             raise
         finally:
-            metrics = save_result(config, run, roles, interrupted=not outcome)
+            metrics = save_result(config, run, roles, interrupted=not outcome, model=fits)
     end_stage(config, run, outcome)
     return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
 
@@ -111,6 +116,7 @@ def train(
     prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     with ppo_log(config, run, roles, loop) as log:
         guard = new_guard(config, run, roles, loop, warn=log.progress.say)
+        allows = marking_changes(guard, loop)
         sampling = choose_sampling(prompts, steps, check=guard.check_rollout, say=log.progress.say)
         ahead = sampling if isinstance(sampling, SamplingAhead) else None
         measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
@@ -136,9 +142,8 @@ def train(
                     guard.check_experience(experience)
 
                 with clock.phase("train"):
-                    loop.begin_changes()
                     result = now.improve(
-                        learner, experience, coefficients, update, check_step=guard.allows, is_flat=batch.is_flat
+                        learner, experience, coefficients, update, check_step=allows, is_flat=batch.is_flat
                     )
                     moved = now.distance_moved(learner, experience)
                 published |= publisher.publish(update)

@@ -43,15 +43,26 @@ class PpoResult:
         return self.folder / "model"
 
 
-def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool) -> list[dict[str, Any]]:
+def save_result(
+    config: Config, run: Run, roles: Roles, *, interrupted: bool, model: bool = True
+) -> list[dict[str, Any]]:
     """Save the policy and write the report, also for an interrupted run; return the metrics.
 
     Does nothing for an abandoned run.
+
+    Args:
+        config: The run's configuration.
+        run: The run.
+        roles: Its models.
+        interrupted: The run did not reach its end.
+        model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
     """
     if not (run.folder / CONFIG_FILE).exists():
         return []
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
-    if not run.ranks.is_sharded:
+    if not model:
+        pass
+    elif not run.ranks.is_sharded:
         if run.ranks.is_first:
             _save(config, run, roles, metrics)
     elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well

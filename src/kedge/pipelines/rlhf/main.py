@@ -27,12 +27,14 @@ from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
 from kedge.runs.ending import chain_report, resumable, say_next
 from kedge.runs.load_rewards import Rewards
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.publish import publish
 from kedge.runs.run import Resume, open_run
 
 __all__ = ["RlhfResult", "run_rlhf"]
 
 
+@ends_in_one_line("rlhf")
 def run_rlhf(
     config: Config,
     *,

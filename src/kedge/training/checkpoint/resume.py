@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kedge.errors import OutputError
+from kedge.memory import in_phase, is_out_of_memory, release
 from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -171,7 +172,10 @@ class CheckpointedLoop:
         }
 
     def begin_changes(self) -> None:
-        """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded."""
+        """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded.
+
+        As late as possible, right before the optimizer's first step: until then nothing is lost.
+        """
         self._is_changing = True
 
     def complete(self, step: int) -> None:
@@ -189,8 +193,9 @@ class CheckpointedLoop:
 
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
-        if self._is_changing or not self._run_state.save(self.done):
-            return
+        with in_phase("saving"):
+            if self._is_changing or not self._run_state.save(self.done):
+                return
         self._is_best = False
         self._schedule.saved()
 
@@ -200,7 +205,13 @@ class CheckpointedLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After any exception, save the state after the last complete step if it can be saved."""
+        """After any exception, save the state after the last complete step if it can be saved.
+
+        If memory ran out, what the failed step holds is freed first, so that there is room to save.
+        """
+        if is_out_of_memory(error):
+            release(error)
+            self._run_state.drop_gradients()
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()

@@ -171,6 +171,11 @@ class RunState:
             raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
         self._load_weights(self._state, found)
 
+    def drop_gradients(self) -> None:
+        """Free the gradients of a step that is not taken."""
+        if self._state is not None:
+            self._state.optimizer.zero_grad(set_to_none=True)
+
     def remember(self) -> None:
         """Copy the state that changes before the weights do: a discarded step is repeated from here."""
         assert self._state is not None, "restore first"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
+from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.ranks import ALONE, Ranks
 from kedge.training.supervised.losses import RankedResponses
@@ -65,6 +66,7 @@ class Agreement:
         }
 
 
+@in_phase("evaluation")
 def measure_agreement(
     model: ScalarModel,
     examples: Sequence[RankedResponses],

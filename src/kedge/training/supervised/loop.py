@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
+from kedge.memory import in_phase
 from kedge.ranks import ALONE, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import Stateful, TrainingState
@@ -207,13 +208,21 @@ def train_supervised(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
             set_learning_rate(built, rate)
-            loop.begin_changes()
-            metrics = _take_step(
-                objective, built, examples, rows, micro_batch_tokens=split, max_grad_norm=max_grad_norm, ranks=ranks
-            )
+            with in_phase("the update"):
+                metrics = _take_step(
+                    objective,
+                    built,
+                    examples,
+                    rows,
+                    micro_batch_tokens=split,
+                    max_grad_norm=max_grad_norm,
+                    before_change=loop.begin_changes,
+                    ranks=ranks,
+                )
             taken = step
             if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
-                evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split, ranks=ranks)
+                with in_phase("evaluation"):
+                    evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split, ranks=ranks)
                 metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
             on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
@@ -299,6 +308,7 @@ def _take_step(
     *,
     micro_batch_tokens: int | None,
     max_grad_norm: float | None,
+    before_change: Callable[[], None],
     ranks: Ranks,
 ) -> dict[str, float]:
     started = time.perf_counter()
@@ -313,6 +323,7 @@ def _take_step(
         raise NumericsError(
             f"the gradient norm is {norm} (loss {metrics['loss']:.4g}; {cause}); a lower learning_rate may help"
         )
+    before_change()
     optimizer.step()
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)

@@ -17,6 +17,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.algorithm.statistics import Interval
 from kedge.errors import ModelError
+from kedge.memory import in_phase
 from kedge.models import ActorCritic, Precision
 from kedge.ranks import ALONE, Part, Ranks
 
@@ -177,6 +178,7 @@ def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
+@in_phase("the fit of the head")
 @torch.no_grad()
 def fit_head(
     loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
@@ -270,6 +272,7 @@ class Explained:
         return {"explained_variance": vars(self.whole), "explained_by_third": list(self.thirds)}
 
 
+@in_phase("evaluation")
 @torch.no_grad()
 def measure_explained(
     loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
