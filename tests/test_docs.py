@@ -283,6 +283,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
         return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
     judge = RewardTerm(save_tiny_reward_model(tmp_path / "model"), weight=0.0, name="judging")
+    small["micro_batch_tokens"] = "auto"
     small["schedules"] = {"ppo.clip_range": {1: 0.2}}
     small |= {"positive_nll_coef": 0.1}
     small |= {"missing_eos_mode": "subtract"}  # with one score for all, no group would have spread
@@ -314,7 +315,7 @@ def test_the_documented_unit_of_the_value_loss_is_the_default() -> None:
 
 
 def test_every_metric_of_the_supervised_stages_is_documented(policy: str, tmp_path: Path) -> None:
-    half = {"data.eval_fraction": 0.5, "batch_size": 2}
+    half = {"data.eval_fraction": 0.5, "batch_size": 2, "micro_batch_tokens": "auto"}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
     assert measured(tmp_path / "sft") == documented("SFT")

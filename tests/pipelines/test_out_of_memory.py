@@ -16,16 +16,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.cli import main
-from kedge.config import Config, config_from_settings
+from kedge.config import Config, config_from_settings, with_values
 from kedge.errors import OutOfMemoryError
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.sft import run_sft
+from kedge.rollout import Sampler
 from kedge.runs.run import Resume
+from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
+from kedge.training.supervised.losses import CompletionLoss
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
-from tests.pipelines.test_resume import ROWS, assert_same, len_of
+from tests.pipelines.test_resume import ROWS, assert_same, len_of, model_bytes
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 Exhaust = Callable[..., None]
@@ -148,7 +152,7 @@ def test_fine_tuning_ends_in_one_line_and_goes_on_to_the_bit(
     )
     run_sft(whole, demonstrations=ROWS)
     exhaust(target, after=2)
-    with pytest.raises(OutOfMemoryError, match=f"during {phase}: .*Try runtime.micro_batch_tokens=4096"):
+    with pytest.raises(OutOfMemoryError, match=f"during {phase}: .*Try runtime.micro_batch_tokens=auto"):
         run_sft(split, demonstrations=ROWS)
     run_sft(split, demonstrations=ROWS, resume=Resume())
     assert_same(tmp_path / "split", tmp_path / "whole")
@@ -220,7 +224,103 @@ def test_a_real_limit_ends_the_run_and_without_it_it_goes_on(tmp_path: Path) -> 
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "error: out of memory during the update: " in ended.stderr
-    assert "that ulimit -v allows are in use. Try runtime.micro_batch_tokens=" in ended.stderr
+    assert "that ulimit -v allows are in use. Try runtime.micro_batch_tokens=auto" in ended.stderr
     assert [each.name for each in (tmp_path / "split" / "checkpoints").iterdir()] == ["update-000003"]
     assert limited(["sft", "--resume", f"{tmp_path}/split"], None).returncode == 0
     assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def runs_out_above(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Let memory run out in every training pass of PPO over more tokens than these."""
+    evaluate = LanguageLearner.evaluate
+
+    def limited(learner: LanguageLearner, batch: Experience) -> PolicyOutputs:
+        outputs = evaluate(learner, batch)
+        if batch.rollout.num_tokens > tokens:
+            ask_for_too_much()
+        return outputs
+
+    monkeypatch.setattr(LanguageLearner, "evaluate", limited)
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_with_auto_the_step_is_repeated_in_smaller_passes(
+    num_minibatches: int, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """With one minibatch, the first epoch's pass serves the experience as well."""
+    settings = {"num_updates": 3, "num_prompts": 6, "num_minibatches": num_minibatches, "kl_coef": 0.05}
+    names = ("auto", "resumed", "split")
+    auto, resumed, split = (
+        configure(policy, tmp_path / name, **{**settings, "micro_batch_tokens": "auto"}) for name in names
+    )
+    with monkeypatch.context() as patched:
+        runs_out_above(patched, 40)
+        run_ppo(auto, prompts=PROMPTS, reward=len_of)
+        *_, line = [each for each in capsys.readouterr().err.splitlines() if each.startswith("out of memory")]
+        run_ppo(with_values(resumed, {"ppo.num_updates": 1}), prompts=PROMPTS, reward=len_of)
+        run_ppo(resumed, prompts=PROMPTS, reward=len_of, resume=Resume())
+    # The run is repeated to the bit from a checkpoint that holds the number.
+    assert_same(tmp_path / "resumed", tmp_path / "auto")
+    rows = metrics_of(tmp_path / "auto")
+    found = int(rows[-1]["memory/micro_batch_tokens"])
+    assert f"with passes of up to {found} (runtime.micro_batch_tokens=auto)" in line
+    assert json.loads((tmp_path / "auto" / "finished.json").read_text())["micro_batch_tokens"] == found
+    # Up to rounding, it is the run with that number from the start.
+    run_ppo(with_values(split, {"runtime.micro_batch_tokens": found}), prompts=PROMPTS, reward=len_of)
+    for row, other in zip(metrics_without_times(tmp_path / "auto"), metrics_of(tmp_path / "split"), strict=True):
+        for name in ("policy/grad_norm", "value/loss", "policy/approx_kl", "objective/kl"):
+            assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
+
+
+def test_fine_tuning_with_auto_equals_the_smaller_number_to_the_bit(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step fails, and is repeated with gradients and random numbers anew."""
+
+    def configured(name: str, tokens: object) -> Config:
+        own = {"model": str(policy), "out": str(tmp_path / name), "runtime.micro_batch_tokens": tokens}
+        return config_from_settings("sft", {**own, "sft.batch_size": 5, "data.eval_fraction": 0.2})
+
+    sums = CompletionLoss.sums
+
+    def limited(loss: CompletionLoss, examples: Any) -> Any:
+        terms = sums(loss, examples)
+        if sum(loss.length(each) for each in examples) > 40:
+            ask_for_too_much()
+        return terms
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CompletionLoss, "sums", limited)
+        run_sft(configured("auto", "auto"), demonstrations=ROWS)
+    found = int(metrics_of(tmp_path / "auto")[-1]["memory/micro_batch_tokens"])
+    run_sft(configured("split", found), demonstrations=ROWS)
+    assert model_bytes(tmp_path / "auto") == model_bytes(tmp_path / "split")
+
+
+def test_with_auto_fewer_responses_are_sampled_at_once(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's tokens come from its own random numbers, whichever rows are sampled with it."""
+    plain, auto = (
+        configure(policy, tmp_path / name, num_updates=1, num_prompts=6, **more)
+        for name, more in (("plain", {}), ("auto", {"micro_batch_tokens": "auto"}))
+    )
+    run_ppo(plain, prompts=PROMPTS, reward=len_of)
+    sample = Sampler._sample
+
+    def limited(sampler: Sampler, decoder: Any, rows: Any, *rest: Any) -> None:
+        sample(sampler, decoder, rows, *rest)
+        if len(rows) > 2:
+            ask_for_too_much()
+
+    monkeypatch.setattr(Sampler, "_sample", limited)
+    run_ppo(auto, prompts=PROMPTS, reward=len_of)
+    texts = [
+        [row["response"] for row in map(json.loads, (tmp_path / name / "samples.jsonl").read_text().splitlines())]
+        for name in ("plain", "auto")
+    ]
+    assert texts[0] == texts[1] != []

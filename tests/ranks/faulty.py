@@ -2,7 +2,7 @@
 
 PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `step-N`, before a step
 of supervised training; `sampled`, after the first batch of responses that a frozen policy has sampled; or `save`, where
-a rank writes its part of the second checkpoint.
+a rank writes its part of the second checkpoint; or `pass`, in every training pass of PPO over more than 20 tokens.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.errors import RewardError
 from kedge.evaluation import policy
 from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.training.checkpoint import shards
+from kedge.training.learner import LanguageLearner
 from kedge.training.supervised import loop
 
 FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 learner, describe, write_files = PpoSteps.learner, policy.describe_responses, shards.write_files
-take_step, taken = loop._take_step, count(1)
+take_step, taken, evaluate = loop._take_step, count(1), LanguageLearner.evaluate
 
 
 def fail_at(place: str) -> None:
@@ -34,6 +38,8 @@ def fail_at(place: str) -> None:
             raise ZeroDivisionError("a bug on one rank")
         if FAULT == "user error":
             raise RewardError("the reward on one rank failed")
+        if FAULT == "out of memory":
+            torch.empty(2**50, dtype=torch.uint8)
         if FAULT == "full disk":
             raise OSError(errno.ENOSPC, "No space left on device")
         if FAULT == "hang":
@@ -63,7 +69,15 @@ def failing_step(*arguments: Any, **named: Any) -> Any:
     return take_step(*arguments, **named)
 
 
+def failing_pass(learner: LanguageLearner, batch: Experience) -> Any:
+    outputs = evaluate(learner, batch)
+    if batch.rollout.num_tokens > 20:
+        fail_at("pass")
+    return outputs
+
+
 loop._take_step = failing_step
+LanguageLearner.evaluate = failing_pass  # type: ignore[method-assign]
 shards.write_files = failing_write
 PpoSteps.learner = failing_learner  # type: ignore[method-assign]
 policy.describe_responses = failing_description

@@ -71,6 +71,8 @@ def test_a_killed_rank_costs_no_whole_update(tmp_path: Path) -> None:
         (1, "exception", "ZeroDivisionError: a bug on one rank", 2),
         (0, "user error", "error: the reward on one rank failed", 2),
         (1, "user error", "error: the reward on one rank failed", 2),
+        (0, "out of memory", "error: out of memory during experience: 1024 TiB more", 2),
+        (1, "out of memory", "error: out of memory during experience: 1024 TiB more", 2),
         (0, "SIGTERM", "interrupted after 3 of 4", 3),
         (1, "SIGTERM", "interrupted after 3 of 4", 3),
     ],
@@ -80,6 +82,19 @@ def test_every_fault_leaves_a_checkpoint(rank: int, kind: str, line: str, saved:
     assert output.count(line) == 1, output
     assert saved_updates(tmp_path) == [f"update-{saved:06d}"]
     assert_resumes(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_on_one_rank_makes_the_passes_of_all_smaller(tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    arguments = command(tmp_path, "micro_batch_tokens=auto")
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "pass", "out of memory", *arguments)
+    assert code == 0, output
+    assert "it is repeated, and the run goes on, with passes of up to " in output
+    whole = {"model": tmp_path / "models" / "policy", "reward": tmp_path / "models" / "reward", "device": "cpu"}
+    settings = {**SETTINGS, "micro_batch_tokens": "auto"}
+    kedge.ppo(prompts=tmp_path / "prompts.jsonl", out=tmp_path / "whole", **whole, **settings)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "run")
 
 
 def sampling_command(stage: str, folder: Path, *more: str) -> list[str]:

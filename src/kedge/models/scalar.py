@@ -35,7 +35,7 @@ from kedge.models.pretrained import (
     take_settings,
 )
 from kedge.models.run_models import find_model
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 
@@ -211,7 +211,7 @@ def score_rows(
     rows: Sequence[Sequence[int]],
     *,
     precision: Precision = "fp32",
-    micro_batch_tokens: int | None = None,
+    micro_batch_tokens: PassTokens = None,
     ranks: Ranks = ALONE,
 ) -> Float[Tensor, " rows"]:
     """Score many rows of token ids; float32 on the CPU, in the given order.
@@ -224,12 +224,17 @@ def score_rows(
         ranks: They share the rows, which all of them have.
     """
     scores, own = torch.empty(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
-    with at_hand(model.host):
-        for part in ranks.plan([len(row) for row in rows], micro_batch_tokens):
+    lengths = [len(row) for row in rows]
+
+    def score() -> None:
+        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
             with autocast("bf16" if model.holds_bf16 else precision, model.device):
                 found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
             if part.counts:
                 scores[part.rows], own[part.rows] = found, True
+
+    with at_hand(model.host):
+        within_memory(micro_batch_tokens, lengths, score, ranks=ranks)
     ranks.fill_in(own, scores)
     return scores
 

@@ -30,6 +30,7 @@ from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.pipelines.reward import load_reward_inputs, train_reward_model
 from kedge.pipelines.rlhf.setup import check_inputs, scored_config, stage_config, with_trained
 from kedge.pipelines.sft import load_sft_inputs, train_sft
+from kedge.ranks import tokens_of
 from kedge.runs.run import Run, open_run
 from kedge.training.runtime import stream_seed
 from kedge.training.supervised.loop import count_steps
@@ -252,7 +253,7 @@ def _supervised(
     name: str, config: Config, run: Run, trial: Callable[..., None], batch_size: int, num_steps: int
 ) -> Phase:
     """Two optimizer steps on as many examples as surely fit into one micro-batch; the second one counts."""
-    budget = config.runtime.micro_batch_tokens
+    budget = tokens_of(run.micro_batch_tokens)
     rows = batch_size if budget is None else max(1, min(batch_size, budget // config.data.max_length))
     seconds: list[float] = []
     trial(

@@ -5,7 +5,20 @@ the results do not depend on the number of ranks, up to the rounding of sums.
 """
 
 from kedge.ranks.agreement import check_equal_weights
+from kedge.ranks.budget import AdaptiveTokens, PassTokens, adaptive_part, budget_metrics, tokens_of, within_memory
 from kedge.ranks.plan import Part, budget_batches
 from kedge.ranks.ranks import ALONE, Ranks
 
-__all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights"]
+__all__ = [
+    "ALONE",
+    "AdaptiveTokens",
+    "Part",
+    "PassTokens",
+    "Ranks",
+    "adaptive_part",
+    "budget_batches",
+    "budget_metrics",
+    "check_equal_weights",
+    "tokens_of",
+    "within_memory",
+]

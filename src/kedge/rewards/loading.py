@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.bases import Bases
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
@@ -51,7 +51,7 @@ def load_reward(
     policy_tokenizer: PreTrainedTokenizerBase | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
-    micro_batch_tokens: int | None = None,
+    micro_batch_tokens: PassTokens = None,
     precision: Precision = "fp32",
     limits: CallLimits | None = None,
     log: Path | None = None,

@@ -10,7 +10,7 @@ from kedge.data.rejections import RowError
 from kedge.errors import DataError, RewardError
 from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.reading import Reader
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
 
@@ -43,7 +43,7 @@ class ModelReward:
         name: str = "reward_model",
         chat_template: str | None = None,
         skip_too_long: bool = False,
-        micro_batch_tokens: int | None = None,
+        micro_batch_tokens: PassTokens = None,
         precision: Precision = "fp32",
         ranks: Ranks = ALONE,
     ) -> None:

@@ -19,7 +19,7 @@ from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, at_hand, response_logprobs
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["Evaluated", "collect_experience", "shared_out", "still_to_evaluate"]
 
@@ -68,7 +68,7 @@ def collect_experience(
     first_pass: PolicyOutputs | None = None,
     reuse_sampled: bool = False,
     precision: Precision = "fp32",
-    micro_batch_tokens: int | None = None,
+    micro_batch_tokens: PassTokens = None,
     ranks: Ranks = ALONE,
 ) -> Experience:
     """Evaluate a rollout under the current weights and compute rewards, advantages and returns.
@@ -188,7 +188,7 @@ def _old_outputs(
     value_after_last: bool,
     reuse_sampled: bool,
     precision: Precision,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
     ranks: Ranks,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
     """Old log probabilities and values; computes only what sampling did not note."""
@@ -211,7 +211,7 @@ def _old_outputs(
 def shared_out(
     evaluate: Callable[[Rollout], tuple[Tensor | None, ...]],
     rollout: Rollout,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
     ranks: Ranks,
 ) -> tuple[Tensor | None, ...]:
     """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order.
@@ -222,17 +222,22 @@ def shared_out(
         micro_batch_tokens: Tokens per batch; None for as few batches as possible.
         ranks: They share the batches; all of them get all results.
     """
-    device = rollout.response_ids.device
+    device, lengths = rollout.response_ids.device, rollout.row_lengths
     own = torch.zeros(rollout.num_responses, dtype=torch.bool, device=device)
-    tables: list[Tensor | None] = []
-    for part in ranks.plan(rollout.row_lengths, micro_batch_tokens):
-        rows = torch.tensor(part.rows, device=device)
-        figures = evaluate(rollout.select(rows))
-        tables = tables or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]
-        if part.counts:
-            own[rows] = True
-            for table, each in zip(tables, figures, strict=True):
-                if table is not None and each is not None:
-                    table[rows] = each
-    ranks.fill_in(own, *(table for table in tables if table is not None))
-    return tuple(tables)
+
+    def tables() -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
+            rows = torch.tensor(part.rows, device=device)
+            figures = evaluate(rollout.select(rows))
+            found = found or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]
+            if part.counts:
+                own[rows] = True
+                for table, each in zip(found, figures, strict=True):
+                    if table is not None and each is not None:
+                        table[rows] = each
+        return found
+
+    results = within_memory(micro_batch_tokens, lengths, tables, ranks=ranks)
+    ranks.fill_in(own, *(table for table in results if table is not None))
+    return tuple(results)

@@ -13,8 +13,9 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.memory import in_phase
+from kedge.memory import in_phase, is_out_of_memory, release
 from kedge.models import Decoder, LanguageModel, Precision, autocast
+from kedge.ranks import AdaptiveTokens
 
 __all__ = ["Sampler"]
 
@@ -39,6 +40,7 @@ class Sampler:
         temperature: τ > 0.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.
+        adaptive: Has the rows sampled at a time where `batch_size` has none, and fewer of them once memory ran out.
         greedy: Take the most likely token at each step; the seeds have no effect.
 
     Source: spec §4.13–15.
@@ -52,6 +54,7 @@ class Sampler:
     precision: Precision = "fp32"
     batch_size: int | None = None
     greedy: bool = False
+    adaptive: AdaptiveTokens | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -93,11 +96,7 @@ class Sampler:
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
         responses = _Responses.empty(len(prompts), self.max_new_tokens, self.pad_id, device)
         for rows in self._batches(prompts):
-            with autocast(self.precision, device):
-                decoder = self.model.trunk.decoder(
-                    [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
-                )
-                self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
+            self._sample_batch(prompts, rows, draws, responses, on_token)
         prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
         mask, stopped = self._count(responses.ids)
         return Rollout(
@@ -122,10 +121,48 @@ class Sampler:
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """All rows in one batch, or batches sorted by prompt length, to limit the padding of shorter prompts."""
-        if self.batch_size is None or self.batch_size >= len(prompts):
+        size = self.adaptive.rows if self.batch_size is None and self.adaptive is not None else self.batch_size
+        if size is None or size >= len(prompts):
             return [list(range(len(prompts)))]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def _sample_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        draws: Tensor,
+        responses: _Responses,
+        on_token: Callable[[int, int], None] | None,
+    ) -> None:
+        """Sample some rows at once; where memory runs out and the number is not given, in batches of half as many."""
+        try:
+            return self._sample_at_once(prompts, rows, draws, responses, on_token)
+        except Exception as error:
+            if self.adaptive is None or self.batch_size is not None or len(rows) == 1 or not is_out_of_memory(error):
+                raise
+            self.adaptive.halve_rows(-(-len(rows) // 2), error)
+            release(error)
+        responses.clear(rows, self.pad_id)
+        while rows:
+            at_once = self.adaptive.rows  # which the last batch may have halved again
+            self._sample_batch(prompts, rows[:at_once], draws, responses, on_token)
+            rows = rows[at_once:]
+
+    def _sample_at_once(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        draws: Tensor,
+        responses: _Responses,
+        on_token: Callable[[int, int], None] | None,
+    ) -> None:
+        device = self.model.device
+        with autocast(self.precision, device):
+            decoder = self.model.trunk.decoder(
+                [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
+            )
+            self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
 
     def _sample(
         self,
@@ -187,6 +224,11 @@ class _Responses:
     def empty(cls, rows: int, time: int, pad_id: int, device: torch.device) -> _Responses:
         zeros = torch.zeros(rows, time, device=device)
         return cls(torch.full((rows, time), pad_id, device=device), zeros, zeros.clone())
+
+    def clear(self, rows: Sequence[int], pad_id: int) -> None:
+        """Forget what was sampled of some rows."""
+        for table, value in ((self.ids, pad_id), (self.logprobs, 0.0), (self.values, 0.0)):
+            table[list(rows)] = value
 
     def write(self, step: int, rows: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
         self.ids[rows, step] = tokens

@@ -15,6 +15,7 @@ from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
 from kedge.invocation import is_command_line, is_first_rank
 from kedge.logs.progress import say
 from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, kept_checkpoints
+from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
 from kedge.runs.publish import publish
@@ -95,11 +96,17 @@ def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
         PushError: The model was not pushed.
     """
     if run.ranks.is_first:
-        run.finish(results)
+        run.finish({**results, **_passes(run)})
         say_findings(run.folder)
         say_next(config, run.folder, run.stage)
         publish(config, run.folder)
     run.ranks.wait()  # so that the model is there on every rank
+
+
+def _passes(run: Run) -> dict[str, int]:
+    """The tokens per pass at the end, if they were found by the run."""
+    budget = run.micro_batch_tokens
+    return {"micro_batch_tokens": budget.tokens} if isinstance(budget, AdaptiveTokens) else {}
 
 
 def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge: str = "") -> None:

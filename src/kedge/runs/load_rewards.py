@@ -13,7 +13,7 @@ from kedge.config import Config
 from kedge.models import Precision
 from kedge.models.bases import Bases
 from kedge.output import REWARD_LOG
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
@@ -45,7 +45,15 @@ def load_rewards(
     """
     log = run.folder / REWARD_LOG
     loaded = load_rewards_on(
-        rewards, config, tokenizer, device=run.device, precision=run.precision, log=log, bases=bases, ranks=run.ranks
+        rewards,
+        config,
+        tokenizer,
+        device=run.device,
+        precision=run.precision,
+        log=log,
+        micro_batch_tokens=run.micro_batch_tokens,
+        bases=bases,
+        ranks=run.ranks,
     )
     if freeze:
         freeze_models((each.model for each in loaded.models.values()), config, run)
@@ -60,6 +68,7 @@ def load_rewards_on(
     device: torch.device,
     precision: Precision,
     log: Path | None,
+    micro_batch_tokens: PassTokens,
     bases: Bases | None = None,
     ranks: Ranks = ALONE,
 ) -> WeightedReward:
@@ -72,6 +81,7 @@ def load_rewards_on(
         device: The device of the reward models.
         precision: Number format of their matrix products.
         log: The file for the functions' output.
+        micro_batch_tokens: Tokens per pass of the models.
         bases: Where the models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
     """
@@ -80,7 +90,7 @@ def load_rewards_on(
         policy_tokenizer=tokenizer,
         device=device,
         trust_remote_code=config.runtime.trust_remote_code,
-        micro_batch_tokens=config.runtime.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         precision=precision,
         limits=_call_limits(config),
         log=log,

@@ -92,7 +92,8 @@ def _to_load(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
 def _to_sample(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
     if stage in SAMPLED:
         rows = config.rollout.micro_batch_size or config.responses_per_update
-        if rows > 1:
+        is_adaptive = config.runtime.micro_batch_tokens == "auto" and config.rollout.micro_batch_size is None
+        if rows > 1 and not is_adaptive:
             yield "rollout.micro_batch_size", rows // 2
         yield "rollout.max_new_tokens", max(1, config.rollout.max_new_tokens // 2)
         return
@@ -123,11 +124,8 @@ def _smaller_training(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
 
 
 def _smaller_passes(config: Config) -> Iterator[tuple[str, Any]]:
-    budget = config.runtime.micro_batch_tokens
-    if budget is None:
-        yield "runtime.micro_batch_tokens", 4096
-    elif budget > 1:
-        yield "runtime.micro_batch_tokens", budget // 2
+    if config.runtime.micro_batch_tokens != "auto":  # which was halved until a pass held a single row
+        yield "runtime.micro_batch_tokens", "auto"
 
 
 def _shorter_rows(config: Config, stage: str) -> Iterator[tuple[str, Any]]:

@@ -42,7 +42,7 @@ from kedge.output import (
     replace_file,
     writing,
 )
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.ranks.start import join_ranks, local_rank
 from kedge.runs.claim import check_unclaimed
 from kedge.runs.data_log import DataLog
@@ -60,7 +60,7 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "offloads", "open_run", "read_ending"]
+__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "offloads", "open_run", "pass_tokens", "read_ending"]
 
 
 TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
@@ -99,6 +99,7 @@ class Run:
         checkpoint: The checkpoint to resume from; None starts from the beginning.
         data: How much of the data the run uses; filled while it is loaded.
         ranks: The processes of the run.
+        micro_batch_tokens: Tokens per pass: `runtime.micro_batch_tokens`, for all stages' passes.
         first_folder: On ranks other than the first one, its folder; `folder` is then a temporary one, so that what
             every rank writes is kept once.
     """
@@ -114,6 +115,7 @@ class Run:
     checkpoint: Checkpoint | None = None
     data: DataLog = field(default_factory=DataLog)
     ranks: Ranks = ALONE
+    micro_batch_tokens: PassTokens = None
     first_folder: Path | None = None
 
     @property
@@ -230,6 +232,7 @@ def open_run(
         resumed,
         checkpoint,
         ranks=ranks,
+        micro_batch_tokens=pass_tokens(config),
         first_folder=None if ranks.is_first else shared,
     )
 
@@ -244,6 +247,14 @@ def _optimizers(config: Config, stage: str) -> dict[str, OptimizerKind]:
         for each, section in sections.items()
         if each in stages
     }
+
+
+def pass_tokens(config: Config) -> PassTokens:
+    """The tokens per pass of a run: the configured number, or one that is halved when memory runs out."""
+    first = config.runtime.first_pass_tokens
+    if first is None or config.runtime.micro_batch_tokens != "auto":
+        return first
+    return AdaptiveTokens(first, say=say)
 
 
 def offloads(config: Config, device: torch.device) -> bool:

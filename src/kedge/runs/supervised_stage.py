@@ -59,7 +59,7 @@ def training_loop(
         yield {
             "precision": run.precision,
             "seed": config.runtime.seed,
-            "micro_batch_tokens": config.runtime.micro_batch_tokens,
+            "micro_batch_tokens": run.micro_batch_tokens,
             "on_step": on_step,
             "loop": loop,
             "ranks": run.ranks,

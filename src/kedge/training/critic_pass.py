@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from jaxtyping import Int
 from torch import Tensor
 
 from kedge.training.guard.guard import StepCheck
 from kedge.training.guard.nonfinite import search_minibatch
-from kedge.training.learner import B, Learner
+from kedge.training.learner import B, Learner, T
 from kedge.training.metrics import MetricTotals
 from kedge.training.objective import Objective
 from kedge.training.optimizer import clip_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
-__all__ = ["critic_pass"]
+__all__ = ["Repeated", "critic_pass", "once"]
+
+
+class Repeated(Protocol[B]):
+    """Makes all passes over a batch, and where memory runs out, makes them again in smaller parts."""
+
+    def __call__(self, batch: B, attempt: Callable[[], T], /) -> T:
+        """The result of the attempt."""
+        ...
+
+
+def once(batch: B, attempt: Callable[[], T]) -> T:
+    """Makes all passes once."""
+    return attempt()
 
 
 def critic_pass(
@@ -30,6 +44,7 @@ def critic_pass(
     max_grad_norm: float | None,
     first_step: int,
     check_step: StepCheck,
+    repeated: Repeated[B],
 ) -> tuple[list[dict[str, float]], bool]:
     """One step on the value term per minibatch, on the parameters that only the critic has.
 
@@ -45,6 +60,7 @@ def critic_pass(
         max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
         first_step: Number of the first step within the update, for `check_step`.
         check_step: Called before each step; False refuses the step and ends the pass.
+        repeated: As for `ppo_update`.
 
     Returns:
         The metrics of each step taken, and whether all were taken.
@@ -57,13 +73,7 @@ def critic_pass(
     for shuffled in minibatches:
         rows = shuffled.to(experience.old_logprobs.device)
         minibatch = experience.select(rows)
-        divisors, totals = objective.divisors(minibatch), MetricTotals()
-        optimizer.zero_grad(set_to_none=True)
-        for part_rows, part in learner.micro_batches(minibatch):
-            terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
-            terms = terms if len(part_rows) else terms.without_effect()
-            terms.loss.backward()
-            totals.add(terms.metrics)
+        totals = repeated(minibatch, partial(_gradients, learner, optimizer, objective, minibatch))
         learner.ranks.sum_gradients(parameters)
         trained = [each for each in parameters if each.grad is not None]
         metrics = {
@@ -77,3 +87,15 @@ def critic_pass(
         optimizer.step()
         steps.append(metrics)
     return steps, True
+
+
+def _gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
+    """The critic's gradients of this rank's micro-batches."""
+    divisors, totals = objective.divisors(minibatch), MetricTotals()
+    optimizer.zero_grad(set_to_none=True)
+    for part_rows, part in learner.micro_batches(minibatch):
+        terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
+        terms = terms if len(part_rows) else terms.without_effect()
+        terms.loss.backward()
+        totals.add(terms.metrics)
+    return totals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["Batch", "LanguageLearner", "Learner"]
 
@@ -78,6 +78,7 @@ class Batch(Protocol):
 
 
 B = TypeVar("B", bound=Batch)
+T = TypeVar("T")
 
 
 class Learner(Protocol[B]):
@@ -131,7 +132,7 @@ class LanguageLearner:
     actor_critic: ActorCritic
     temperature: float
     precision: Precision = "fp32"
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: PassTokens = None
     entropy_gradient: bool = False
     value_after_last: bool = False
     one_minibatch: bool = False
@@ -146,10 +147,16 @@ class LanguageLearner:
 
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None."""
-        fits = self.micro_batch_tokens is None or rollout.num_tokens <= self.micro_batch_tokens
-        if not self.one_minibatch or not fits or self.ranks.are_several:
+        if not self.one_minibatch or self.ranks.are_several:
             return None
-        outputs = self._forward(rollout)
+
+        def forward() -> PolicyOutputs | None:
+            tokens = tokens_of(self.micro_batch_tokens)
+            return self._forward(rollout) if tokens is None or rollout.num_tokens <= tokens else None
+
+        outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward)
+        if outputs is None:
+            return None
         self._pending, self.reused_first_pass = (rollout, outputs), True
         return outputs
 
@@ -158,7 +165,7 @@ class LanguageLearner:
         if self._has_first_pass(batch):
             yield torch.arange(batch.num_rows), batch
             return
-        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens):
+        for part in self.ranks.plan(batch.rollout.row_lengths, tokens_of(self.micro_batch_tokens)):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             yield rows if part.counts else rows[:0], batch.select(rows)
 
@@ -168,6 +175,10 @@ class LanguageLearner:
             (_, outputs), self._pending = self._pending, None
             return outputs
         return self._forward(batch.rollout)
+
+    def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
+        """The result of all passes over a batch; see `within_memory`."""
+        return within_memory(self.micro_batch_tokens, batch.rollout.row_lengths, attempt, ranks=self.ranks)
 
     def evaluate_critic(self, batch: Experience) -> CriticOutputs:
         """See `Learner`."""

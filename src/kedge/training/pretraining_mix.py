@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -36,7 +36,7 @@ class PretrainingMix:
     examples: Sequence[EncodedExample]
     coef: float
     batch_size: int
-    micro_batch_tokens: int | None
+    micro_batch_tokens: PassTokens
     seed: int
     ranks: Ranks = ALONE
 
@@ -47,17 +47,29 @@ class PretrainingMix:
 
 @dataclass(frozen=True)
 class PretrainingDraws:
-    """Called once per optimizer step; yields the step's loss in parts that sum to it over all ranks."""
+    """Called once per optimizer step: draws a batch with replacement."""
 
     mix: PretrainingMix
     generator: torch.Generator
 
-    def __call__(self) -> Iterator[Tensor]:
-        """Draw a batch with replacement and yield this rank's share of its loss, one micro-batch at a time."""
+    def __call__(self) -> PretrainingBatch:
+        """The loss of the next batch."""
         mix = self.mix
         rows = torch.randint(len(mix.examples), (mix.batch_size,), generator=self.generator).tolist()
-        batch = [mix.examples[row] for row in rows]
+        return PretrainingBatch(mix, [mix.examples[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class PretrainingBatch:
+    """The loss of a batch, in parts that sum to it over all ranks; each iteration computes it again."""
+
+    mix: PretrainingMix
+    batch: Sequence[EncodedExample]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """This rank's share of the loss, one micro-batch at a time."""
+        mix, batch = self.mix, self.batch
         total = sum(mix.loss.weight(example) for example in batch)
-        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
+        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], tokens_of(mix.micro_batch_tokens)):
             loss = mix.coef * mix.loss.sums([batch[row] for row in part.rows])["loss"] / total
             yield loss if part.counts else loss * 0.0

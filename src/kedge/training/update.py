@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
 from kedge.ranks import Ranks
-from kedge.training.critic_pass import critic_pass
+from kedge.training.critic_pass import Repeated, critic_pass, once
 from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
 from kedge.training.guard.nonfinite import search_minibatch
 from kedge.training.learner import B, Batch, Learner
@@ -115,6 +115,7 @@ def ppo_update(
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
+    repeated: Repeated[B] = once,
 ) -> UpdateResult:
     """Train policy and critic on one batch of experience.
 
@@ -141,6 +142,7 @@ def ppo_update(
             skipped. The critic's are taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
+        repeated: Makes the passes over a minibatch, again where memory runs out; see `LanguageLearner.repeated`.
 
     Raises:
         ConfigError: Only the critic is to be trained, and there is none.
@@ -165,6 +167,7 @@ def ppo_update(
                 early_stop_kl=early_stop_kl,
                 extra_loss=extra_loss,
                 check_step=check_step,
+                repeated=repeated,
             )
             visited = result.passes[-1]
             learner.ranks.fill_in(visited.visited, visited.logprobs, visited.entropies)
@@ -182,6 +185,7 @@ def ppo_update(
                 max_grad_norm=max_grad_norm,
                 first_step=result.num_steps + len(result.critic_steps),
                 check_step=check_step,
+                repeated=repeated,
             )
             result.critic_steps += steps
             result.num_critic_gradients += len(steps) + (not complete)
@@ -203,14 +207,16 @@ def _policy_pass(
     early_stop_kl: float | None,
     extra_loss: ExtraLoss | None,
     check_step: StepCheck,
+    repeated: Repeated[B],
 ) -> Sequence[Int[Tensor, " rows"]]:
     """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     result.passes.append(EpochPass.empty(experience))
     for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
         minibatch = experience.select(rows)
-        optimizer.zero_grad(set_to_none=True)
-        totals = _add_gradients(learner, objective, minibatch, rows, result.passes[-1], extra_loss)
+        more = extra_loss() if extra_loss else ()
+        passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
+        totals = repeated(minibatch, passes)
         learner.ranks.sum_gradients(parameters)
         metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm, learner.ranks)}
         result.num_gradients += 1
@@ -228,15 +234,17 @@ def _policy_pass(
     return ()
 
 
-def _add_gradients(
+def _gradients(
     learner: Learner[B],
+    optimizer: Optimizer,
     objective: Objective,
     minibatch: B,
     rows: Int[Tensor, " rows"],
     epoch: EpochPass,
-    extra_loss: ExtraLoss | None,
+    more: Iterable[Tensor],
 ) -> MetricTotals:
-    """Add up the gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
+    """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
+    optimizer.zero_grad(set_to_none=True)
     divisors, totals = objective.divisors(minibatch), MetricTotals()
     for part_rows, part in learner.micro_batches(minibatch):
         outputs = learner.evaluate(part)
@@ -245,7 +253,7 @@ def _add_gradients(
         terms.loss.backward()
         totals.add(terms.metrics)
         epoch.record(rows[part_rows], outputs)
-    for share in extra_loss() if extra_loss else ():
+    for share in more:
         share.backward()
         totals.add({"loss/ptx": Metric(share.detach())})
     return totals
@@ -268,20 +276,24 @@ def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -
 
 
 @torch.no_grad()
-def distance_moved(learner: Learner[B], experience: B) -> float:
+def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated[B] = once) -> float:
     """KL from the sampling policy to the current one: the mean of ρ − 1 − log ρ over the actions, nats.
 
     After the epochs, it is d of the PPO paper's adaptive penalty.
 
     Source: PPO §4.
     """
-    total = 0.0
-    for rows, part in learner.micro_batches(experience):
-        outputs = learner.evaluate(part)
-        if len(rows):
-            log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
-            total += float((log_ratio.expm1() - log_ratio).sum())
-    return learner.ranks.sums([total])[0] / int(experience.action_mask.sum())
+
+    def summed() -> float:
+        total = 0.0
+        for rows, part in learner.micro_batches(experience):
+            outputs = learner.evaluate(part)
+            if len(rows):
+                log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
+                total += float((log_ratio.expm1() - log_ratio).sum())
+        return total
+
+    return learner.ranks.sums([repeated(experience, summed)])[0] / int(experience.action_mask.sum())
 
 
 def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:

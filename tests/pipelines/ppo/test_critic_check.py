@@ -60,7 +60,7 @@ def checked(tmp_path_factory):
 
 def steps_of(checked: Any) -> PpoSteps:
     """The steps of the run."""
-    run: Any = SimpleNamespace(precision="fp32", ranks=ALONE)
+    run: Any = SimpleNamespace(precision="fp32", micro_batch_tokens=None, ranks=ALONE)
     return PpoSteps(checked.config, run, checked.roles, value_warmup_of(checked.config))
 
 

@@ -2,12 +2,16 @@
 
 from typing import Annotated, Literal
 
+from annotated_types import Ge
 from pydantic import BeforeValidator, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, as_list
 
 __all__ = ["RuntimeConfig"]
+
+MOST_TOKENS = 8192
+"""Tokens per pass; on a CPU no larger number is faster."""
 
 
 class RuntimeConfig(Section):
@@ -63,11 +67,12 @@ class RuntimeConfig(Section):
         too_high="threads wait for each other, above all if several processes share the cores",
         too_low="cores are idle",
     )
-    micro_batch_tokens: int | None = field(
-        8192,
-        ge=1,
+    micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] | None = field(
+        MOST_TOKENS,
         meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
-        "batch at once. Does not change the gradient.",
+        "batch at once. auto: 8,192, and half as many when memory runs out: the step is repeated in smaller passes, "
+        "and the run goes on with them; so it does with fewer responses sampled at once, unless "
+        "rollout.micro_batch_size is set. A number is kept. Does not change the gradient.",
         source="kedge: on a CPU no larger value is faster, and memory stays bounded",
         too_high="out of memory",
         too_low="the device is underused",
@@ -126,6 +131,11 @@ class RuntimeConfig(Section):
         too_high="sampling and scoring them takes a noticeable part of a short run",
         too_low="no prompt can be followed through the run",
     )
+
+    @property
+    def first_pass_tokens(self) -> int | None:
+        """`micro_batch_tokens` at the start of a run."""
+        return MOST_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
     @model_validator(mode="after")
     def _check_frozen_dtype(self) -> "RuntimeConfig":

@@ -22,6 +22,7 @@ from kedge.rewards.model import share_tokens
 from kedge.rewards.score import describe_responses
 from kedge.runs.load_policy import sampling_of
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards_on
+from kedge.runs.run import pass_tokens
 from kedge.texts import unwritable
 from kedge.training.runtime import keep_freed_memory, resolve_device, set_threads, stream_seed
 
@@ -219,7 +220,15 @@ def load_chat(
     scorer = None
     if rewards:
         first = policies[0]
-        scorer = load_rewards_on(rewards, config, first.tokenizer, device=device, precision=first.precision, log=None)
+        scorer = load_rewards_on(
+            rewards,
+            config,
+            first.tokenizer,
+            device=device,
+            precision=first.precision,
+            log=None,
+            micro_batch_tokens=pass_tokens(config),
+        )
         scorer.check([MESSAGES_COLUMN] if "conversation" in forms else [])
     return Chat(config, policies, forms, scorer)
 

@@ -132,7 +132,7 @@ def _explaining(on_step: StepCallback) -> StepCallback:
 def _write_summary(config: Config, run: Run, sampled: Sampled, loss: ReturnsLoss, outcome: Outcome) -> dict[str, Any]:
     """Measure the critic on the held-out prompts, or on the training prompts without any, and write `summary.json`."""
     rows = sampled.held_out_rows or sampled.train_rows
-    explained = measure_explained(loss, rows, micro_batch_tokens=config.runtime.micro_batch_tokens, ranks=run.ranks)
+    explained = measure_explained(loss, rows, micro_batch_tokens=run.micro_batch_tokens, ranks=run.ranks)
     summary = {
         "kind": config.critic.kind,
         "num_steps": outcome.num_steps,

@@ -15,7 +15,7 @@ LEAST_TOKENS = 512
 
 def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Changes of settings as on the command line, and as values."""
-    budget = config.runtime.micro_batch_tokens
+    budget = config.runtime.first_pass_tokens
     if budget is None or budget > 2 * LEAST_TOKENS:
         smaller = 4096 if budget is None else budget // 4
         yield _one("runtime.micro_batch_tokens", max(smaller, LEAST_TOKENS))

@@ -31,7 +31,7 @@ def ppo_rows(config: Config, prompts: tuple[int, ...], response: int) -> Rows:
     """The rows of an update whose prompts are like the given ones, all responses of one length."""
     each = config.rollout.num_responses
     lengths = tuple(length for length in quantiles(prompts, config.rollout.num_prompts) for _ in range(each))
-    return _split(lengths, (response,) * len(lengths), config.runtime.micro_batch_tokens)
+    return _split(lengths, (response,) * len(lengths), config.runtime.first_pass_tokens)
 
 
 def _split(prompts: tuple[int, ...], responses: tuple[int, ...], budget: int | None) -> Rows:
@@ -66,7 +66,7 @@ class PpoCount:
     def work(self) -> PpoWork:
         """The update, for the sums."""
         config, rows = self.config, self.rows
-        budget, minibatches = config.runtime.micro_batch_tokens, config.ppo.loop.num_minibatches
+        budget, minibatches = config.runtime.first_pass_tokens, config.ppo.loop.num_minibatches
         minibatch = rows if minibatches == 1 else self.minibatch
         largest = minibatch.tokens_of(minibatch.largest)
         fits = budget is None or rows.tokens <= budget
@@ -91,7 +91,7 @@ class PpoCount:
         """The rows of one step: like those of the update."""
         count = self.rows.count // self.config.ppo.loop.num_minibatches
         prompts = quantiles(self.rows.prompts, count)
-        return _split(prompts, self.rows.responses[:count], self.config.runtime.micro_batch_tokens)
+        return _split(prompts, self.rows.responses[:count], self.config.runtime.first_pass_tokens)
 
     def figures(self, layers: Mapping[str, int]) -> Figures:
         """The figures of models with so many blocks; see `kedge.plan.ppo_memory`."""

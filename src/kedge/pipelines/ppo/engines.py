@@ -17,6 +17,7 @@ from kedge.errors import ConfigError
 from kedge.logs.progress import say
 from kedge.models import LanguageModel, PolicyWeights, StopTokens, save_architecture
 from kedge.output import VLLM_LOG
+from kedge.ranks import AdaptiveTokens
 from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
 from kedge.rollout.vllm import (
     Fleet,
@@ -84,10 +85,17 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
         temperature=config.rollout.temperature,
         precision=run.precision,
         batch_size=config.rollout.micro_batch_size,
+        adaptive=_adaptive(run),
     )
     if not run.ranks.are_several:
         return sampler
     return SharedEngine(sampler, run.ranks, pad_id, weights=(policy,) if run.ranks.is_sharded else ())
+
+
+def _adaptive(run: Run) -> AdaptiveTokens | None:
+    """What halves the responses sampled at once when memory runs out; with sharded weights nothing can be repeated."""
+    budget = run.micro_batch_tokens
+    return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
 
 
 def importance_cap_of(config: Config, engine: Engine) -> float | None:

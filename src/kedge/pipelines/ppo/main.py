@@ -28,6 +28,7 @@ from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.ranks import adaptive_part
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.claim import claimed
 from kedge.runs.ending import end_stage, resumable
@@ -123,7 +124,8 @@ def train(
         publisher = Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm")
         resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
         resumed |= {**measurements.state, **ending.state, **warmup.state}
-        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead))
+        added = adaptive_part(run.micro_batch_tokens)
+        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead, added))
 
         for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}

@@ -204,7 +204,7 @@ def _load_pretraining(
         coef=config.ppo.objective.ptx_coef,
         batch_size=config.ppo.objective.ptx_batch_size
         or config.responses_per_update // config.ppo.loop.num_minibatches,
-        micro_batch_tokens=config.runtime.micro_batch_tokens,
+        micro_batch_tokens=run.micro_batch_tokens,
         seed=config.runtime.seed,
         ranks=run.ranks,
     )

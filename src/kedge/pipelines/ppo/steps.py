@@ -26,6 +26,7 @@ from kedge.pipelines.ppo.settings import (
     process_advantage_of,
     reward_kl_coef,
 )
+from kedge.ranks import budget_metrics
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import collect_experience, still_to_evaluate
 from kedge.runs.run import Run
@@ -241,13 +242,14 @@ class PpoSteps:
                 critic_generator=stream(self.config.runtime.seed, "critic minibatches", update),
                 extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining and trains_policy else None,
                 check_step=check_step,
+                repeated=learner.repeated,
             )
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
         """How far the update moved the policy, if a controller needs it; takes one more forward pass."""
         if not self._measures_distance:
             return {}
-        return {"policy/distance_moved": distance_moved(learner, experience)}
+        return {"policy/distance_moved": distance_moved(learner, experience, repeated=learner.repeated)}
 
     def learning_rates(self, update: int) -> dict[str, float]:
         """The learning rates of an update's steps, by argument of `set_learning_rate`.
@@ -302,6 +304,7 @@ class PpoSteps:
             "policy/learning_rate": rates["learning_rate"],
             **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
             **self.warmup.metrics(update),
+            **budget_metrics(self.run.micro_batch_tokens),
             "policy/staleness": update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in scheduled_values(self.config, update).items()},
@@ -325,6 +328,6 @@ class PpoSteps:
         return {
             "temperature": self.config.rollout.temperature,
             "precision": self.run.precision,
-            "micro_batch_tokens": self.config.runtime.micro_batch_tokens,
+            "micro_batch_tokens": self.run.micro_batch_tokens,
             "ranks": self.run.ranks,
         }

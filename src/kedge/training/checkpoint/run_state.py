@@ -83,12 +83,14 @@ class TrainingState:
         optimizer: The optimizer of all their parameters.
         parts: Everything else, by name: data streams, coefficients, the guard's history.
         ahead: Work for later steps that is under way; None for none.
+        added: Further parts, which a checkpoint may lack: a run with other settings has none.
     """
 
     modules: Mapping[str, nn.Module]
     optimizer: Optimizer
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     ahead: Deferred | None = None
+    added: Mapping[str, Stateful] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ class RunState:
             raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
         for name, part in state.parts.items():
             part.load_state_dict(progress[name])
+        for name in state.added.keys() & progress.keys():
+            state.added[name].load_state_dict(progress[name])
         if state.ahead is not None and AHEAD in self._found.state:
             state.ahead.load(self._found.tensors(AHEAD), self._found.state[AHEAD])
         if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
@@ -179,7 +183,8 @@ class RunState:
     def remember(self) -> None:
         """Copy the state that changes before the weights do: a discarded step is repeated from here."""
         assert self._state is not None, "restore first"
-        progress = {name: part.state_dict() for name, part in self._state.parts.items()}
+        parts = {**self._state.parts, **self._state.added}
+        progress = {name: part.state_dict() for name, part in parts.items()}
         if self._best is not None:
             progress["best"] = self._best.state_dict()
         mark = None if self._state.ahead is None else self._state.ahead.mark()

@@ -12,7 +12,7 @@ from torch import Tensor
 from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
 from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.losses import RankedResponses
 
 __all__ = ["Agreement", "measure_agreement", "pair_leads"]
@@ -72,7 +72,7 @@ def measure_agreement(
     examples: Sequence[RankedResponses],
     *,
     precision: Precision = "fp32",
-    micro_batch_tokens: int | None = None,
+    micro_batch_tokens: PassTokens = None,
     ranks: Ranks = ALONE,
 ) -> Agreement:
     """Measure a reward model on responses with a known order.

@@ -15,7 +15,7 @@ from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.memory import in_phase
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, adaptive_part, budget_metrics, tokens_of, within_memory
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import Stateful, TrainingState
 from kedge.training.optimizer import (
@@ -106,7 +106,7 @@ class TrainingSettings(TypedDict, total=False):
     learning_rate: Required[float]
     num_epochs: float
     batch_size: Required[int]
-    micro_batch_tokens: int | None
+    micro_batch_tokens: PassTokens
     schedule: Schedule
     warmup_fraction: float
     max_grad_norm: float | None
@@ -132,7 +132,7 @@ def train_supervised(
     learning_rate: float,
     num_epochs: float = 1.0,
     batch_size: int,
-    micro_batch_tokens: int | None = None,
+    micro_batch_tokens: PassTokens = None,
     schedule: Schedule = "cosine",
     warmup_fraction: float = 0.0,
     max_grad_norm: float | None = 1.0,
@@ -186,7 +186,7 @@ def train_supervised(
     """
     weights = nn.ParameterList(parameters)
     num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
-    warmup_steps, split = round(warmup_fraction * num_steps), micro_batch_tokens
+    warmup_steps = round(warmup_fraction * num_steps)
     built = build_optimizer(
         weights,
         kind=optimizer,
@@ -197,7 +197,9 @@ def train_supervised(
         weight_decay=weight_decay,
     )
     loop, evaluation = loop or PlainLoop(), LastEvaluation()
-    loop.restore(TrainingState({"weights": weights}, built, {"evaluation": evaluation, **(state or {})}))
+    split = micro_batch_tokens
+    parts = {"evaluation": evaluation, **(state or {})}
+    loop.restore(TrainingState({"weights": weights}, built, parts, added=adaptive_part(split)))
     taken = loop.done
     batches = _batches(
         len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)
@@ -259,16 +261,24 @@ def accumulate_gradients(
     objective: SupervisedLoss[Example],
     batch: Sequence[Example],
     *,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
+    begin: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Add the gradient of this rank's share of the batch's mean loss to the parameters; return the batch means by name.
 
     The divisor is the weight of the whole batch, so that 1×8 and 8×1 examples give the same gradient.
 
+    Args:
+        objective: The loss.
+        batch: The examples, which all ranks have.
+        micro_batch_tokens: Tokens per pass.
+        begin: Called first, and again before all passes are repeated in smaller ones: clears the gradients.
+        ranks: They share the examples.
+
     Source: spec §6.30.
     """
-    return _means(objective, batch, micro_batch_tokens, ranks, lambda loss: loss.backward())
+    return _means(objective, batch, micro_batch_tokens, ranks, lambda loss: loss.backward(), begin)
 
 
 @torch.no_grad()
@@ -276,7 +286,7 @@ def evaluate(
     objective: SupervisedLoss[Example],
     examples: Sequence[Example],
     *,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """The objective's means over the examples, without gradient."""
@@ -286,17 +296,24 @@ def evaluate(
 def _means(
     objective: SupervisedLoss[Example],
     batch: Sequence[Example],
-    budget: int | None,
+    budget: PassTokens,
     ranks: Ranks,
     use: Callable[[Tensor], None],
+    begin: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    total = sum(objective.weight(example) for example in batch)
-    sums: dict[str, float] = {}
-    for part in ranks.plan([objective.length(example) for example in batch], budget):
-        terms = objective.sums([batch[row] for row in part.rows])
-        use(terms["loss"] / total if part.counts else terms["loss"] * 0.0)
-        for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
+    total, lengths = sum(objective.weight(example) for example in batch), [objective.length(each) for each in batch]
+
+    def summed() -> dict[str, float]:
+        begin()
+        sums: dict[str, float] = {}
+        for part in ranks.plan(lengths, tokens_of(budget)):
+            terms = objective.sums([batch[row] for row in part.rows])
+            use(terms["loss"] / total if part.counts else terms["loss"] * 0.0)
+            for name, term in terms.items():
+                sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
+        return sums
+
+    sums = within_memory(budget, lengths, summed, ranks=ranks)
     return {name: value / total for name, value in zip(sums, ranks.sums(list(sums.values())), strict=True)}
 
 
@@ -306,15 +323,16 @@ def _take_step(
     examples: Sequence[Example],
     rows: Sequence[int],
     *,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
     max_grad_norm: float | None,
     before_change: Callable[[], None],
     ranks: Ranks,
 ) -> dict[str, float]:
     started = time.perf_counter()
     batch = [examples[row] for row in rows]
-    optimizer.zero_grad()
-    metrics = accumulate_gradients(objective, batch, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
+    metrics = accumulate_gradients(
+        objective, batch, micro_batch_tokens=micro_batch_tokens, begin=optimizer.zero_grad, ranks=ranks
+    )
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     ranks.sum_gradients(weights)
     norm = clip_gradients(weights, max_grad_norm, ranks)
@@ -327,7 +345,8 @@ def _take_step(
     optimizer.step()
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)
-    return metrics | {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
+    timed = {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
+    return metrics | timed | budget_metrics(micro_batch_tokens)
 
 
 def _find_nonfinite(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:

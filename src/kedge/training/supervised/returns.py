@@ -19,7 +19,7 @@ from kedge.algorithm.statistics import Interval
 from kedge.errors import ModelError
 from kedge.memory import in_phase
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, Part, Ranks
+from kedge.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = [
     "Explained",
@@ -181,7 +181,7 @@ def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
 @in_phase("the fit of the head")
 @torch.no_grad()
 def fit_head(
-    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
+    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: PassTokens = None, ranks: Ranks = ALONE
 ) -> float:
     """Set the critic's head to the ridge regression of the returns on its trunk's states; return the penalty.
 
@@ -199,18 +199,23 @@ def fit_head(
 
     Source: LP-FT, Kumar et al. 2022 (arXiv 2202.10054).
     """
-    halves: list[ReadoutSums] = []
-    for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
-        states = loss.actor_critic.value_states(
-            batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
-        ).float()
-        halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
-        if not part.counts:
-            continue
-        targets = batch.returns[batch.mask].double() - loss.center
-        half = (batch.rollout.group % 2)[:, None].expand(batch.mask.shape)[batch.mask].bool()
-        for sums, chosen in zip(halves, (~half, half), strict=True):
-            sums.add(states[chosen], targets[chosen])
+
+    def summed() -> list[ReadoutSums]:
+        halves: list[ReadoutSums] = []
+        for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
+            states = loss.actor_critic.value_states(
+                batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
+            ).float()
+            halves = halves or [ReadoutSums.empty(states.shape[1]) for _ in range(2)]
+            if not part.counts:
+                continue
+            targets = batch.returns[batch.mask].double() - loss.center
+            half = (batch.rollout.group % 2)[:, None].expand(batch.mask.shape)[batch.mask].bool()
+            for sums, chosen in zip(halves, (~half, half), strict=True):
+                sums.add(states[chosen], targets[chosen])
+        return halves
+
+    halves = within_memory(micro_batch_tokens, [loss.length(row) for row in rows], summed, ranks=ranks)
     if ranks.are_several:
         dim = len(halves[0].features)
         halves = [ReadoutSums.of(ranks.summed(sums.flat()), dim) for sums in halves]
@@ -275,17 +280,21 @@ class Explained:
 @in_phase("evaluation")
 @torch.no_grad()
 def measure_explained(
-    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: int | None = None, ranks: Ranks = ALONE
+    loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: PassTokens = None, ranks: Ranks = ALONE
 ) -> Explained:
     """The explained variance of the critic's values on some rows, such as the held-out ones."""
     chosen = loss.sampled.select(rows)
     values, own = torch.zeros_like(chosen.returns), torch.zeros(len(rows), dtype=torch.bool)
-    for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
-        found = loss.actor_critic.values(
-            batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
-        ).cpu()
-        if part.counts:
-            values[part.rows], own[part.rows] = found, True
+
+    def evaluate() -> None:
+        for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
+            found = loss.actor_critic.values(
+                batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
+            ).cpu()
+            if part.counts:
+                values[part.rows], own[part.rows] = found, True
+
+    within_memory(micro_batch_tokens, [loss.length(row) for row in rows], evaluate, ranks=ranks)
     ranks.fill_in(own, values)
     places = (chosen.mask.cumsum(1) - 1) * NUM_PARTS // chosen.mask.sum(1, keepdim=True)
     return Explained(
@@ -298,8 +307,8 @@ def measure_explained(
 
 
 def _batches(
-    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: int | None, ranks: Ranks
+    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: PassTokens, ranks: Ranks
 ) -> Iterator[tuple[SampledReturns, Part]]:
     """This rank's rows in parts that fit into a forward pass, each with the places of its rows among all."""
-    for part in ranks.plan([loss.length(row) for row in rows], micro_batch_tokens or FIT_TOKENS):
+    for part in ranks.plan([loss.length(row) for row in rows], tokens_of(micro_batch_tokens) or FIT_TOKENS):
         yield loss.sampled.select([rows[place] for place in part.rows]).on(loss.actor_critic.device), part

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from kedge.models import Precision
 from kedge.models.matrices import inner_matrices
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.optimizer import build_optimizer
@@ -66,7 +66,7 @@ def _one_step(
     loop: CheckpointedLoop | PlainLoop,
     on_step: StepCallback,
     *,
-    micro_batch_tokens: int | None,
+    micro_batch_tokens: PassTokens,
     ranks: Ranks,
 ) -> Outcome:
     """Report the fitted head as the first and last step; there is nothing left to optimize."""
