@@ -1,4 +1,4 @@
-"""Measures one run in this process: `python -m bench.plan.child CASE live|process`; prints one line of JSON."""
+"""Measures one run in this process: `python -m bench.plan.child CASE live|process|probe`; prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-)
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from bench.plan.cases import Case
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
 from kedge.pipelines.planning.plan import count_ppo, plan_ppo
+from kedge.pipelines.planning.probe import probe_ppo
+from kedge.pipelines.planning.shallow import save_shallow, text_of
+from kedge.pipelines.planning.this_machine import measured_speed
 from kedge.pipelines.ppo import run_ppo
+from kedge.training.runtime import set_threads
 
 KIB, MIB = 2**10, 2**20
 
@@ -53,19 +48,9 @@ def config_of(case: Case) -> PreTrainedConfig:
 
 
 def make_models(case: Case, folder: Path) -> None:
-    """A policy and a reward model with random weights, whose tokenizer has a word per row of the embedding."""
-    torch.manual_seed(0)
-    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2, **{f"w{row}": row for row in range(3, case.vocabulary - 8)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-    config = config_of(case)
-    for name, kind in (("policy", AutoModelForCausalLM), ("reward", AutoModelForSequenceClassification)):
-        config.num_labels = 1
-        kind.from_config(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    """A policy and a reward model with random weights."""
+    for name in ("policy", "reward"):
+        save_shallow(config_of(case), folder / name, scalar=name == "reward")
 
 
 def any_reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -80,28 +65,38 @@ def main() -> None:
         folder = Path(scratch)
         make_models(case, folder)
         reward = {"reward": str(folder / "reward")} if case.reward else {}
-        prompts = [" ".join(f"w{3 + (row * 31 + place) % 900}" for place in range(case.prompt)) for row in range(64)]
+        prompts = text_of([case.prompt] * 64)
         rows = folder / "prompts.jsonl"
         rows.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
         flags = {"model": str(folder / "policy"), "data.prompts": [str(rows)], "out": str(folder / "out"), **reward}
         config = load_config(None, (), {**flags, **case.settings}, None, stage="ppo")
         given = None if case.reward else any_reward
-        started = time.perf_counter()
-        plan = plan_ppo(count_ppo(config))
+        set_threads(1)
+        # The processor's seconds of the only thread: a machine that does other work does not change them much.
+        clock = time.process_time
+        precision = "bf16" if case.precision == "bf16" else "fp32"
+        speed = measured_speed(torch.device("cpu"), precision, width=case.hidden, clock=clock)
+        counted = count_ppo(config)
+        plan = plan_ppo(counted, speed)
         found: dict[str, Any] = {
-            "planned": plan.peak.bytes / MIB, "phase": plan.peak.name, "planning": time.perf_counter() - started,
-        }  # fmt: skip
+            "planned": plan.peak.bytes / MIB,
+            "phase": plan.peak.name,
+            "planned seconds": plan.seconds,
+            "planned times": {phase.name: phase.seconds for phase in plan.phases},
+            "speed": [speed.flops, speed.bandwidth, speed.call],
+        }
         baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        counter = LiveBytes()
-        if how == "live":
+        counter, ends = LiveBytes(), list[float]()
+        if how == "probe":
+            found["probed"] = max(probe_ppo(counted).values()) / MIB
+        elif how == "live":
             with counter:
-                result = run_ppo(config, reward=given)
+                run_ppo(config, reward=given)
             found["live"] = counter.peak / MIB
         else:
-            result = run_ppo(config, reward=given)
+            run_ppo(config, reward=given, callback=lambda update: ends.append(clock()))
             found["process"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB - baseline) / MIB
-        found["seconds"] = result.metrics[-1]["time/update"]
-        found["times"] = {name: each for name, each in result.metrics[-1].items() if name.startswith("time/")}
+            found["seconds"] = ends[-1] - ends[-2]
     print(json.dumps(found))
 
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
+from kedge.cli import main
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError
 from kedge.models.live_bytes import LiveBytes
+from kedge.pipelines.planning.before import plan_before
+from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.machine import plan_machine
 from kedge.pipelines.planning.plan import count_ppo, plan_ppo
+from kedge.pipelines.planning.probe import probe_ppo
+from kedge.pipelines.planning.shallow import save_shallow, text_of
 from kedge.pipelines.ppo import run_ppo
-from kedge.plan.devices import find_device
+from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Part, Phase
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
 from kedge.plan.workload import quantiles
 from tests.tiny import save_tiny_policy
 
-MIB = 2**20
+GIB = 2**30
 
 
 def scores(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -113,7 +122,9 @@ def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, A
     assert planned == pytest.approx(counter.peak, rel=0.05)
 
 
-def test_a_plan_reads_no_weights(tmp_path: Path) -> None:
+def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"ppo.critic": "shared"}
+    monkeypatch.setattr("kedge.pipelines.planning.machine.alternatives_of", lambda *_: [("ppo.critic=shared", changes)])
     config = ppo_config(tmp_path, **{"ppo.critic": "separate"})
     (tmp_path / "policy" / "model.safetensors").unlink()
     text = plan_machine(config, "ppo", device_name="h100", price_per_hour=2.0)
@@ -138,3 +149,77 @@ def test_a_plan_knows_its_peak_and_its_run() -> None:
     phases = (Phase("rollout", (Part("policy", "weights", 10.0),), 1.0), Phase("train", (), 3.0))
     plan = MachinePlan("ppo", phases, updates=5, process=7.0, overhead=0.1)
     assert (plan.peak.name, plan.needed, plan.seconds, plan.whole) == ("rollout", 18.0, 4.0, 20.0)
+
+
+def test_the_probe_of_shallow_models_is_what_a_deep_one_holds(tmp_path: Path) -> None:
+    """Within 3 %, the published target; the model has five layers, the probe two and three."""
+    size = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    save_shallow(LlamaConfig(**size, num_hidden_layers=5), tmp_path / "policy")
+    shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_updates": 2, "ppo.num_epochs": 2}
+    fixed = {"runtime.device": "cpu", "runtime.num_fixed_prompts": 0, "ppo.num_minibatches": 2}
+    flags = {"model": str(tmp_path / "policy"), "out": str(tmp_path / "out"), **shape, **fixed}
+    config = load_config(None, (), flags, None, stage="ppo")
+    prompts = text_of([12] * 8)
+    probed = max(probe_ppo(count_ppo(config, lengths=Lengths((12,)))).values())
+    counter = LiveBytes()
+    with counter:
+        run_ppo(config, prompts=prompts, reward=scores)
+    assert probed == pytest.approx(counter.peak, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config.json of a model of 134 million parameters, without weights and without a tokenizer."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_hidden_layers=2
+    )
+    config.save_pretrained(folder)
+    return folder
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    device = Device("this machine's CPU", size * GIB, accelerator=False, is_this=True, bound="the control group")
+    monkeypatch.setattr("kedge.pipelines.planning.before.this_machine", lambda _: device)
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_loads(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has no weights, so loading would fail in another way: as it does with --anyway."""
+    limited(monkeypatch, 2)
+    command = ["kedge", "ppo", "--model", str(wide), "--prompts", "no-such.jsonl", "--reward", "no-such.py:score"]
+    command += ["--out", str(tmp_path / "out"), "runtime.device=cpu", "runtime.precision=fp32"]
+    errors = []
+    for anyway in ([], ["--anyway"]):
+        monkeypatch.setattr(sys, "argv", [*command, *anyway])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        errors.append(capsys.readouterr().err)
+    assert re.search(r"error: ppo needs [\d.]+ GiB of memory in \w+, at least [\d.]+ GiB, and this machine's CPU has "
+                     r"2.0 GiB \(the control group\); .*pass --anyway\n$", errors[0])  # fmt: skip
+    assert "pass --anyway" not in errors[1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and moments, 16 bytes for each of 168 million weights, are certain: 2.5 GiB."""
+    fields = ("runtime.device=cpu", "runtime.precision=fp32", "rollout.num_prompts=1")
+    config = load_config(None, fields, {"model": str(wide)}, None, stage="ppo")
+    limited(monkeypatch, 3.2)
+    assert plan_before(config, "ppo") is not None
+    limited(monkeypatch, 2.4)
+    with pytest.raises(ConfigError, match=r"at least [2-3]\.\d GiB"):
+        plan_before(config, "ppo")
+    assert plan_before(config, "ppo", anyway=True) is not None
+
+
+def test_a_run_ends_with_what_was_planned_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ppo_config(tmp_path, **{"ppo.num_updates": 1, "rollout.num_prompts": 2, "rollout.max_new_tokens": 4})
+    plan = MachinePlan("ppo", (Phase("train", (Part("policy", "weights", 3.0 * GIB),)),))
+    result = run_ppo(config, prompts=["The boat", "A sailor"], reward=scores, planned=plan)
+    memory = json.loads((result.folder / "finished.json").read_text())["memory"]
+    assert memory["planned_bytes"] == 3 * GIB
+    assert 2**27 < memory["measured_bytes"] < 2**36
+    assert "peak memory: 3.0 GiB planned, " in capsys.readouterr().err

@@ -9,6 +9,7 @@ from kedge.cli.completion import complete_override
 from kedge.config import PRESETS
 
 __all__ = [
+    "Anyway",
     "Changes",
     "ComparisonData",
     "Comparisons",
@@ -114,4 +115,7 @@ Changes = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Load and check everything, time a few rows, print an estimate; write nothing."),
+]
+Anyway = Annotated[
+    bool, typer.Option("--anyway", help="Start even if the plan says that the run cannot fit into memory.")
 ]

@@ -59,6 +59,14 @@ def plan(
         float | None,
         typer.Option(metavar="PRICE", min=0, help="Of the device, for the run's cost.", rich_help_panel=MACHINE),
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also run two shallow models of full width for two updates, and extrapolate: slower, and exact.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = False,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Plan for a cluster of accelerators.", rich_help_panel=CLUSTER)
     ] = False,
@@ -115,7 +123,7 @@ def plan(
         resolved = _resolve(stage, config, overrides, flags, preset)
         from kedge.pipelines.planning.machine import plan_machine
 
-        typer.echo(plan_machine(resolved, str(stage), device_name=device, price_per_hour=price_per_hour))
+        typer.echo(plan_machine(resolved, str(stage), device_name=device, price_per_hour=price_per_hour, probe=probe))
         return
     if stage is not None:
         raise ConfigError(f"--cluster plans PPO from a few numbers and takes no stage; leave out {stage!r}")

@@ -6,6 +6,7 @@ import typer
 
 from kedge.cli.command import Command
 from kedge.cli.options import (
+    Anyway,
     Changes,
     ComparisonData,
     Comparisons,
@@ -153,6 +154,7 @@ def ppo(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Train a policy with PPO on one or more rewards: reward models and functions."""
     flags = {
@@ -168,9 +170,11 @@ def ppo(
     resolved = resolve("ppo", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "ppo", resume)
+    resumed = resume_from(resolved, "ppo", resume, allow_changes)
+    from kedge.pipelines.planning.before import plan_before
     from kedge.pipelines.ppo import run_ppo
 
-    run_ppo(resolved, resume=resume_from(resolved, "ppo", resume, allow_changes))
+    run_ppo(resolved, resume=resumed, planned=plan_before(resolved, "ppo", anyway=anyway))
 
 
 @app.command(cls=Command)

@@ -42,10 +42,13 @@ from kedge.models.pretrained import (
     loading_reason,
     quiet_transformers,
 )
+from kedge.models.quantized import quantize
 from kedge.models.scalar import ScalarModel
 
-__all__ = ["Blueprint", "freeze_hollow", "hollow_models", "read_blueprint"]
+__all__ = ["Blueprint", "freeze_hollow", "held_bytes", "hollow_models", "read_blueprint"]
 
+NF4 = 1 / 2 + 1 / 64
+"""Bytes of a number in nf4: 4 bits, and a scale of 8 bits for each 64."""
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
 
@@ -93,7 +96,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
     kinds = [getattr(text, name, None) for name in PER_KIND]
     same = all(len(set(each)) == 1 for each in kinds if isinstance(each, list) and each)
     mixed = getattr(text, "first_k_dense_replace", 0) or (getattr(text, "decoder_sparse_step", 1) or 1) != 1
-    saved = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)).rpartition(".")[2]
+    saved = str(config.dtype).rpartition(".")[2]
     name = os.path.realpath(base) if os.path.isdir(base) else base
     alike, is_adapter = same and not mixed, find_adapter(source) is not None
     return Blueprint(config, int(text.num_hidden_layers), alike, saved == "bfloat16", name, is_adapter)
@@ -186,18 +189,30 @@ def freeze_hollow(
     if dtype == "fp32" or (dtype == "auto" and precision == "fp32"):
         return
     body = model.causal if isinstance(model, LanguageModel) else model.classifier.base_model
+    if dtype == "int8" or dtype == "nf4":
+        output = cast(PreTrainedModel, body).get_output_embeddings()
+        # A pass holds one whole matrix at a time in both formats; see `held_bytes` for those of nf4.
+        quantize(body, "int8", kept=[] if output is None else list(output.parameters()))
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
     held = factors_of(body, exactly=dtype == "auto")
-    if dtype == "bf16" or saved_bf16:
+    if dtype != "auto" or saved_bf16:
         held |= {module.weight for module in tables}
     else:
         held -= {module.weight for module in tables}
     for weight in held:
-        weight.data = weight.data.bfloat16()
+        if weight.dtype == torch.float32:
+            weight.data = weight.data.bfloat16()
     for module in tables:
         if module.weight.dtype == torch.bfloat16:
             module.register_forward_hook(_in_fp32)
     model.holds_bf16 = True
+
+
+def held_bytes(model: LanguageModel | ScalarModel, dtype: FrozenDtype) -> int:
+    """Bytes of a frozen model's weights and buffers."""
+    packed = sum(each.nbytes for name, each in model.named_parameters() if name.endswith(".packed"))
+    whole = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    return whole - round((1 - NF4) * packed) if dtype == "nf4" else whole
 
 
 def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

@@ -23,8 +23,10 @@ def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iter
         yield _one("runtime.activation_checkpointing", True)
     if config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
         yield _one("ppo.critic", "shared")
-    if config.runtime.frozen_dtype != "bf16" and (config.ppo.kl.needs_reference or len(blueprints) > 1):
-        yield _one("runtime.frozen_dtype", "bf16")
+    if config.ppo.kl.needs_reference or any(role.startswith("reward") for role in blueprints):
+        for dtype in ("bf16", "int8"):
+            if config.runtime.frozen_dtype != dtype:
+                yield _one("runtime.frozen_dtype", dtype)
     if config.adapter.kind == "none":
         yield _one("adapter.kind", "lora")
         both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}

@@ -32,7 +32,9 @@ def count_pass(models: Sequence[nn.Module], run: Callable[[], object]) -> Figure
     return figures
 
 
-def count_training(models: Sequence[LanguageModel | ScalarModel], forward: Callable[[], Tensor]) -> Figures:
+def count_training(
+    models: Sequence[LanguageModel | ScalarModel], forward: Callable[[], Tensor], *, accumulates: bool = True
+) -> Figures:
     """The peaks of a forward and backward pass, with new gradients and with some that are added to.
 
     The backward pass is cut where it reaches the first block of a model. Before, the activations of the other blocks
@@ -41,6 +43,7 @@ def count_training(models: Sequence[LanguageModel | ScalarModel], forward: Calla
     Args:
         models: Trained models.
         forward: The loss of one micro-batch.
+        accumulates: Whether a second pass adds to the gradients of the first.
 
     Returns:
         `PASS.N.peak` and `PASS.N.gradients`, the gradients at that moment, with PASS `fresh` or `again` and N from 0.
@@ -48,7 +51,7 @@ def count_training(models: Sequence[LanguageModel | ScalarModel], forward: Calla
         `gradients`: all. And the work of a pass.
     """
     figures: Figures = {}
-    for name in ("fresh", "again"):
+    for name in ("fresh", "again")[: 1 + accumulates]:
         counter = LiveBytes()
         gradients = [weight.grad for model in models for weight in model.parameters() if weight.grad is not None]
         held = counter.hold(held_by(models)) + counter.hold(gradients)

@@ -28,19 +28,21 @@ class Lengths:
         completions: Of each answer; empty for prompts.
         origin: Where they are from, for the report.
         rows: Rows of the data, if all were read.
+        assumed: Whether no data was read.
     """
 
     prompts: tuple[int, ...]
     completions: tuple[int, ...] = ()
     origin: str = "settings"
     rows: int | None = None
+    assumed: bool = False
 
 
 def prompt_lengths(config: Config) -> Lengths:
     """Lengths of `data.prompts`; the longest that the settings allow if they cannot be read."""
     table = _read(config, "prompts", config.data.prompts)
     if table is None:
-        return Lengths((config.data.max_prompt_tokens,), origin="data.max_prompt_tokens")
+        return Lengths((config.data.max_prompt_tokens,), origin="data.max_prompt_tokens", assumed=True)
     tokenizer, records, rows = table
     found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
     return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows)
@@ -51,7 +53,7 @@ def demonstration_lengths(config: Config, role: Literal["demonstrations", "compa
     table = _read(config, role, getattr(config.data, role))
     if table is None:
         half = config.data.max_length // 2
-        return Lengths((half,), (config.data.max_length - half,), origin="data.max_length")
+        return Lengths((half,), (config.data.max_length - half,), origin="data.max_length", assumed=True)
     tokenizer, records, rows = table
     answers = [(record.prompt, answer) for record in records for answer in _answers(record)]
     encoded = [encode_example(tokenizer, prompt, answer) for prompt, answer in answers]

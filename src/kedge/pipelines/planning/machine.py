@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -10,17 +13,25 @@ from kedge.config import Config, with_values
 from kedge.errors import KedgeError
 from kedge.pipelines.planning.alternatives import alternatives_of
 from kedge.pipelines.planning.plan import Counted, count_ppo, plan_ppo
+from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.this_machine import measured_speed, this_machine
 from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Speed
-from kedge.plan.machine_report import Alternative, machine_report
+from kedge.plan.machine_report import Alternative, format_bytes, machine_report
 from kedge.training.runtime import resolve_device, set_threads
 
 __all__ = ["plan_machine"]
 
+PROBED = ("rollout", "reward", "experience", "train")
+
 
 def plan_machine(
-    config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
+    config: Config,
+    stage: str,
+    *,
+    device_name: str | None = None,
+    price_per_hour: float | None = None,
+    probe: bool = False,
 ) -> str:
     """The plan of a stage as text; nothing is loaded but config.json and some rows of the data.
 
@@ -29,33 +40,44 @@ def plan_machine(
         stage: ppo.
         device_name: See `find_device`; None for this machine.
         price_per_hour: Of the device; None for no costs.
+        probe: Also run shallow models; see `probe_ppo`.
 
     Raises:
         KedgeError: A model has no usable config.json, or there is no such device.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
-        return _planned(config, stage, device_name, price_per_hour)
+        return _planned(config, stage, device_name, price_per_hour, probe)
 
 
-def _planned(config: Config, stage: str, device_name: str | None, price_per_hour: float | None) -> str:
+def _planned(config: Config, stage: str, device_name: str | None, price_per_hour: float | None, probe: bool) -> str:
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     accelerator = None if device.is_this else device.accelerator
     counted = count_ppo(config, accelerator=accelerator)
     speed = _speed(config, device, counted)
     plan = plan_ppo(counted, speed, on_cpu=not device.accelerator)
+    heads = _heads(config, stage, device, counted, plan)
+    if probe:
+        peaks = probe_ppo(counted)
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in peaks.items() if name in PROBED)
+        heads.append(f"probe: {format_bytes(max(peaks.values()))}; {parts}")
     others: list[Alternative] = []
     for settings, changes in alternatives_of(config, counted.count.blueprints):
         try:
-            changed = count_ppo(with_values(config, changes), accelerator=accelerator, lengths=counted.lengths)
+            changed = _changed(counted, with_values(config, changes), changes, accelerator)
         except KedgeError:  # the change does not go with the other settings
             continue
         other = plan_ppo(changed, speed, on_cpu=not device.accelerator)
         if other.peak.bytes < 0.99 * plan.peak.bytes:
             others.append(Alternative(settings, other))
-    return machine_report(
-        plan, device, _heads(config, stage, device, counted, plan), others, price_per_hour=price_per_hour
-    )
+    return machine_report(plan, device, heads, others, price_per_hour=price_per_hour)
+
+
+def _changed(counted: Counted, config: Config, changes: Mapping[str, Any], accelerator: bool | None) -> Counted:
+    """The run with other settings; an optimizer changes none of the passes."""
+    if list(changes) == ["ppo.optimizer"]:
+        return replace(counted, count=replace(counted.count, config=config))
+    return count_ppo(config, accelerator=accelerator, lengths=counted.lengths)
 
 
 def _speed(config: Config, device: Device, counted: Counted) -> Speed:
@@ -63,7 +85,8 @@ def _speed(config: Config, device: Device, counted: Counted) -> Speed:
         return device.speed
     set_threads(config.runtime.num_threads)
     own = resolve_device(config.runtime.device) if device.is_this else torch.device("cpu")
-    return measured_speed(own, counted.count.precision)
+    width = int(counted.count.blueprints["policy"].config.get_text_config().hidden_size)
+    return measured_speed(own, counted.count.precision, width=width)
 
 
 def _heads(config: Config, stage: str, device: Device, counted: Counted, plan: MachinePlan) -> list[str]:

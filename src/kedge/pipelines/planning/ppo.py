@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, autocast, response_logprobs
-from kedge.models.hollow import Blueprint, HollowModels, freeze_hollow, hollow_models, layers_of
+from kedge.models.hollow import Blueprint, HollowModels, freeze_hollow, held_bytes, hollow_models, layers_of
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_pass, count_training, held_by
@@ -133,7 +133,7 @@ class PpoCount:
                 model.requires_grad_(False)
             else:
                 self._freeze(model, blueprints[role])
-                sizes = _sizes(role, model)
+                sizes = _sizes(role, model) | {f"{role}.weights": self._held(model)}
             figures |= sizes | {f"{role}.trained": 0.0} | _named(f"{role} pass", self._score(model))
         return figures
 
@@ -151,7 +151,8 @@ class PpoCount:
             return torch.stack(terms).sum()
 
         critic = actor_critic.critic
-        return count_training([actor_critic.policy, *([] if critic is None else [critic])], loss)
+        models = [actor_critic.policy, *([] if critic is None else [critic])]
+        return count_training(models, loss, accumulates=len(rows.parts) > 1)
 
     def _rollout(self, policy: LanguageModel) -> Figures:
         """Reading the prompts, drawing a token per row, and reading it."""
@@ -213,8 +214,7 @@ class PpoCount:
         else:
             reference.requires_grad_(False)
         sizes = _sizes("reference", reference)
-        if policy.adapter is not None:
-            sizes |= {"reference.weights": 0.0}
+        sizes |= {"reference.weights": 0.0 if policy.adapter is not None else self._held(reference)}
         rollout = _rollout_of(self.rows, self.rows.largest)
         run = partial(response_logprobs, reference, rollout, **self._numerics)
         return sizes | _named("reference pass", count_pass([reference], run))
@@ -238,6 +238,9 @@ class PpoCount:
 
     def _freeze(self, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
         freeze_hollow(model, self.config.runtime.frozen_dtype, self.precision, saved_bf16=blueprint.saved_bf16)
+
+    def _held(self, model: LanguageModel | ScalarModel) -> float:
+        return float(held_bytes(model, self.config.runtime.frozen_dtype))
 
     @property
     def _numerics(self) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,13 @@ from kedge.memory import MemoryLimit, held_memory, memory_limits
 from kedge.models import Precision, autocast
 from kedge.plan.devices import Device
 from kedge.plan.machine import Speed
-from kedge.training.runtime import resolve_device
+from kedge.training.runtime import keep_freed_memory, resolve_device
 
 __all__ = ["measured_speed", "this_machine"]
 
-SIDE, STREAMED, REPEATS = 768, 2**23, 3
-CALLS = 200
+ROWS, WIDEST, STREAMED = 512, 4096, 2**20
+"""Rows and widest matrix of the product, and numbers of the stream: four megabytes, as activations have."""
+CALLS, REPEATS = 500, 5
 
 
 def this_machine(device_name: str = "auto") -> Device:
@@ -39,33 +41,53 @@ def _room(limit: MemoryLimit) -> float:
     return float(limit.limit - mapped)
 
 
-def measured_speed(device: torch.device, precision: Precision) -> Speed:
-    """Time matrix products, copies and small operations, in less than two seconds."""
-    with torch.no_grad(), autocast(precision, device):
-        factor = nn.Linear(SIDE, SIDE, bias=False, device=device)
-        rows = torch.randn(SIDE, SIDE, device=device)
-        flops = 2 * SIDE**3 / _seconds(lambda: factor(rows), device)
-        numbers = torch.zeros(STREAMED, device=device)
-        bandwidth = 3 * numbers.nbytes / _seconds(lambda: torch.add(numbers, numbers), device)
-        small = torch.zeros(16, device=device)
+def measured_speed(
+    device: torch.device,
+    precision: Precision,
+    *,
+    width: int = 1024,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speed:
+    """Time matrix products, copies and small operations, in less than two seconds.
 
-        def many() -> Tensor:
-            each = small
-            for _ in range(CALLS):
-                each = each + small
-            return each
+    Args:
+        device: Where.
+        precision: Of the products.
+        width: Of the model: products of small matrices are slower.
+        clock: Seconds.
+    """
+    keep_freed_memory()  # as a run does; a new page costs more than what is computed on it
+    rows = torch.randn(ROWS, min(width, WIDEST), device=device)
+    layer = nn.Linear(rows.shape[1], 3 * rows.shape[1], bias=False, device=device)
 
-        call = _seconds(many, device) / CALLS
-    return Speed(flops, bandwidth, call, "measured on this machine")
+    def product() -> Tensor:
+        layer.weight.grad = None
+        with autocast(precision, device):
+            outputs = layer(rows)
+        outputs.backward(outputs.detach())
+        return outputs
+
+    flops = 4 * rows.numel() * layer.out_features / _seconds(product, device, clock)
+    numbers = torch.zeros(STREAMED, device=device)
+    bandwidth = 3 * numbers.nbytes / _seconds(lambda: numbers * numbers, device, clock)
+    small = nn.Parameter(torch.zeros(16, device=device))
+
+    def many() -> Tensor:
+        each: Tensor = small
+        for _ in range(CALLS):
+            each = each + small
+        return each
+
+    return Speed(flops, bandwidth, _seconds(many, device, clock) / CALLS, "measured on this machine")
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The fastest of a few runs after one that allocates memory."""
+def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    """The median of a few runs after one that allocates memory."""
     times = []
     for _ in range(REPEATS + 1):
-        started = time.perf_counter()
+        started = clock()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+        times.append(clock() - started)
+    return median(times[1:])

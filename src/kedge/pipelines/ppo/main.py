@@ -16,6 +16,7 @@ from kedge.data import PromptStream
 from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
+from kedge.pipelines.planning.compared import compared
 from kedge.pipelines.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
 from kedge.pipelines.ppo.costs import write_roles
 from kedge.pipelines.ppo.early_end import EarlyEnd
@@ -28,6 +29,7 @@ from kedge.pipelines.ppo.roles import Roles, load_roles
 from kedge.pipelines.ppo.saved_critic import with_saved_critic
 from kedge.pipelines.ppo.settings import coefficients_of, value_warmup_of
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.plan.machine import MachinePlan
 from kedge.ranks import adaptive_part
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.claim import claimed
@@ -56,6 +58,7 @@ def run_ppo(
     resume: Resume | None = None,
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+    planned: MachinePlan | None = None,
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
@@ -70,6 +73,7 @@ def run_ppo(
         resume: Resume the run in the output folder; start it if there is none.
         callback: Called after each update.
         on_update: The same with the update's number, from 1, and all models of the run.
+        planned: What it should hold, to be compared with what it held.
 
     Raises:
         KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
@@ -99,7 +103,7 @@ def run_ppo(
             raise
         finally:
             metrics = save_result(config, run, roles, interrupted=not outcome, model=fits)
-    end_stage(config, run, outcome)
+    end_stage(config, run, {**outcome, **compared(planned, run.device)})
     return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
 
 

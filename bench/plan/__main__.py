@@ -1,0 +1,53 @@
+"""`python -m bench.plan`: predicted and measured memory and time of short PPO runs, each in a process of its own.
+
+The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
+docs/memory.md from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.plan.cases import CASES, Case
+from bench.plan.page import summary, with_table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS, PAGE = ROOT / "bench" / "results" / "plan.json", ROOT / "docs" / "memory.md"
+HOW = ("live", "process", "probe")
+STEP = 3
+"""Every how many-th run is probed, which takes as long as four runs."""
+
+
+def main() -> None:
+    """Measure what is missing, and print medians and worst cases."""
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    if "--page" not in sys.argv:
+        for how in [name for name in HOW if name in sys.argv[1:]] or HOW:
+            for case in CASES[:: STEP if how == "probe" else 1]:
+                if how not in results.get(case.name, {}):
+                    results.setdefault(case.name, {})[how] = measure(case, how)
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    print(summary(results))
+
+
+def measure(case: Case, how: str) -> dict[str, Any]:
+    """Run one case; what the process printed."""
+    command = [sys.executable, "-W", "ignore", "-m", "bench.plan.child", json.dumps(asdict(case)), how]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{case.name}: {done.stderr[-2000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(case.name, how, json.dumps({name: found[name] for name in sorted(found) if "times" not in name}), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The table of predicted and measured memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from bench.plan.cases import CASES, Case
+
+__all__ = ["BEGIN", "END", "summary", "with_table"]
+
+BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
+Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def with_table(page: str, results: Results) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{_table(results)}\n\n{summary(results)}\n{END}{after}"
+
+
+def summary(results: Results) -> str:
+    """Median and worst error of each prediction."""
+    lines = []
+    for name, errors in _errors(results).items():
+        worst = max(errors, key=abs)
+        middle = 100 * median(map(abs, errors))
+        lines.append(f"- {name}: median {middle:.1f} %, worst {100 * worst:+.1f} %, of {len(errors)} runs")
+    return "\n".join(lines)
+
+
+def _errors(results: Results) -> dict[str, list[float]]:
+    """Relative errors by what is predicted."""
+    found: dict[str, list[float]] = {}
+    for case in CASES:
+        row = results.get(case.name, {})
+        for label, how, predicted, measured in COLUMNS:
+            if how in row and "live" in row and measured in (both := {**row["live"], **row.get(how, {})}):
+                found.setdefault(label, []).append(both[predicted] / both[measured] - 1)
+    return found
+
+
+COLUMNS = (
+    ("closed form against live bytes", "live", "planned", "live"),
+    ("`--probe` against live bytes", "probe", "probed", "live"),
+    ("time of an update", "process", "planned seconds", "seconds"),
+)
+
+
+def _table(results: Results) -> str:
+    lines = [
+        "| model | adapter, critic | rows | planned | live bytes | error | probed | process | update | measured |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        row = results.get(case.name, {})
+        if "live" in row:
+            lines.append(f"| {' | '.join(_cells(case, row))} |")
+    return "\n".join(lines)
+
+
+def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    live, process, probe = (row.get(how, {}) for how in ("live", "process", "probe"))
+    vocabulary = "128k" if case.vocabulary == 128_000 else "2k"
+    recomputed = ", recomputed" if case.checkpointing else ""
+    return [
+        f"{case.family} {case.layers}×{case.hidden}, {vocabulary}{' in bf16' if case.precision == 'bf16' else ''}",
+        f"{case.adapter if case.adapter != 'none' else 'full'}, {case.critic}{recomputed}",
+        f"{case.rows}×({case.prompt}+{case.response})",
+        f"{live['planned']:,.1f}",
+        f"{live['live']:,.1f}",
+        f"{100 * (live['planned'] / live['live'] - 1):+.1f} %",
+        f"{probe['probed']:,.1f}" if probe else "–",
+        f"{process['process']:,.0f}" if process else "–",
+        f"{process['planned seconds']:.1f} s" if process else "–",
+        f"{process['seconds']:.1f} s" if process else "–",
+    ]
