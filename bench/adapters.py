@@ -41,14 +41,14 @@ def memory(folder: Path, peer: Path, rounds: int = ROUNDS) -> None:
     facts, at = runner.facts(workload), runner.workload(workload)
     if not (at / "adapter").is_dir():
         save_reward_adapter(at / "policy", at / "adapter")
-    few: dict[str, Any] = {"workload": workload, "batch": 8, "num_epochs": 2, "num_updates": 3, "num_dropped": 1}
-    separate = "ppo.critic=separate"
+    few: dict[str, Any] = {"workload": workload, "batch": 8, "num_epochs": 1, "num_updates": 3, "num_dropped": 1}
+    separate = ("ppo.critic=separate", "runtime.precision=fp32")
     jobs = {
-        "four roles on one base": Job("ppo", settings=(separate, *ADAPTED), reward="adapter", **few),
+        "four roles on one base": Job("ppo", settings=(*separate, *ADAPTED), reward="adapter", **few),
         "the same, activations recomputed": Job(
-            "ppo", settings=(separate, *ADAPTED, "runtime.activation_checkpointing=true"), reward="adapter", **few
+            "ppo", settings=(*separate, *ADAPTED, "runtime.activation_checkpointing=true"), reward="adapter", **few
         ),
-        "four whole models": Job("ppo", settings=(separate,), **few),
+        "four whole models": Job("ppo", settings=separate, **few),
         "TRL, adapter on the policy": Job("trl", rank=RANK, **few),
         "TRL, four whole models": Job("trl", **few),
     }
