@@ -46,6 +46,16 @@ class AdapterConfig(Section):
         meaning="Scale by alpha / √rank, so that the learning rate need not change with the rank.",
         source="rsLoRA",
     )
+    dropout: float = field(
+        0.0,
+        ge=0,
+        lt=1,
+        meaning="Must be 0: with dropout two passes over the same tokens differ, so that ratios are not 1 before the "
+        "first step, and the KL is not 0.",
+        source="N+, which disables all dropout; LoRA Without Regret trains without it",
+        too_high="any other value than 0 is refused",
+        too_low="no harm: 0 is the only choice",
+    )
     modules_to_save: list[str] = field(
         [],
         meaning="Modules that are trained whole, by the last parts of their names, such as `[embed_tokens]`; their "

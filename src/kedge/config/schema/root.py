@@ -164,6 +164,11 @@ class Config(Section):
     def _check_adapter(self) -> "Config":
         if (kind := self.adapter.kind) == "none":
             return self
+        if self.adapter.dropout:
+            raise ValueError(
+                f"adapter.dropout={self.adapter.dropout:g} makes two passes over the same tokens differ, so that ratios "
+                "are not 1 before the first step; use 0"
+            )
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
             raise ValueError(f"{given} does not work with runtime.parallel=shard; use replicate")
