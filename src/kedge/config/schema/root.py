@@ -166,8 +166,8 @@ class Config(Section):
             return self
         if self.adapter.dropout:
             raise ValueError(
-                f"adapter.dropout={self.adapter.dropout:g} makes two passes over the same tokens differ, so that ratios "
-                "are not 1 before the first step; use 0"
+                f"adapter.dropout={self.adapter.dropout:g} makes two passes over the same tokens differ, so that "
+                "ratios are not 1 before the first step; use 0"
             )
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
