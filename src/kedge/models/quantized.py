@@ -1,10 +1,11 @@
-"""Linear layers whose weights are held in 8 or 4 bits.
+"""Linear layers whose weights are held in 16, 8 or 4 bits.
 
+bf16: every number is rounded to 8 significant bits. 2 bytes per weight.
 int8: every row of a matrix has a scale, its largest number / 127. 1 byte per weight.
 nf4:  every 64 numbers have a scale, which has 8 bits itself; a number is one of 16, dense around 0. 0.52 bytes.
 
-A product reads the weights in the number format of its inputs: int8 is exact in bf16, and scaled after the product; nf4
-is made whole for one product at a time. Gradients reach the inputs; the weights are fixed.
+A product reads the weights in the number format of its inputs: bf16 and int8 are exact in it, and int8 is scaled after
+the product; nf4 is made whole for one product at a time. Gradients reach the inputs; the weights are fixed.
 
 Source: int8, rows as in Dettmers et al. 2022 (arXiv 2208.07339), of weights only; nf4, Dettmers et al. 2023 (arXiv
 2305.14314), by bitsandbytes.
@@ -13,7 +14,7 @@ Source: int8, rows as in Dettmers et al. 2022 (arXiv 2208.07339), of weights onl
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -21,21 +22,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.errors import ConfigError
+from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 
 __all__ = [
     "QUANTIZED",
+    "BaseDtype",
     "QuantizedDtype",
     "QuantizedLinear",
+    "hold_bases",
     "load_bitsandbytes",
     "matrix_of",
     "num_weights",
     "quantize",
 ]
 
-QuantizedDtype = Literal["int8", "nf4"]
+QuantizedDtype = Literal["bf16", "int8", "nf4"]
+BaseDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 QUANTIZED: tuple[QuantizedDtype, ...] = ("int8", "nf4")
 
 BLOCK, OUTER_BLOCK = 64, 256
@@ -76,15 +82,17 @@ class QuantizedLinear(nn.Module):
 
     packed: nn.Parameter
     scales: nn.Parameter
+    """Not in bf16."""
 
     def __init__(self, layer: nn.Linear | Conv1D, dtype: QuantizedDtype) -> None:
         super().__init__()
         weight = matrix_of(layer).detach()
         self.out_features, self.in_features = weight.shape
         self.dtype: QuantizedDtype = dtype
+        self._is_transposed = isinstance(layer, Conv1D)
         self.bias = layer.bias
         # Parameters all of them, so that they move with the model.
-        for name, tensor in (_in_int8(weight) if dtype == "int8" else _in_nf4(weight)).items():
+        for name, tensor in _HELD[dtype](weight).items():
             parameter = nn.Parameter(tensor, requires_grad=False)
             setattr(parameter, STANDS_FOR, weight.numel() if name == "packed" else 0)
             self.register_parameter(name, parameter)
@@ -95,26 +103,32 @@ class QuantizedLinear(nn.Module):
         whole = self._whole(torch.float32)
         return whole * self.scales.float()[:, None] if self.dtype == "int8" else whole
 
+    def saved_weight(self) -> Tensor:
+        """The matrix as the layer that it replaced holds it."""
+        return self.weight.T if self._is_transposed else self.weight
+
     def forward(self, inputs: Float[Tensor, "*rest in_features"]) -> Float[Tensor, "*rest out_features"]:
         """The product, in autocast's number format or that of the inputs."""
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
-        outputs = cast(Tensor, _Product.apply(inputs.to(dtype), self))
-        return outputs if self.bias is None else outputs + self.bias.to(dtype)
+        return cast(Tensor, _Product.apply(inputs.to(dtype), self))
 
     def times(self, inputs: Float[Tensor, "*rest in_features"]) -> Float[Tensor, "*rest out_features"]:
-        """Inputs · weightᵀ."""
-        product = functional.linear(inputs, self._whole(inputs.dtype))
-        return product * self.scales.to(inputs.dtype) if self.dtype == "int8" else product
+        """The product: inputs · weightᵀ + bias."""
+        whole, bias = self._whole(inputs.dtype), None if self.bias is None else self.bias.to(inputs.dtype)
+        if self.dtype != "int8":
+            return functional.linear(inputs, whole, bias)
+        product = functional.linear(inputs, whole) * self.scales.to(inputs.dtype)
+        return product if bias is None else product + bias
 
     def times_transposed(self, outputs: Float[Tensor, "*rest out_features"]) -> Float[Tensor, "*rest in_features"]:
-        """Outputs · weight: the gradient of the inputs."""
+        """The gradient of the inputs: outputs · weight."""
         scaled = outputs * self.scales.to(outputs.dtype) if self.dtype == "int8" else outputs
         return scaled @ self._whole(outputs.dtype)
 
     def _whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix; in int8 up to the scales of its rows."""
-        if self.dtype == "int8":
+        if self.dtype != "nf4":
             return self.packed.to(dtype)
         from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
 
@@ -152,21 +166,66 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
         dtype: The number format.
         kept: Weights of layers that stay as they are.
     """
-    left = {id(weight) for weight in kept}
-    found = [
-        (parent, name, layer)
-        for parent in body.modules()
-        for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in left
-    ]
     replaced: dict[nn.Module, QuantizedLinear] = {}
-    for parent, name, layer in found:
+    for parent, name, layer in _linear_layers(body, kept):
         if dtype == "nf4" and matrix_of(layer).shape[1] % 2:
             continue
         if layer not in replaced:  # a layer may have two names
             replaced[layer] = QuantizedLinear(layer, dtype)
         setattr(parent, name, replaced[layer])
     return len(replaced)
+
+
+@torch.no_grad()
+def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype) -> None:
+    """Hold the matrices under adapters in a number format, in place; what models share, they share from then on, too.
+
+    auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are the same, to the bit.
+    bf16, int8, nf4: every one, as in `quantize`.
+
+    Embeddings, output layers, and what an adapter holds whole stay as they are.
+
+    Args:
+        models: All models on the bases, checked before.
+        dtype: The number format.
+
+    Raises:
+        ConfigError: nf4 cannot be had.
+    """
+    if dtype == "fp32":
+        return
+    held: dict[nn.Parameter, QuantizedLinear] = {}
+    for model in models:
+        outputs = [each.get_output_embeddings() for each in model.modules() if isinstance(each, PreTrainedModel)]
+        kept = [each for layer in outputs if layer is not None for each in layer.parameters()]
+        for parent, name, layer in _linear_layers(model, kept):
+            weight = layer.get_parameter("weight")
+            if not is_frozen(weight) or not _fits(layer, dtype):
+                continue
+            if weight not in held:
+                held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype)
+                for each in held[weight].parameters():
+                    mark_frozen(each)
+            setattr(parent, name, held[weight])
+
+
+def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
+    """The linear layers of a model with the modules that have them, without those of these weights."""
+    left = {id(weight) for weight in kept}
+    return [
+        (parent, name, layer)
+        for parent in body.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in left
+    ]
+
+
+def _fits(layer: nn.Linear | Conv1D, dtype: BaseDtype) -> bool:
+    """Whether a layer can be held so."""
+    if dtype == "auto":  # GPT-2's layers multiply in another order, with another rounding
+        rows = layer.weight.split(4096)
+        return isinstance(layer, nn.Linear) and all(torch.equal(part, part.bfloat16().float()) for part in rows)
+    return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 
 
 def matrix_of(layer: nn.Linear | Conv1D) -> Float[Tensor, "out_features in_features"]:
@@ -199,6 +258,13 @@ def _in_nf4(weight: Tensor) -> dict[str, Tensor]:
         "outer_scales": outer.absmax,
         "offset": state.offset,
     }
+
+
+_HELD: dict[QuantizedDtype, Callable[[Tensor], dict[str, Tensor]]] = {
+    "bf16": lambda weight: {"packed": weight.bfloat16()},
+    "int8": _in_int8,
+    "nf4": _in_nf4,
+}
 
 
 @cache

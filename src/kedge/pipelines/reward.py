@@ -25,7 +25,7 @@ from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
-from kedge.runs.frozen import say_loaded_whole
+from kedge.runs.frozen import hold_bases_of, say_loaded_whole
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
@@ -163,6 +163,7 @@ def load_reward_inputs(
         ranks=run.ranks,
     )
     say_loaded_whole(model)
+    hold_bases_of([model], config)
     shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized
 
     context = model.context_length

@@ -32,7 +32,7 @@ from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
-from kedge.runs.frozen import say_loaded_whole
+from kedge.runs.frozen import hold_bases_of, say_loaded_whole
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
@@ -168,6 +168,7 @@ def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | No
     )
     say_loaded_whole(model)
     shard_model(model, run.ranks, run.precision)
+    hold_bases_of([model], config)
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
     split = run.data.split("demonstrations", records, config)
     mixture = run.data.mixture("demonstrations", config, split.train_rows)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from torch import nn
 
 from kedge.config import Config
 from kedge.data import Prompt
@@ -12,39 +14,51 @@ from kedge.errors import RewardError
 from kedge.logs.progress import say
 from kedge.models import HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
+from kedge.models.quantized import hold_bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads
 
-__all__ = ["freeze_models", "freeze_rewards", "say_loaded_whole"]
+__all__ = ["freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
 
 NUM_TEXTS = 8
 """Prompts on which the error of a reward model's number format is measured."""
 
 
-def freeze_rewards(rewards: WeightedReward, config: Config, run: Run, prompts: Sequence[Prompt]) -> None:
-    """Freeze reward models as `freeze_models` does, and measure how much their number format changes their scores.
+@contextmanager
+def measuring_scores(rewards: WeightedReward, config: Config, prompts: Sequence[Prompt]) -> Iterator[None]:
+    """Measure and say how much the scores of reward models change in the block, where their weights are rounded.
 
     Args:
-        rewards: All models of them were checked, and nothing else shares their weights.
+        rewards: The reward models.
         config: The resolved configuration.
-        run: Source of precision, device and ranks.
         prompts: Some of them are scored, before and after.
     """
-    models = {name: each.model for name, each in rewards.models.items()}
-    is_exact = config.runtime.frozen_dtype in ("auto", "fp32")
-    before = {} if is_exact else _scores(rewards, prompts[:NUM_TEXTS])
-    freeze_models(models.values(), config, run)
+    formats = {config.runtime.frozen_dtype, config.adapter.base_dtype if config.adapter.kind != "none" else "auto"}
+    before = _scores(rewards, prompts[:NUM_TEXTS]) if formats - {"auto", "fp32"} else {}
+    yield
     after = _scores(rewards, prompts[:NUM_TEXTS]) if before else {}
+    models = {name: each.model for name, each in rewards.models.items()}
     for name in before.keys() & after.keys() & models.keys():
         apart = [abs(one - other) for one, other in zip(before[name], after[name], strict=True)]
         models[name].rounding_error = error = statistics.fmean(apart)
-        if config.runtime.frozen_dtype != "bf16":
+        if error and formats & {"int8", "nf4"}:
             say(
-                f"Held in {config.runtime.frozen_dtype}, {name} scores {len(apart)} prompts differently by {error:.2g} "
-                f"on average, {max(apart):.2g} at most; the scores have a standard deviation of "
+                f"With weights in fewer bits, {name} scores {len(apart)} prompts differently by {error:.2g} on "
+                f"average, {max(apart):.2g} at most; the scores have a standard deviation of "
                 f"{statistics.pstdev(before[name]):.2g}."
             )
+
+
+def hold_bases_of(models: Iterable[nn.Module | None], config: Config) -> None:
+    """Hold the bases under a run's adapters in `adapter.base_dtype`, in place; nothing where all weights are trained.
+
+    Args:
+        models: All models of the run; None is left out.
+        config: The resolved configuration.
+    """
+    if config.adapter.kind != "none" and not (config.adapter.kind == "dora" and config.adapter.base_dtype == "auto"):
+        hold_bases([each for each in models if each is not None], config.adapter.base_dtype)
 
 
 def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:

@@ -200,8 +200,10 @@ def open_run(
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
     source = config.reward_model.base or config.model if stage == "reward" else config.model
-    if config.runtime.frozen_dtype == "nf4":
-        load_bitsandbytes("runtime.frozen_dtype=nf4", device)
+    held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
+    held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
+    for name in (name for name, dtype in held.items() if dtype == "nf4"):
+        load_bitsandbytes(f"{name}=nf4", device)
     for name, kind in _optimizers(config, stage).items():
         check_optimizer(kind, device, named=name, is_sharded=ranks.is_sharded)
     width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)

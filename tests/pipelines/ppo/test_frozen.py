@@ -75,6 +75,6 @@ def test_what_fewer_bits_do_to_scores_and_kl_is_measured_and_said(
     # The critic starts as a copy of the reward model, and is trained: it was copied before that.
     assert roles["critic"]["weights_bytes"] == 4 * roles["critic"]["parameters"]
     output = "".join(capsys.readouterr())
-    assert output.count(f"Held in {dtype}, reward scores 8 prompts differently by ") == 1
+    assert output.count("With weights in fewer bits, reward scores 8 prompts differently by ") == 1
     assert output.count(f"Held in {dtype}, the reference differs") == (first["objective/reference_error"] > 0.01)
     assert [row["objective/kl"] for row in run(tmp_path / "again")] == [row["objective/kl"] for row in (first, second)]

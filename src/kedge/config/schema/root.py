@@ -172,6 +172,11 @@ class Config(Section):
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
             raise ValueError(f"{given} does not work with runtime.parallel=shard; use replicate")
+        if kind == "dora" and (held := self.adapter.base_dtype) in ("bf16", "int8", "nf4"):
+            raise ValueError(
+                f"{given} needs the whole matrices in every pass, so adapter.base_dtype={held} saves little; use auto, "
+                "or adapter.kind=lora"
+            )
         return self
 
     @model_validator(mode="after")

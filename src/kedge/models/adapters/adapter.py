@@ -105,7 +105,7 @@ class Adapter:
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of the whole model by their names in the base, with the adapter's added."""
-        for name, tensor in self._model.state_dict().items():
+        for name, tensor in _whole_state(self._model):
             if ".lora_" in name:
                 continue
             layer, inner, _ = name.partition(".base_layer.weight")
@@ -258,6 +258,19 @@ def _own(model: nn.Module, name: str) -> None:
 
 def _lora_weights(model: nn.Module) -> dict[str, Tensor]:
     return import_peft().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+
+
+def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's state, with the weights of layers in fewer bits as they are multiplied."""
+    held = {
+        name: layer for name, layer in model.named_modules(remove_duplicate=False) if hasattr(layer, "saved_weight")
+    }
+    for name, tensor in model.state_dict().items():
+        owner, _, last = name.rpartition(".")
+        if owner not in held or last == "bias":
+            yield name, tensor
+        elif last == "packed":
+            yield f"{owner}.weight", cast(Any, held[owner]).saved_weight()
 
 
 def _with_delta(layer: Any, weight: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.adapter import bases_of
-from kedge.runs.frozen import freeze_models, freeze_rewards
+from kedge.runs.frozen import freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run
@@ -112,8 +112,11 @@ def load_roles(
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     room = _longest_prompt(config, actor_critic, models)
     records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
-    freeze_rewards(rewards, config, run, records.train)
-    reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
+    scoring = [each.model for each in rewards.models.values()]
+    with measuring_scores(rewards, config, records.train):
+        freeze_models(scoring, config, run)
+        reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
+        hold_bases_of([actor_critic, reference, *scoring], config)
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
