@@ -15,6 +15,8 @@ from typing_extensions import Self
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
 from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.training.optimizer_kinds import Optimizer
+from kedge.training.pass_trial import find_tokens
 
 __all__ = ["Batch", "LanguageLearner", "Learner"]
 
@@ -144,6 +146,16 @@ class LanguageLearner:
     def needs_values(self) -> bool:
         """See `Learner`."""
         return self.actor_critic.has_critic
+
+    def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
+        """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
+
+        def run_pass(rows: list[int]) -> None:
+            outputs = self._forward(rollout.select(torch.tensor(rows, device=rollout.response_ids.device)))
+            tables = (outputs.logprobs, outputs.entropy, outputs.values)
+            torch.stack([each.sum() for each in tables if each is not None and each.requires_grad]).sum().backward()
+
+        find_tokens(self.micro_batch_tokens, rollout.row_lengths, run_pass, optimizer, ranks=self.ranks)
 
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
         """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None."""

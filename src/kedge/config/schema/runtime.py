@@ -70,8 +70,9 @@ class RuntimeConfig(Section):
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] | None = field(
         MOST_TOKENS,
         meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
-        "batch at once. auto: 8,192, and half as many when memory runs out: the step is repeated in smaller passes, "
-        "and the run goes on with them; so it does with fewer responses sampled at once, unless "
+        "batch at once. auto: 8,192 (65,536 on a GPU), or so many halvings less that a training pass fits into free "
+        "memory, which two small passes at the start tell; and half as many when memory runs out: the step is repeated "
+        "in smaller passes, and the run goes on with them. So it does with fewer responses sampled at once, unless "
         "rollout.micro_batch_size is set. A number is kept. Does not change the gradient.",
         source="kedge: on a CPU no larger value is faster, and memory stays bounded",
         too_high="out of memory",

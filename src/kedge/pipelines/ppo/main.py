@@ -143,6 +143,7 @@ def train(
 
                 with clock.phase("experience"):
                     learner = now.learner(update, coefficients)
+                    learner.find_tokens(batch.trained.rollout, roles.optimizer)
                     reused = None if batch.is_flat else learner  # whose pass no step would use
                     experience = now.collect(batch.trained, coefficients, learner=reused)
                     guard.check_experience(experience)

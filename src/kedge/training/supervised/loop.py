@@ -15,7 +15,16 @@ from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.memory import in_phase
-from kedge.ranks import ALONE, PassTokens, Ranks, adaptive_part, budget_metrics, tokens_of, within_memory
+from kedge.ranks import (
+    ALONE,
+    AdaptiveTokens,
+    PassTokens,
+    Ranks,
+    adaptive_part,
+    budget_metrics,
+    tokens_of,
+    within_memory,
+)
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import Stateful, TrainingState
 from kedge.training.optimizer import (
@@ -27,6 +36,7 @@ from kedge.training.optimizer import (
     set_learning_rate,
 )
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
+from kedge.training.pass_trial import find_tokens
 from kedge.training.runtime import stream
 from kedge.training.stopping import Terminated
 
@@ -200,6 +210,12 @@ def train_supervised(
     split = micro_batch_tokens
     parts = {"evaluation": evaluation, **(state or {})}
     loop.restore(TrainingState({"weights": weights}, built, parts, added=adaptive_part(split)))
+    lengths = [objective.length(example) for example in examples] if isinstance(split, AdaptiveTokens) else []
+
+    def run_pass(rows: list[int]) -> None:
+        objective.sums([examples[row] for row in rows])["loss"].backward()
+
+    find_tokens(split, lengths, run_pass, built, ranks=ranks)
     taken = loop.done
     batches = _batches(
         len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)

@@ -1,0 +1,98 @@
+"""Finds how many tokens a training pass can hold, by two small passes before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from kedge.memory import free_memory, in_phase, with_unit
+from kedge.models.live_bytes import LiveBytes
+from kedge.ranks import AdaptiveTokens, PassTokens, Ranks
+from kedge.training.optimizer_kinds import Optimizer
+
+__all__ = ["find_tokens"]
+
+MOST_ON_GPU = 65_536
+"""Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to begin with."""
+
+SHARE = 0.8
+"""Share of the free memory that a pass may take: allocators lose some to gaps, and rows differ."""
+
+MOMENT_BYTES = 8
+"""Per trained parameter: Adam's two moments, which come with the first step."""
+
+
+@in_phase("the update")
+def find_tokens(
+    budget: PassTokens,
+    lengths: Sequence[int],
+    run_pass: Callable[[list[int]], object],
+    optimizer: Optimizer,
+    *,
+    ranks: Ranks,
+) -> None:
+    """Set the tokens per pass to the largest power of two that fits, unless they are given or known already.
+
+    A pass over the longest row is measured, and one over the two longest if it surely fits: a system that grants more
+    than it has would end the process. Memory grows linearly with the tokens. No state changes: gradients are dropped,
+    and random numbers are drawn again.
+
+    Args:
+        budget: Tokens per pass; set here if they are adaptive.
+        lengths: Tokens per row.
+        run_pass: Makes a forward and backward pass over some rows.
+        optimizer: Of the trained parameters.
+        ranks: All of them get the smallest number that one of them finds. With sharded weights none is looked for.
+
+    Raises:
+        MemoryError: Not even the longest row fits.
+    """
+    if not isinstance(budget, AdaptiveTokens) or budget.is_found or ranks.is_sharded:
+        return
+    longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[:2]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    device, row = weights[0].device, lengths[longest[0]]
+    free = _free(device) - (0 if optimizer.state else MOMENT_BYTES * sum(weight.numel() for weight in weights))
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    one = _peak(lambda: run_pass(longest[:1]), optimizer, weights)
+    if one > free:
+        raise MemoryError(f"a row of {row} tokens tried to allocate {one} bytes")
+    per_token = one / row  # at most: a part of it does not grow with the tokens
+    if len(longest) > 1 and 2 * one < SHARE * free:
+        per_token = (_peak(lambda: run_pass(longest), optimizer, weights) - one) / lengths[longest[1]]
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], device)
+    tokens = MOST_ON_GPU if device.type == "cuda" else budget.tokens
+    # Fewer tokens than the longest row has change nothing: a pass holds at least one row.
+    while tokens > row and one + per_token * (tokens - row) > SHARE * free:
+        tokens //= 2
+    tokens = -ranks.largest(-max(tokens, 1))
+    budget.start_with(tokens, f", of {with_unit(per_token)} each, with {with_unit(free)} free")
+
+
+def _peak(run: Callable[[], object], optimizer: Optimizer, held: Iterable[Tensor]) -> int:
+    """Bytes that a pass takes beyond what was there before, its gradients included."""
+    held = list(held)
+    device = held[0].device
+    try:
+        if device.type == "cuda":
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            run()
+            return torch.cuda.max_memory_allocated(device) - before
+        with LiveBytes() as counter:
+            before = counter.hold(held)
+            run()
+            return counter.restart() - before
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _free(device: torch.device) -> int:
+    if device.type != "cuda":
+        return free_memory()
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + reusable
