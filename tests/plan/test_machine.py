@@ -106,8 +106,9 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
     [
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"ppo.critic": "separate", "runtime.activation_checkpointing": True},
+        {"adapter.kind": "lora", "adapter.base_dtype": "int8"},
     ],
-    ids=["micro-batches", "separate critic"],
+    ids=["micro-batches", "separate critic", "base in 8 bits"],
 )
 def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Within 5 %: the published target of the closed form's median."""

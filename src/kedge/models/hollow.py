@@ -42,10 +42,10 @@ from kedge.models.pretrained import (
     loading_reason,
     quiet_transformers,
 )
-from kedge.models.quantized import quantize
+from kedge.models.quantized import BaseDtype, hold_bases, quantize
 from kedge.models.scalar import ScalarModel
 
-__all__ = ["Blueprint", "freeze_hollow", "held_bytes", "hollow_models", "read_blueprint"]
+__all__ = ["Blueprint", "freeze_hollow", "held_bytes", "hold_hollow_base", "hollow_models", "read_blueprint"]
 
 NF4 = 1 / 2 + 1 / 64
 """Bytes of a number in nf4: 4 bits, and a scale of 8 bits for each 64."""
@@ -206,6 +206,13 @@ def freeze_hollow(
         if module.weight.dtype == torch.bfloat16:
             module.register_forward_hook(_in_fp32)
     model.holds_bf16 = True
+
+
+def hold_hollow_base(model: LanguageModel | ScalarModel, dtype: BaseDtype, *, saved_bf16: bool) -> None:
+    """Hold the base under a model's adapter as `hold_bases` does; see `freeze_hollow`."""
+    if dtype == "auto":
+        dtype = "bf16" if saved_bf16 else "fp32"
+    hold_bases([model], "int8" if dtype == "nf4" else dtype)
 
 
 def held_bytes(model: LanguageModel | ScalarModel, dtype: FrozenDtype) -> int:

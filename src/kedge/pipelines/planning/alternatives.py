@@ -31,6 +31,8 @@ def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iter
         yield _one("adapter.kind", "lora")
         both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}
         yield " ".join(_written(name, value) for name, value in both.items()), both
+    elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
+        yield _one("adapter.base_dtype", "nf4")
     if config.ppo.optimization.optimizer == "adamw":
         yield _one("ppo.optimizer", "adamw8bit")
     rows = config.rollout.num_prompts * config.rollout.num_responses

@@ -13,7 +13,15 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, autocast, response_logprobs
-from kedge.models.hollow import Blueprint, HollowModels, freeze_hollow, held_bytes, hollow_models, layers_of
+from kedge.models.hollow import (
+    Blueprint,
+    HollowModels,
+    freeze_hollow,
+    held_bytes,
+    hold_hollow_base,
+    hollow_models,
+    layers_of,
+)
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_pass, count_training, held_by
@@ -104,17 +112,19 @@ class PpoCount:
         built = {role: each.with_layers(layers[role]) for role, each in blueprints.items()}
         adapter = adapter_of(config)
         policy = hollow.language(built["policy"], value_head=critic_kind == "shared", bins=bins, adapter=adapter)
+        self._hold_base(policy, blueprints["policy"])
         critic = None
         if "critic" in built:
             critic = hollow.scalar(built["critic"], adapter=adapter)
+            self._hold_base(critic, blueprints["critic"])
             if bins is not None:
                 hollow.empty(critic.predict_histogram(bins))
         actor_critic = ActorCritic(policy, critic, value_gradient=config.ppo.value.value_gradient)
         if config.runtime.activation_checkpointing:
             actor_critic.checkpoint_activations()
-        figures = _sizes("policy", policy)
+        figures = self._sizes("policy", policy)
         if critic is not None:
-            figures |= _sizes("critic", critic, only_own=self._shares("critic"))
+            figures |= self._sizes("critic", critic, only_own=self._shares("critic"))
         figures |= _named("train", self._train(actor_critic))
         for model in (policy, *([] if critic is None else [critic])):
             model.zero_grad(set_to_none=True)
@@ -128,7 +138,8 @@ class PpoCount:
         for role in (role for role in built if role.startswith("reward")):
             own = adapter if blueprints[role].is_adapter else None
             model = hollow.scalar(built[role], adapter=own)
-            sizes = _sizes(role, model, only_own=self._shares(role))
+            self._hold_base(model, blueprints[role])
+            sizes = self._sizes(role, model, only_own=self._shares(role))
             if self._shares(role) or own is not None:
                 model.requires_grad_(False)
             else:
@@ -238,6 +249,18 @@ class PpoCount:
 
     def _freeze(self, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
         freeze_hollow(model, self.config.runtime.frozen_dtype, self.precision, saved_bf16=blueprint.saved_bf16)
+
+    def _hold_base(self, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
+        adapter = self.config.adapter
+        if model.adapter is not None and not (adapter.kind == "dora" and adapter.base_dtype == "auto"):
+            hold_hollow_base(model, adapter.base_dtype, saved_bf16=blueprint.saved_bf16)
+
+    def _sizes(self, role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:
+        """See `_sizes`; those of a base in nf4 are counted as they are held."""
+        sizes = _sizes(role, model, only_own=only_own)
+        if model.adapter is not None and self.config.adapter.base_dtype == "nf4" and not only_own:
+            sizes[f"{role}.weights"] = float(held_bytes(model, "nf4"))
+        return sizes
 
     def _held(self, model: LanguageModel | ScalarModel) -> float:
         return float(held_bytes(model, self.config.runtime.frozen_dtype))
