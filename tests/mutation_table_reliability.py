@@ -9,6 +9,7 @@ __all__ = ["RELIABILITY"]
 CHECKPOINT = "tests/training/checkpoint/test_checkpoint.py"
 CRASHES = "tests/training/checkpoint/test_checkpoint_crashes.py"
 KEEPER = "tests/training/checkpoint/test_resume.py"
+MEMORY = "tests/pipelines/test_out_of_memory.py"
 SCHEDULE = "tests/training/checkpoint/test_save_schedule.py"
 STOPPING = "tests/training/test_stopping.py"
 GUARD = "tests/training/guard/test_guard.py"
@@ -101,6 +102,42 @@ RELIABILITY = (
         "            restore_random_state(*generators)\n",
         "            pass\n",
         "tests/pipelines/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
+    ),
+    # Memory that runs out.
+    Mutation(
+        "half-an-update-saved-when-memory-runs-out",
+        "pipelines/ppo/guarding.py",
+        "            loop.begin_changes()\n",
+        "            pass\n",
+        f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken",
+    ),
+    Mutation(
+        "repeated-passes-draw-other-random-numbers",
+        "ranks/budget.py",
+        "        _restore_random_states(states)\n",
+        "",
+        "tests/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
+    ),
+    Mutation(
+        "gradients-of-the-failed-passes-kept",
+        "training/supervised/loop.py",
+        "    def summed() -> dict[str, float]:\n        begin()\n",
+        "    begin()\n\n    def summed() -> dict[str, float]:\n",
+        "tests/training/supervised/test_loop.py::test_gradients_of_passes_before_the_one_that_failed_are_dropped",
+    ),
+    Mutation(
+        "found-tokens-not-saved",
+        "pipelines/ppo/main.py",
+        "added = adaptive_part(run.micro_batch_tokens)",
+        "added = adaptive_part(None)",
+        f"{MEMORY}::test_with_auto_the_step_is_repeated_in_smaller_passes",
+    ),
+    Mutation(
+        "memory-of-the-failed-step-kept",
+        "memory/exhaustion.py",
+        "            traceback.clear_frames(error.__traceback__)\n",
+        "            pass\n",
+        "tests/memory/test_exhaustion.py::test_what_a_failed_function_held_is_freed",
     ),
     # The saved state.
     Mutation(

@@ -116,13 +116,16 @@ def test_ppo_ends_in_one_line_and_goes_on_to_the_bit(
     assert_same(tmp_path / "split", whole)
 
 
-def test_a_step_that_was_not_taken_costs_no_update(tmp_path: Path, policy: Path, exhaust: Exhaust) -> None:
-    """Only time triggers saving here, so that the checkpoint is the one of the failure."""
+@pytest.mark.parametrize(("call", "saved"), [(1, ["update-000003"]), (2, [])])
+def test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken(
+    call: int, saved: list[str], tmp_path: Path, policy: Path, exhaust: Exhaust
+) -> None:
+    """Only time triggers saving here, so that a checkpoint is the one of the failure."""
     config = configure(policy, tmp_path / "run", num_updates=4)
-    exhaust("kedge.training.learner:LanguageLearner.evaluate", after=3)
+    exhaust("kedge.training.learner:LanguageLearner.evaluate", after=3, call=call)
     with pytest.raises(OutOfMemoryError):
         run_ppo(config, prompts=PROMPTS, reward=len_of)
-    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["update-000003"]
+    assert [each.name for each in (tmp_path / "run").glob("checkpoints/*")] == saved
     assert len(metrics_without_times(tmp_path / "run")) == 3
 
 
@@ -184,6 +187,14 @@ def test_the_command_prints_one_line(
     assert line.startswith("error: out of memory during loading: 1024 TiB more were asked for, the process holds ")
     assert line.endswith("Try adapter.kind=lora")
     assert not (tmp_path / "run").exists()
+
+
+def test_commands_that_are_no_stage_print_one_line_as_well(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("kedge.cli.app", lambda: bytes(2**62))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: out of memory during the command: the process holds ")
 
 
 def limited(arguments: list[str], most: int | None) -> subprocess.CompletedProcess[str]:

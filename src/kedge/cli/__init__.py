@@ -12,6 +12,7 @@ from kedge.cli.command import Group
 from kedge.config import RANKED
 from kedge.errors import ConfigError, KedgeError, PushError
 from kedge.invocation import mark_command_line, num_ranks
+from kedge.memory import Exhaustion, is_out_of_memory
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
@@ -71,3 +72,8 @@ def _run() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(1 if isinstance(error, PushError) else 2)
+    except Exception as error:
+        if num_ranks() > 1 or not is_out_of_memory(error):
+            raise
+        typer.echo(f"error: {Exhaustion.of(error, 'the command')}", err=True)
+        sys.exit(2)

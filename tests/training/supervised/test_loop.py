@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError, NumericsError
+from kedge.ranks import AdaptiveTokens
 from kedge.training.supervised.loop import accumulate_gradients, count_steps, evaluate, train_supervised
 
 Pull = tuple[float, float]
@@ -60,6 +61,25 @@ def test_the_gradient_does_not_depend_on_the_split(micro_batch_tokens):
     assert objective.point.grad.item() == pytest.approx(sum(w * (2.0 - t) for t, w in PULLS) / total, abs=1e-12)
     assert means["loss"] == pytest.approx(sum(0.5 * w * (2.0 - t) ** 2 for t, w in PULLS) / total, abs=1e-12)
     assert means["target"] == pytest.approx(sum(w * t for t, w in PULLS) / total, abs=1e-12)
+
+
+def test_gradients_of_passes_before_the_one_that_failed_are_dropped():
+    """Passes of 11 tokens; the second one fails, when the first has left its gradient."""
+
+    class Failing(WeightedPull):
+        def sums(self, examples: Sequence[Pull]) -> dict[str, Tensor]:
+            if len(self.seen) == 1:
+                self.seen.append([])
+                raise MemoryError
+            return super().sums(examples)
+
+    objective, budget = Failing(start=2.0), AdaptiveTokens(11)
+    optimizer = torch.optim.SGD([objective.point])
+    accumulate_gradients(objective, PULLS, micro_batch_tokens=budget, begin=optimizer.zero_grad)
+    assert (budget.tokens, len(objective.seen[0])) == (6, 2)
+    total = sum(weight for _, weight in PULLS)
+    assert objective.point.grad is not None
+    assert objective.point.grad.item() == pytest.approx(sum(w * (2.0 - t) for t, w in PULLS) / total, abs=1e-12)
 
 
 def test_a_micro_batch_holds_examples_of_like_length_the_longest_first():
