@@ -686,6 +686,20 @@ MUTATIONS = (
         "weight_decay: float = 0.01",
         f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
     ),
+    Mutation(
+        "moments-lose-their-number-format",
+        "training/checkpoint/state.py",
+        "    _undo_casts(optimizer, restored)\n",
+        "",
+        "tests/training/checkpoint/test_state.py::test_two_parts_are_the_whole_with_every_optimizer[4-4-adafactor-dtype1]",
+    ),
+    Mutation(
+        "scales-missing-in-the-gradient",
+        "models/quantized.py",
+        'scaled = outputs * self.scales.to(outputs.dtype) if self.dtype == "int8" else outputs',
+        "scaled = outputs",
+        "tests/models/test_quantized.py::test_products_and_gradients_are_those_of_the_whole_matrix[linear-True-int8]",
+    ),
     # Rows without padding, and the fast paths: each must be what the plain one is. A trunk that packs or decodes
     # wrongly is found out when it is made, and run in a slower way: such mistakes show in the way that is chosen.
     Mutation(
