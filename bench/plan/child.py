@@ -16,7 +16,7 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 from bench.plan.cases import Case
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.planning.plan import count_ppo, plan_ppo
+from kedge.pipelines.planning.plan import count_ppo, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.shallow import save_shallow, text_of
 from kedge.pipelines.planning.this_machine import measured_speed
@@ -77,7 +77,7 @@ def main() -> None:
         precision = "bf16" if case.precision == "bf16" else "fp32"
         speed = measured_speed(torch.device("cpu"), precision, width=case.hidden, clock=clock)
         counted = count_ppo(config)
-        plan = plan_ppo(counted, speed)
+        plan = plan_of(counted, speed)
         found: dict[str, Any] = {
             "planned": plan.peak.bytes / MIB,
             "phase": plan.peak.name,

@@ -20,10 +20,12 @@ from kedge.models.live_bytes import LiveBytes
 from kedge.pipelines.planning.before import plan_before
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.machine import plan_machine
-from kedge.pipelines.planning.plan import count_ppo, plan_ppo
+from kedge.pipelines.planning.plan import count_ppo, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.shallow import save_shallow, text_of
 from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
 from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Part, Phase
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
@@ -116,7 +118,7 @@ def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, A
     rows.write_text("\n".join(f'{{"prompt": "The boat {number}"}}' for number in range(10, 26)))
     shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24, "ppo.num_updates": 2, "ppo.num_epochs": 2}
     config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape, **settings})
-    planned = plan_ppo(count_ppo(config)).peak.bytes
+    planned = plan_of(count_ppo(config)).peak.bytes
     counter = LiveBytes()
     with counter:
         run_ppo(config, reward=scores)
@@ -150,6 +152,28 @@ def test_a_plan_knows_its_peak_and_its_run() -> None:
     phases = (Phase("rollout", (Part("policy", "weights", 10.0),), 1.0), Phase("train", (), 3.0))
     plan = MachinePlan("ppo", phases, updates=5, process=7.0, overhead=0.1)
     assert (plan.peak.name, plan.needed, plan.seconds, plan.whole) == ("rollout", 18.0, 4.0, 20.0)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, tmp_path: Path) -> None:
+    """Within 5 %, as above; rows of one length, in micro-batches of four."""
+    size = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    save_shallow(LlamaConfig(**size, num_hidden_layers=3), tmp_path / "model")
+    texts = [{"prompt": prompt} for prompt in text_of([60] * 16)]
+    answers = {"completion": "abcde"} if stage == "sft" else {"chosen": "abcde", "rejected": "fghij"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({**row, **answers}) for row in texts))
+    section, data = ("sft", "demonstrations") if stage == "sft" else ("reward_model", "comparisons")
+    flags = {"model": str(tmp_path / "model"), "out": str(tmp_path / "out"), f"data.{data}": [str(rows)]}
+    budget = {f"{section}.batch_size": 8, "runtime.micro_batch_tokens": 264 if stage == "sft" else 528}
+    fixed = {"runtime.device": "cpu", "data.eval_fraction": 0.0}
+    config = load_config(None, (), {**flags, **budget, **fixed}, None, stage=stage)
+    planned = plan_of(count_stage(config, stage))
+    counter = LiveBytes()
+    with counter:
+        (run_sft if stage == "sft" else run_reward)(config)
+    assert planned.peak.bytes == pytest.approx(counter.peak, rel=0.05)
+    assert planned.updates == 2 * (config.sft if stage == "sft" else config.reward_model).num_epochs
 
 
 def test_the_probe_of_shallow_models_is_what_a_deep_one_holds(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-PLANNED = ("ppo",)
+PLANNED = ("sft", "reward", "ppo", "rlhf")
 """The stages that can be planned for one machine."""
 MACHINE, CLUSTER = "One machine", "A cluster (--cluster)"
 CRITICS = ("shared", "separate", "none")
@@ -166,6 +166,6 @@ def _resolve(
         known = "cannot be planned" if stage in STAGES else "is no stage"
         raise ConfigError(f"{stage!r} {known}; kedge plan takes {', '.join(PLANNED)}, and then FIELD=VALUE")
     resolved = load_config(file, overrides or (), flags, preset, stage=stage)
-    if resolved.model is None:
+    if resolved.model is None and not (stage == "reward" and resolved.reward_model.base):
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
     return resolved

@@ -19,7 +19,17 @@ from typing import Final
 
 from kedge.plan.machine import Part, Phase, Speed, merged
 
-__all__ = ["PpoWork", "cache_columns", "flops_of", "ppo_phases", "rollout_bytes", "state_bytes"]
+__all__ = [
+    "ADAM_PASSES",
+    "CLIP_PASSES",
+    "PpoWork",
+    "cache_columns",
+    "flops_of",
+    "ppo_phases",
+    "rollout_bytes",
+    "state_bytes",
+    "train_phase",
+]
 
 MIN_GROWTH = 32
 """Columns by which the key–value cache grows at least."""
@@ -186,26 +196,37 @@ def _experience(figures: Mapping[str, float], work: PpoWork, speed: Speed | None
     return Phase("experience", merged([*held, *most]), seconds)
 
 
-def _train(figures: Mapping[str, float], work: PpoWork, speed: Speed | None, held: list[Part]) -> Phase:
-    """The part of the backward pass with the highest peak, with new gradients and with some that are added to."""
-    options = [_backward(figures, "fresh", number, 0.0) for number in _numbers(figures)]
-    if work.accumulates:
-        options += [_backward(figures, "again", number, figures["train.gradients"]) for number in _numbers(figures)]
+def train_phase(
+    figures: Mapping[str, float], held: list[Part], *, role: str, accumulates: bool, seconds: float | None
+) -> Phase:
+    """The part of the backward pass with the highest peak, with new gradients and with some that are added to.
+
+    Args:
+        figures: As in `ppo_phases`.
+        held: What is held besides.
+        role: The model that is trained.
+        accumulates: Whether a step adds up the gradients of several micro-batches.
+        seconds: Of the phase.
+    """
+    numbers = range(sum(f"train.fresh.{number}.peak" in figures for number in range(4)))
+    options = [_backward(figures, role, "fresh", number, 0.0) for number in numbers]
+    if accumulates:
+        options += [_backward(figures, role, "again", number, figures["train.gradients"]) for number in numbers]
     most = max(options, key=lambda parts: sum(part.bytes for part in parts))
-    seconds = None if speed is None else speed.seconds(figures, "train", work.epochs * work.passes)
     return Phase("train", merged([*held, *most]), seconds)
 
 
-def _numbers(figures: Mapping[str, float]) -> range:
-    return range(sum(f"train.fresh.{number}.peak" in figures for number in range(4)))
+def _train(figures: Mapping[str, float], work: PpoWork, speed: Speed | None, held: list[Part]) -> Phase:
+    seconds = None if speed is None else speed.seconds(figures, "train", work.epochs * work.passes)
+    return train_phase(figures, held, role="policy", accumulates=work.accumulates, seconds=seconds)
 
 
-def _backward(figures: Mapping[str, float], name: str, number: int, earlier: float) -> list[Part]:
+def _backward(figures: Mapping[str, float], role: str, name: str, number: int, earlier: float) -> list[Part]:
     peak, fresh = figures[f"train.{name}.{number}.peak"], figures[f"train.{name}.{number}.gradients"]
     # The first part begins with the logits; later, only blocks are left.
     trunk = min(figures["train.trunk"], peak - fresh) if number == 0 else peak - fresh
     return [
-        Part("policy", "gradients", fresh + earlier),
-        Part("policy", "activations", trunk),
-        Part("policy", "logits", peak - fresh - trunk),
+        Part(role, "gradients", fresh + earlier),
+        Part(role, "activations", trunk),
+        Part(role, "logits", peak - fresh - trunk),
     ]

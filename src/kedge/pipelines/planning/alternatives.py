@@ -13,12 +13,31 @@ __all__ = ["alternatives_of"]
 LEAST_TOKENS = 512
 
 
-def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iterator[tuple[str, dict[str, Any]]]:
+def alternatives_of(
+    config: Config, stage: str, blueprints: Mapping[str, Blueprint]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Changes of settings as on the command line, and as values."""
     budget = config.runtime.first_pass_tokens
     if budget is None or budget > 2 * LEAST_TOKENS:
         smaller = 4096 if budget is None else budget // 4
         yield _one("runtime.micro_batch_tokens", max(smaller, LEAST_TOKENS))
+    if stage == "ppo":
+        yield from _of_ppo(config, blueprints)
+    if config.adapter.kind == "none":
+        yield _one("adapter.kind", "lora")
+        if stage == "ppo":
+            both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}
+            yield " ".join(_written(name, value) for name, value in both.items()), both
+    elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
+        yield _one("adapter.base_dtype", "nf4")
+    section, chosen = {"sft": ("sft", config.sft), "reward": ("reward_model", config.reward_model)}.get(
+        stage, ("ppo", config.ppo)
+    )
+    if chosen.optimization.optimizer == "adamw":
+        yield _one(f"{section}.optimizer", "adamw8bit")
+
+
+def _of_ppo(config: Config, blueprints: Mapping[str, Blueprint]) -> Iterator[tuple[str, dict[str, Any]]]:
     if not config.runtime.activation_checkpointing:
         yield _one("runtime.activation_checkpointing", True)
     if config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
@@ -27,14 +46,6 @@ def alternatives_of(config: Config, blueprints: Mapping[str, Blueprint]) -> Iter
         for dtype in ("bf16", "int8"):
             if config.runtime.frozen_dtype != dtype:
                 yield _one("runtime.frozen_dtype", dtype)
-    if config.adapter.kind == "none":
-        yield _one("adapter.kind", "lora")
-        both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}
-        yield " ".join(_written(name, value) for name, value in both.items()), both
-    elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
-        yield _one("adapter.base_dtype", "nf4")
-    if config.ppo.optimization.optimizer == "adamw":
-        yield _one("ppo.optimizer", "adamw8bit")
     rows = config.rollout.num_prompts * config.rollout.num_responses
     if config.rollout.micro_batch_size is None and rows > 8:
         yield _one("rollout.micro_batch_size", max(8, rows // 4))

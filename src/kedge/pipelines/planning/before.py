@@ -11,7 +11,7 @@ from kedge.invocation import num_ranks
 from kedge.logs.progress import say
 from kedge.models import find_model
 from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.plan import Counted, count_ppo, plan_ppo
+from kedge.pipelines.planning.plan import Counted, count_ppo, plan_of
 from kedge.pipelines.planning.this_machine import this_machine
 from kedge.plan.devices import Device
 from kedge.plan.machine import MachinePlan
@@ -56,7 +56,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachineP
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers; loading shows them
             device, counted = this_machine(config.runtime.device), count_ppo(config)
-            plan = plan_ppo(counted, on_cpu=not device.accelerator)
+            plan = plan_of(counted, on_cpu=not device.accelerator)
             say(peak_line(plan, device))
             if device.memory is None or plan.needed <= device.memory or anyway:
                 return plan
@@ -87,12 +87,11 @@ def _is_small(config: Config) -> bool:
 
 def _least(config: Config, counted: Counted, device: Device) -> float:
     """Bytes that the run needs in any case."""
-    figures, roles = counted.figures, counted.count.work.roles
-    trained = sum(figures[f"{role}.trained"] for role in roles)
-    state = sum(part.bytes for part in plan_ppo(counted).phases[-1].parts if part.kind == "optimizer")
+    trained = sum(size for name, size in counted.figures.items() if name.endswith(".trained"))
+    state = sum(part.bytes for part in plan_of(counted).phases[-1].parts if part.kind == "optimizer")
     lengths = Lengths((SHORT,)) if counted.lengths.assumed else counted.lengths
     shortest = count_ppo(config, response=2, lengths=lengths)
-    return max(2 * trained + state, LOWEST * plan_ppo(shortest).peak.bytes)
+    return max(2 * trained + state, LOWEST * plan_of(shortest).peak.bytes)
 
 
 def _refusal(config: Config, stage: str, counted: Counted, plan: MachinePlan, device: Device, least: float) -> str:
@@ -104,7 +103,7 @@ def _refusal(config: Config, stage: str, counted: Counted, plan: MachinePlan, de
             other = count_ppo(with_values(config, changes), lengths=counted.lengths)
         except KedgeError:  # the change does not go with the other settings
             continue
-        needed = plan_ppo(other, on_cpu=not device.accelerator).needed
+        needed = plan_of(other, on_cpu=not device.accelerator).needed
         if needed < device.memory:
             settings = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
             return f"{needs}, and {there}; set {settings} ({format_bytes(needed)}), or pass --anyway"

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from kedge.config import Config, with_values
-from kedge.errors import KedgeError
+from kedge.errors import ConfigError, KedgeError
 from kedge.pipelines.planning.alternatives import alternatives_of
-from kedge.pipelines.planning.plan import Counted, count_ppo, plan_ppo
+from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
+from kedge.pipelines.planning.supervised import SupervisedCount
 from kedge.pipelines.planning.this_machine import measured_speed, this_machine
 from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Speed
@@ -37,7 +38,7 @@ def plan_machine(
 
     Args:
         config: The resolved configuration.
-        stage: ppo.
+        stage: sft, reward, ppo or rlhf, whose stages are planned one after the other.
         device_name: See `find_device`; None for this machine.
         price_per_hour: Of the device; None for no costs.
         probe: Also run shallow models; see `probe_ppo`.
@@ -51,33 +52,41 @@ def plan_machine(
 
 
 def _planned(config: Config, stage: str, device_name: str | None, price_per_hour: float | None, probe: bool) -> str:
+    if stage == "rlhf":
+        scored = {} if config.reward else {"reward": [config.reward_model.base or config.model]}
+        plans = (("sft", config, False), ("reward", config, False), ("ppo", with_values(config, scored), probe))
+        return "\n\n".join(_planned(each, name, device_name, price_per_hour, probes) for name, each, probes in plans)
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     accelerator = None if device.is_this else device.accelerator
-    counted = count_ppo(config, accelerator=accelerator)
+    counted = count_stage(config, stage, accelerator=accelerator)
     speed = _speed(config, device, counted)
-    plan = plan_ppo(counted, speed, on_cpu=not device.accelerator)
+    plan = plan_of(counted, speed, on_cpu=not device.accelerator)
     heads = _heads(config, stage, device, counted, plan)
+    if probe and stage != "ppo":
+        raise ConfigError(f"--probe works for ppo, not for {stage}")
     if probe:
         peaks = probe_ppo(counted)
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in peaks.items() if name in PROBED)
         heads.append(f"probe: {format_bytes(max(peaks.values()))}; {parts}")
     others: list[Alternative] = []
-    for settings, changes in alternatives_of(config, counted.count.blueprints):
+    for settings, changes in alternatives_of(config, stage, counted.count.blueprints):
         try:
-            changed = _changed(counted, with_values(config, changes), changes, accelerator)
+            changed = _changed(counted, stage, with_values(config, changes), changes, accelerator)
         except KedgeError:  # the change does not go with the other settings
             continue
-        other = plan_ppo(changed, speed, on_cpu=not device.accelerator)
+        other = plan_of(changed, speed, on_cpu=not device.accelerator)
         if other.peak.bytes < 0.99 * plan.peak.bytes:
             others.append(Alternative(settings, other))
     return machine_report(plan, device, heads, others, price_per_hour=price_per_hour)
 
 
-def _changed(counted: Counted, config: Config, changes: Mapping[str, Any], accelerator: bool | None) -> Counted:
+def _changed(
+    counted: Counted, stage: str, config: Config, changes: Mapping[str, Any], accelerator: bool | None
+) -> Counted:
     """The run with other settings; an optimizer changes none of the passes."""
-    if list(changes) == ["ppo.optimizer"]:
+    if len(changes) == 1 and next(iter(changes)).endswith(".optimizer"):
         return replace(counted, count=replace(counted.count, config=config))
-    return count_ppo(config, accelerator=accelerator, lengths=counted.lengths)
+    return count_stage(config, stage, accelerator=accelerator, lengths=counted.lengths)
 
 
 def _speed(config: Config, device: Device, counted: Counted) -> Speed:
@@ -85,25 +94,38 @@ def _speed(config: Config, device: Device, counted: Counted) -> Speed:
         return device.speed
     set_threads(config.runtime.num_threads)
     own = resolve_device(config.runtime.device) if device.is_this else torch.device("cpu")
-    width = int(counted.count.blueprints["policy"].config.get_text_config().hidden_size)
+    width = int(next(iter(counted.count.blueprints.values())).config.get_text_config().hidden_size)
     return measured_speed(own, counted.count.precision, width=width)
 
 
 def _heads(config: Config, stage: str, device: Device, counted: Counted, plan: MachinePlan) -> list[str]:
     """What is planned."""
-    rows, figures = counted.count.rows, counted.figures
-    roles = [role for role in counted.count.work.roles if figures.get(f"{role}.parameters")]
+    figures = counted.figures
+    roles = [
+        name.removesuffix(".parameters") for name, size in figures.items() if name.endswith(".parameters") and size
+    ]
     sizes = ", ".join(f"{role} {_number(figures[f'{role}.parameters'])}" for role in roles)
     trained = sum(figures[f"{role}.trained"] for role in roles) / 4
+    speed = "" if device.speed is None else f", by {device.speed.origin}"
+    source = config.reward_model.base or config.model if stage == "reward" else config.model
+    return [
+        f"{stage} of {source} on {device.name}{speed}; products in {counted.count.precision}",
+        f"parameters: {sizes}; {_number(trained)} of them are trained",
+        _rows(counted),
+    ]
+
+
+def _rows(counted: Counted) -> str:
+    rows, origin = counted.count.rows, counted.lengths.origin
     shortest, longest = min(rows.prompts), max(rows.prompts)
     span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
-    speed = "" if device.speed is None else f", by {device.speed.origin}"
-    return [
-        f"{stage} of {config.model} on {device.name}{speed}; products in {counted.count.precision}",
-        f"parameters: {sizes}; {_number(trained)} of them are trained",
+    if isinstance(counted.count, SupervisedCount):
+        kind = "demonstrations" if counted.count.stage == "sft" else "comparisons"
+        return f"a step: {rows.count:,} {kind} of {min(rows.lengths)} to {max(rows.lengths)} tokens in all ({origin})"
+    return (
         f"an update: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
-        f"prompts of {span} tokens ({counted.lengths.origin})",
-    ]
+        f"prompts of {span} tokens ({origin})"
+    )
 
 
 def _number(count: float) -> str:

@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 
 from kedge.config import Config
 from kedge.errors import ConfigError
-from kedge.models import model_width, resolve_precision
+from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.hollow import Blueprint, read_blueprint
 from kedge.pipelines.planning.counting import Figures, extrapolated
-from kedge.pipelines.planning.lengths import Lengths, prompt_lengths
+from kedge.pipelines.planning.lengths import Lengths, demonstration_lengths, prompt_lengths
 from kedge.pipelines.planning.ppo import PpoCount, ppo_rows
+from kedge.pipelines.planning.supervised import SupervisedCount, supervised_rows
 from kedge.plan.machine import MachinePlan, Speed
 from kedge.plan.ppo_memory import flops_of, ppo_phases
+from kedge.plan.supervised_memory import supervised_phases
 from kedge.training.runtime import resolve_device
 
-__all__ = ["Counted", "count_ppo", "plan_ppo"]
+__all__ = ["Counted", "count_ppo", "count_stage", "plan_of"]
 
 SHALLOW = 2
 """Blocks of the models whose passes are counted, and one more; the others add as much as the last."""
@@ -36,29 +38,43 @@ class Counted:
         lengths: Of its rows.
     """
 
-    count: PpoCount
+    count: PpoCount | SupervisedCount
     figures: Figures
     lengths: Lengths
 
 
-def plan_ppo(counted: Counted, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
-    """The plan of a PPO run.
+def plan_of(counted: Counted, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
+    """The plan of a stage.
 
     Args:
         counted: Its passes.
         speed: Of the machine; None for no times.
         on_cpu: Whether the process's own memory counts.
     """
-    config, work, figures = counted.count.config, counted.count.work, counted.figures
-    phases = ppo_phases(figures, work, speed)
-    return MachinePlan(
-        "ppo",
-        phases,
-        updates=config.ppo.loop.num_updates,
-        sft_steps=flops_of(figures, work) / (3 * figures["policy.forward flops"] * work.scored),
-        process=PROCESS if on_cpu else 0.0,
-        overhead=ALLOCATOR,
-    )
+    count, figures = counted.count, counted.figures
+    process = PROCESS if on_cpu else 0.0
+    if isinstance(count, SupervisedCount):
+        phases = supervised_phases(figures, count.work, speed)
+        return MachinePlan(count.stage, phases, count.steps(counted.lengths.rows), None, process, ALLOCATOR)
+    steps = flops_of(figures, count.work) / (3 * figures["policy.forward flops"] * count.work.scored)
+    phases = ppo_phases(figures, count.work, speed)
+    return MachinePlan("ppo", phases, count.config.ppo.loop.num_updates, steps, process, ALLOCATOR)
+
+
+def count_stage(
+    config: Config, stage: str, *, accelerator: bool | None = None, lengths: Lengths | None = None
+) -> Counted:
+    """Count the passes of sft, reward or ppo; see `count_ppo`."""
+    if stage != "sft" and stage != "reward":
+        return count_ppo(config, accelerator=accelerator, lengths=lengths)
+    source = (config.reward_model.base if stage == "reward" else None) or config.model
+    blueprint = read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code)
+    accelerated, precision = _numerics(config, str(source), accelerator)
+    lengths = lengths or demonstration_lengths(config, "demonstrations" if stage == "sft" else "comparisons")
+    rows, role = supervised_rows(config, stage, lengths), "policy" if stage == "sft" else "reward model"
+    count = SupervisedCount(config, stage, {role: blueprint}, rows, precision, accelerated)
+    shallow = SHALLOW if blueprint.alike else None
+    return Counted(count, extrapolated(count.figures, count.layers, shallow), lengths)
 
 
 def count_ppo(
@@ -77,19 +93,22 @@ def count_ppo(
         ConfigError: The run cannot be planned.
     """
     blueprints = _blueprints(config)
-    if accelerator is None:
-        device = resolve_device(config.runtime.device)
-        accelerator = device.type != "cpu"
-        width = model_width(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
-        precision = resolve_precision(config.runtime.precision, device, width=width)
-    else:
-        named = config.runtime.precision
-        precision = ("bf16" if accelerator else "fp32") if named == "auto" else named
+    accelerated, precision = _numerics(config, str(config.model), accelerator)
     lengths = lengths or prompt_lengths(config)
     most = config.rollout.max_new_tokens if response is None else response
-    count = PpoCount(config, blueprints, ppo_rows(config, lengths.prompts, most), precision, accelerator)
+    count = PpoCount(config, blueprints, ppo_rows(config, lengths.prompts, most), precision, accelerated)
     alike = all(each.alike for each in blueprints.values())
     return Counted(count, extrapolated(count.figures, count.layers, SHALLOW if alike else None), lengths)
+
+
+def _numerics(config: Config, source: str, accelerator: bool | None) -> tuple[bool, Precision]:
+    """Whether the run is on an accelerator, and the number format of its products."""
+    named = config.runtime.precision
+    if accelerator is not None:
+        return accelerator, ("bf16" if accelerator else "fp32") if named == "auto" else named
+    device = resolve_device(config.runtime.device)
+    width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
+    return device.type != "cpu", resolve_precision(named, device, width=width)
 
 
 def _blueprints(config: Config) -> Mapping[str, Blueprint]:

@@ -32,7 +32,7 @@ from kedge.ranks import ALONE
 from kedge.rollout import Sampler
 from kedge.runs.adapter import adapter_of
 
-__all__ = ["PpoCount", "ppo_rows"]
+__all__ = ["PpoCount", "named", "ppo_rows", "sizes_of"]
 
 
 def ppo_rows(config: Config, prompts: tuple[int, ...], response: int) -> Rows:
@@ -125,7 +125,7 @@ class PpoCount:
         figures = self._sizes("policy", policy)
         if critic is not None:
             figures |= self._sizes("critic", critic, only_own=self._shares("critic"))
-        figures |= _named("train", self._train(actor_critic))
+        figures |= named("train", self._train(actor_critic))
         for model in (policy, *([] if critic is None else [critic])):
             model.zero_grad(set_to_none=True)
         figures |= self._rollout(policy)
@@ -144,8 +144,8 @@ class PpoCount:
                 model.requires_grad_(False)
             else:
                 self._freeze(model, blueprints[role])
-                sizes = _sizes(role, model) | {f"{role}.weights": self._held(model)}
-            figures |= sizes | {f"{role}.trained": 0.0} | _named(f"{role} pass", self._score(model))
+                sizes = sizes_of(role, model) | {f"{role}.weights": self._held(model)}
+            figures |= sizes | {f"{role}.trained": 0.0} | named(f"{role} pass", self._score(model))
         return figures
 
     def _train(self, actor_critic: ActorCritic) -> Figures:
@@ -212,9 +212,9 @@ class PpoCount:
         rollout = _rollout_of(self.rows, self.rows.largest)
         if exact and actor_critic.critic is not None:
             run = partial(actor_critic.values, rollout, precision=self.precision, **self._after_last)
-            return _named("old pass", count_pass([actor_critic], run))
+            return named("old pass", count_pass([actor_critic], run))
         run = partial(actor_critic, rollout, **self._numerics, **self._after_last)
-        return _named("old pass", count_pass([actor_critic], run))
+        return named("old pass", count_pass([actor_critic], run))
 
     def _reference(self, hollow: HollowModels, policy: LanguageModel, blueprint: Blueprint, layers: int) -> Figures:
         if not self.config.ppo.kl.needs_reference:
@@ -224,11 +224,11 @@ class PpoCount:
             self._freeze(reference, blueprint)
         else:
             reference.requires_grad_(False)
-        sizes = _sizes("reference", reference)
+        sizes = sizes_of("reference", reference)
         sizes |= {"reference.weights": 0.0 if policy.adapter is not None else self._held(reference)}
         rollout = _rollout_of(self.rows, self.rows.largest)
         run = partial(response_logprobs, reference, rollout, **self._numerics)
-        return sizes | _named("reference pass", count_pass([reference], run))
+        return sizes | named("reference pass", count_pass([reference], run))
 
     def _score(self, model: ScalarModel) -> Figures:
         lengths = [self.rows.lengths[row] for row in self.rows.largest]
@@ -256,8 +256,8 @@ class PpoCount:
             hold_hollow_base(model, adapter.base_dtype, saved_bf16=blueprint.saved_bf16)
 
     def _sizes(self, role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:
-        """See `_sizes`; those of a base in nf4 are counted as they are held."""
-        sizes = _sizes(role, model, only_own=only_own)
+        """See `sizes_of`; those of a base in nf4 are counted as they are held."""
+        sizes = sizes_of(role, model, only_own=only_own)
         if model.adapter is not None and self.config.adapter.base_dtype == "nf4" and not only_own:
             sizes[f"{role}.weights"] = float(held_bytes(model, "nf4"))
         return sizes
@@ -292,7 +292,7 @@ def _rollout_of(rows: Rows, part: tuple[int, ...]) -> Rollout:
     )
 
 
-def _sizes(role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:
+def sizes_of(role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:
     """Bytes and numbers of a role's weights.
 
     Args:
@@ -311,5 +311,6 @@ def _sizes(role: str, model: LanguageModel | ScalarModel, *, only_own: bool = Fa
     return {f"{role}.{name}": float(size) for name, size in sizes.items()}
 
 
-def _named(name: str, figures: Figures) -> Figures:
+def named(name: str, figures: Figures) -> Figures:
+    """The figures of a pass, each with its name before it."""
     return {f"{name}.{each}": figure for each, figure in figures.items()}
