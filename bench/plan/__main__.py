@@ -1,7 +1,7 @@
 """`python -m bench.plan`: predicted and measured memory and time of short PPO runs, each in a process of its own.
 
 The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
-docs/memory.md from them.
+docs/memory.md from them, `--sizes` the table of model sizes and cards there, which needs no measurements.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from typing import Any
 
 from bench.plan.cases import CASES, Case
 from bench.plan.page import summary, with_table
+from bench.plan.sizes import with_sizes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS, PAGE = ROOT / "bench" / "results" / "plan.json", ROOT / "docs" / "memory.md"
 HOW = ("live", "process", "probe")
 STEP = 3
-"""Every how many-th run is probed, which takes as long as four runs."""
+"""Every how many-th run is timed and probed; a probe takes as long as four runs."""
 
 
 def main() -> None:
     """Measure what is missing, and print medians and worst cases."""
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    if "--page" not in sys.argv:
+    if not {"--page", "--sizes"} & set(sys.argv):
         for how in [name for name in HOW if name in sys.argv[1:]] or HOW:
-            for case in CASES[:: STEP if how == "probe" else 1]:
+            for case in CASES[:: STEP if how != "live" else 1]:
                 if how not in results.get(case.name, {}):
                     results.setdefault(case.name, {})[how] = measure(case, how)
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if "--sizes" in sys.argv:
+        PAGE.write_text(with_sizes(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     print(summary(results))
 

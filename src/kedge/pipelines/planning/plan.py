@@ -24,8 +24,9 @@ SHALLOW = 2
 """Blocks of the models whose passes are counted, and one more; the others add as much as the last."""
 PROCESS = 0.6 * 2**30
 """Of Python, torch and transformers."""
-ALLOCATOR = 0.06
-"""Share of the tensors' bytes that the allocators of a CPU and of CUDA add; measured: `docs/memory.md`."""
+ALLOCATOR, ALLOCATOR_ON_CPU = 0.06, 0.2
+"""Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; on a CPU, the median of
+`python -m bench.plan`, where freed memory is kept for the next pass."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ def plan_of(counted: Counted, speed: Speed | None = None, *, on_cpu: bool = Fals
         on_cpu: Whether the process's own memory counts.
     """
     count, figures = counted.count, counted.figures
-    process = PROCESS if on_cpu else 0.0
+    process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
     if isinstance(count, SupervisedCount):
         phases = supervised_phases(figures, count.work, speed)
-        return MachinePlan(count.stage, phases, count.steps(counted.lengths.rows), None, process, ALLOCATOR)
+        return MachinePlan(count.stage, phases, count.steps(counted.lengths.rows), None, process, overhead)
     steps = flops_of(figures, count.work) / (3 * figures["policy.forward flops"] * count.work.scored)
     phases = ppo_phases(figures, count.work, speed)
-    return MachinePlan("ppo", phases, count.config.ppo.loop.num_updates, steps, process, ALLOCATOR)
+    return MachinePlan("ppo", phases, count.config.ppo.loop.num_updates, steps, process, overhead)
 
 
 def count_stage(

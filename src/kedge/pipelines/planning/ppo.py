@@ -32,7 +32,7 @@ from kedge.ranks import ALONE
 from kedge.rollout import Sampler
 from kedge.runs.adapter import adapter_of
 
-__all__ = ["PpoCount", "named", "ppo_rows", "sizes_of"]
+__all__ = ["PpoCount", "hold_base", "named", "ppo_rows", "sizes_of"]
 
 
 def ppo_rows(config: Config, prompts: tuple[int, ...], response: int) -> Rows:
@@ -112,11 +112,11 @@ class PpoCount:
         built = {role: each.with_layers(layers[role]) for role, each in blueprints.items()}
         adapter = adapter_of(config)
         policy = hollow.language(built["policy"], value_head=critic_kind == "shared", bins=bins, adapter=adapter)
-        self._hold_base(policy, blueprints["policy"])
+        hold_base(config, policy, blueprints["policy"])
         critic = None
         if "critic" in built:
             critic = hollow.scalar(built["critic"], adapter=adapter)
-            self._hold_base(critic, blueprints["critic"])
+            hold_base(config, critic, blueprints["critic"])
             if bins is not None:
                 hollow.empty(critic.predict_histogram(bins))
         actor_critic = ActorCritic(policy, critic, value_gradient=config.ppo.value.value_gradient)
@@ -138,7 +138,7 @@ class PpoCount:
         for role in (role for role in built if role.startswith("reward")):
             own = adapter if blueprints[role].is_adapter else None
             model = hollow.scalar(built[role], adapter=own)
-            self._hold_base(model, blueprints[role])
+            hold_base(config, model, blueprints[role])
             sizes = self._sizes(role, model, only_own=self._shares(role))
             if self._shares(role) or own is not None:
                 model.requires_grad_(False)
@@ -250,11 +250,6 @@ class PpoCount:
     def _freeze(self, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
         freeze_hollow(model, self.config.runtime.frozen_dtype, self.precision, saved_bf16=blueprint.saved_bf16)
 
-    def _hold_base(self, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
-        adapter = self.config.adapter
-        if model.adapter is not None and not (adapter.kind == "dora" and adapter.base_dtype == "auto"):
-            hold_hollow_base(model, adapter.base_dtype, saved_bf16=blueprint.saved_bf16)
-
     def _sizes(self, role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:
         """See `sizes_of`; those of a base in nf4 are counted as they are held."""
         sizes = sizes_of(role, model, only_own=only_own)
@@ -290,6 +285,13 @@ def _rollout_of(rows: Rows, part: tuple[int, ...]) -> Rollout:
         group=torch.arange(len(part)),
         policy_version=torch.zeros(len(part), dtype=torch.long),
     )
+
+
+def hold_base(config: Config, model: LanguageModel | ScalarModel, blueprint: Blueprint) -> None:
+    """Hold the base of an adapter in `adapter.base_dtype`."""
+    adapter = config.adapter
+    if model.adapter is not None and not (adapter.kind == "dora" and adapter.base_dtype == "auto"):
+        hold_hollow_base(model, adapter.base_dtype, saved_bf16=blueprint.saved_bf16)
 
 
 def sizes_of(role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:

@@ -16,7 +16,7 @@ from kedge.models.hollow import Blueprint, hollow_models
 from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_training
 from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.ppo import named, sizes_of
+from kedge.pipelines.planning.ppo import hold_base, named, sizes_of
 from kedge.plan.supervised_memory import SupervisedWork
 from kedge.plan.workload import Rows, quantiles
 from kedge.ranks import ALONE
@@ -78,10 +78,12 @@ class SupervisedCount:
     def figures(self, layers: Mapping[str, int]) -> Figures:
         """The figures of a model with so many blocks."""
         with hollow_models() as hollow, attention_of_accelerator() if self.accelerator else nullcontext():
-            config, adapter = self.blueprints[self.role].with_layers(layers[self.role]), adapter_of(self.config)
+            blueprint, adapter = self.blueprints[self.role], adapter_of(self.config)
+            config = blueprint.with_layers(layers[self.role])
             places, rows = self.rows.largest, self.rows
             if self.stage == "sft":
                 model = hollow.language(config, adapter=adapter)
+                hold_base(self.config, model, blueprint)
                 policy_loss = CompletionLoss(model, self.precision)
                 examples = [EncodedExample([1] * rows.prompts[row], [1] * rows.responses[row]) for row in places]
 
@@ -89,6 +91,7 @@ class SupervisedCount:
                     return policy_loss.sums(examples)["loss"]
             else:
                 model = hollow.scalar(config, adapter=adapter)
+                hold_base(self.config, model, blueprint)
                 lengths = [(rows.prompts[row] + rows.responses[row]) // 2 for row in places for _ in range(2)]
                 texts = TokenRows.of([[1] * length for length in lengths])
 
