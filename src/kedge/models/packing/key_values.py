@@ -49,10 +49,9 @@ class KeyValues:
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
-        self._layers = {
-            layer: (keys.index_select(0, rows), values.index_select(0, rows))
-            for layer, (keys, values) in self._layers.items()
-        }
+        for layer in self._layers:  # one after the other, so that only one layer exists twice
+            keys, values = self._layers[layer]
+            self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self._mask is not None:
             self._mask = self._mask.index_select(0, rows)
 
