@@ -24,6 +24,7 @@ from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.sft import run_sft
 from kedge.rollout import Sampler
+from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
@@ -187,6 +188,22 @@ def test_the_command_prints_one_line(
     assert line.startswith("error: out of memory during loading: 1024 TiB more were asked for, the process holds ")
     assert line.endswith("Try adapter.kind=lora")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "runtime.frozen_dtype=bf16, ppo.critic=shared or adapter.kind=lora"),
+        ({"runtime.frozen_dtype": "bf16", "adapter.kind": "lora"}, "runtime.frozen_dtype=int8, ppo.critic=shared or "
+         "adapter.base_dtype=bf16"),
+        ({"runtime.frozen_dtype": "nf4", "adapter.kind": "lora", "adapter.base_dtype": "nf4"}, "ppo.critic=shared"),
+        ({"runtime.frozen_dtype": "bf16", "runtime.parallel": "shard"}, "ppo.critic=shared or adapter.kind=lora"),
+    ],
+)  # fmt: skip
+def test_only_settings_that_need_less_memory_are_proposed(settings: dict[str, Any], advice: str) -> None:
+    config = config_from_settings("ppo", {"model": "m", "ppo.critic": "separate", **settings})
+    with pytest.raises(OutOfMemoryError, match=f"Try {advice}$"), memory_in_one_line(config, "ppo"):
+        raise MemoryError
 
 
 def test_commands_that_are_no_stage_print_one_line_as_well(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

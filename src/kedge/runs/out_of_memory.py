@@ -82,8 +82,8 @@ def _advice(config: Config, stage: str, phase: str) -> list[tuple[str, Any]]:
 
 
 def _to_load(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
-    if config.runtime.frozen_dtype != "bf16" and stage in SAMPLED:
-        yield "runtime.frozen_dtype", "bf16"
+    if stage in SAMPLED:
+        yield from _smaller_frozen(config)
     if stage in ("ppo", "rlhf") and config.ppo.resolved_critic == "separate":
         yield "ppo.critic", "shared"
     yield from _smaller_training(config, stage)
@@ -104,8 +104,8 @@ def _to_sample(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
 
 def _to_evaluate(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
     yield from _smaller_passes(config)
-    if config.runtime.frozen_dtype != "bf16" and stage not in ("sft", "reward"):
-        yield "runtime.frozen_dtype", "bf16"
+    if stage not in ("sft", "reward"):
+        yield from _smaller_frozen(config)
     yield from _shorter_rows(config, stage)
 
 
@@ -118,9 +118,18 @@ def _to_train(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
 
 
 def _smaller_training(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
-    """Fewer gradients and moments: those of an adapter."""
+    """Fewer gradients and moments: those of an adapter; or its base in fewer bits."""
     if stage in ADAPTED and config.adapter.kind == "none":
         yield "adapter.kind", "lora"
+    elif config.adapter.kind == "lora" and config.adapter.base_dtype in ("auto", "fp32"):
+        yield "adapter.base_dtype", "bf16"
+
+
+def _smaller_frozen(config: Config) -> Iterator[tuple[str, Any]]:
+    """The next smaller number format of frozen models that needs no other library."""
+    smaller = {"auto": "bf16", "fp32": "bf16", "bf16": "int8"}.get(config.runtime.frozen_dtype)
+    if smaller is not None and not (smaller == "int8" and config.runtime.parallel == "shard"):
+        yield "runtime.frozen_dtype", smaller
 
 
 def _smaller_passes(config: Config) -> Iterator[tuple[str, Any]]:
