@@ -30,6 +30,7 @@ from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Part, Phase
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
 from kedge.plan.workload import quantiles
+from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
 
 GIB = 2**30
@@ -248,3 +249,25 @@ def test_a_run_ends_with_what_was_planned_and_measured(tmp_path: Path, capsys: p
     assert memory["planned_bytes"] == 3 * GIB
     assert 2**27 < memory["measured_bytes"] < 2**36
     assert "peak memory: 3.0 GiB planned, " in capsys.readouterr().err
+
+
+def test_data_that_cannot_be_read_is_said_and_not_replaced_by_assumptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = save_tiny_policy(tmp_path / "policy"), tmp_path / "gone.jsonl"
+    capsys.readouterr()  # what saving the model prints
+    monkeypatch.setattr(sys, "argv", ["kedge", "plan", "ppo", "--model", str(model), "--prompts", str(data)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "gone.jsonl" in line
+
+
+def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is that of its base; counting would take seconds."""
+    adapt(save_tiny_policy(tmp_path / "policy"), tmp_path / "adapter")
+    monkeypatch.setattr("kedge.pipelines.planning.before.count_ppo", lambda *_: pytest.fail("it was counted"))
+    config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path / "adapter")}, None, stage="ppo")
+    assert plan_before(config, "ppo") is None

@@ -9,7 +9,7 @@ from kedge.config import Config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.invocation import num_ranks
 from kedge.logs.progress import say
-from kedge.models import find_model
+from kedge.models.pretrained import base_source
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.plan import Counted, count_ppo, plan_of
 from kedge.pipelines.planning.this_machine import this_machine
@@ -73,7 +73,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachineP
 def _is_small(config: Config) -> bool:
     """Whether a generous bound is far below any machine's memory; reads a local config.json alone."""
     try:
-        shape = read_shape(Path(find_model(str(config.model))))
+        shape = read_shape(Path(base_source(str(config.model))))  # of an adapter, its base
     except KedgeError:
         return False
     rows = config.rollout.num_prompts * config.rollout.num_responses

@@ -73,17 +73,17 @@ def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any]
     data = config.data
     try:
         tokenizer = load_tokenizer(config.model, trust_remote_code=config.runtime.trust_remote_code)
-        options = ReadingOptions(
-            tokenizer,
-            data.template,
-            data.max_prompt_tokens if role == "prompts" else None,
-            None if role == "prompts" else data.max_length,
-            data.truncate,
-            data.columns,
-        )
-        table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
-    except KedgeError:  # the stage itself says what is wrong; a plan works without data
+    except KedgeError:  # a config.json is enough for a plan
         return None
+    options = ReadingOptions(
+        tokenizer,
+        data.template,
+        data.max_prompt_tokens if role == "prompts" else None,
+        None if role == "prompts" else data.max_length,
+        data.truncate,
+        data.columns,
+    )
+    table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
     if not table.records:
         return None
     return tokenizer, table.records, len(table.records) if len(table.records) < SAMPLE else None
