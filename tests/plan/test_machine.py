@@ -24,6 +24,7 @@ from kedge.pipelines.planning.plan import count_ppo, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.shallow import save_shallow, text_of
 from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 from kedge.plan.devices import Device, find_device
@@ -79,15 +80,15 @@ def test_the_sums_of_an_update_by_hand() -> None:
     peaks = {phase.name: phase.bytes for phase in ppo_phases(figures, work)}
     assert cache_columns(4, 36) == (36, 40)
     assert peaks == {
-        "rollout": held + 100 + 72 * 40 / 36 + 18 + 8 + 7,
-        "experience": held + 100 + 60,
+        "rollout": held + 72 * 40 / 36 + 18 + 8 + 7,
+        "experience": held + 60,
         "train": held + 130,
         "step": held + 100,
     }
     several = ppo_phases(figures, PpoWork(**{**vars(work), "accumulates": True}))
     assert several[2].bytes == held + 100 + 85
     first = ppo_phases(figures, PpoWork(**{**vars(work), "reuses_pass": True}))
-    assert first[1].bytes == held + 100 + 80 + 60
+    assert first[1].bytes == held + 80 + 60
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,27 @@ def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, A
     with counter:
         run_ppo(config, reward=scores)
     assert planned == pytest.approx(counter.peak, rel=0.05)
+
+
+def test_no_gradient_is_held_between_updates(tmp_path: Path) -> None:
+    """Live bytes when an update ends: weights, moments and small tables; gradients would be as many as the weights."""
+    shape = {"ppo.num_updates": 2, "rollout.num_prompts": 2, "rollout.max_new_tokens": 4}
+    config = ppo_config(tmp_path, **{"ppo.critic": "separate", **shape})
+    counter, ends = LiveBytes(), list[tuple[int, int, int]]()
+
+    def see(update: int, roles: Roles) -> None:
+        trained = [each for each in roles.actor_critic.parameters() if each.requires_grad]
+        assert all(each.grad is None for each in trained)
+        weights = [*roles.actor_critic.parameters(), *(roles.reference or nn.Module()).parameters()]
+        moments = [each for state in roles.optimizer.state.values() for each in state.values()]
+        held = sum(each.nbytes for each in (*weights, *moments))
+        ends.append((counter.live, held, sum(each.nbytes for each in trained)))
+
+    with counter:
+        run_ppo(config, prompts=["The boat", "A sailor"], reward=scores, on_update=see)
+    for live, held, gradients in ends:
+        assert held <= live < held + gradients / 4
+    assert len(ends) == 2
 
 
 def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

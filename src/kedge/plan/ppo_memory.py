@@ -1,13 +1,11 @@
 """The memory of a PPO update on one machine: sums of what kedge keeps alive in each phase.
 
-    held always     weights of all roles; the optimizer's moments; the rollout and its experience
-    rollout         + gradients of the last step + key–value cache + logits of one token per row
-    reward          + gradients of the last step + the forward pass of the reward model
-    experience      + gradients of the last step + the forward passes of policy, critic and reference
-    train           + activations of one micro-batch + its logits + the gradients so far
-    step            + all gradients
-
-An update keeps its gradients until the first step of the next one.
+held always     weights of all roles; the optimizer's moments; the rollout and its experience
+rollout         + key–value cache + logits of one token per row
+reward          + the forward pass of the reward model
+experience      + the forward passes of policy, critic and reference
+train           + activations of one micro-batch + its logits + the gradients so far
+step            + all gradients, which are freed at the end of the update
 """
 
 from __future__ import annotations
@@ -88,10 +86,7 @@ def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None 
         speed: Of the machine; None for no times.
     """
     held = [*_held(figures, work)]
-    left = [Part(role, "gradients", figures[f"{role}.trained"]) for role in work.roles if _trained(figures, role)]
-    phases = [
-        Phase("rollout", merged([*held, *left, *_rollout(figures, work)]), _rollout_seconds(figures, work, speed))
-    ]
+    phases = [Phase("rollout", merged([*held, *_rollout(figures, work)]), _rollout_seconds(figures, work, speed))]
     rewards = [role for role in work.roles if role.startswith("reward")]
     if rewards:
         most = max(rewards, key=lambda role: figures[f"{role} pass.peak"])
@@ -99,12 +94,13 @@ def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None 
         seconds = (
             None if speed is None else sum(speed.seconds(figures, f"{role} pass", work.scored) for role in rewards)
         )
-        phases.append(Phase("reward", merged([*held, *left, *passes]), seconds))
-    phases.append(_experience(figures, work, speed, [*held, *left]))
+        phases.append(Phase("reward", merged([*held, *passes]), seconds))
+    phases.append(_experience(figures, work, speed, held))
     phases.append(_train(figures, work, speed, held))
-    trained = sum(figures[f"{role}.trained"] for role in work.roles)
+    gradients = [Part(role, "gradients", figures[f"{role}.trained"]) for role in work.roles]
+    trained = sum(part.bytes for part in gradients)
     moved = work.epochs * work.minibatches * trained * (ADAM_PASSES + CLIP_PASSES)
-    phases.append(Phase("step", merged([*held, *left]), None if speed is None else moved / speed.bandwidth))
+    phases.append(Phase("step", merged([*held, *gradients]), None if speed is None else moved / speed.bandwidth))
     return tuple(phases)
 
 
@@ -147,10 +143,6 @@ def _held(figures: Mapping[str, float], work: PpoWork) -> Iterator[Part]:
         yield Part(role, "weights", figures[f"{role}.weights"])
         yield Part(role, "optimizer", state_bytes(work.optimizer, figures, role))
     yield Part("run", "rollout buffers", rollout_bytes(work))
-
-
-def _trained(figures: Mapping[str, float], role: str) -> bool:
-    return figures[f"{role}.trained"] > 0
 
 
 def _rollout(figures: Mapping[str, float], work: PpoWork) -> list[Part]:

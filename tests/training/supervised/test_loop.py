@@ -100,6 +100,7 @@ def test_it_finds_the_minimum_and_says_how():
     assert {"loss", "grad_norm", "learning_rate", "time/update", "tokens_per_second"} <= rows[0].keys()
     assert rows[0]["learning_rate"] == 0.1
     assert rows[150]["learning_rate"] == pytest.approx(0.05)
+    assert objective.point.grad is None  # freed after each step
 
 
 @given(num_examples=st.integers(1, 12), num_epochs=st.sampled_from([0.5, 1.0, 2.0, 2.5]), batch_size=st.integers(1, 15))

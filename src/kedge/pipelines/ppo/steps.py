@@ -228,7 +228,7 @@ class PpoSteps:
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
         set_learning_rate(self.roles.optimizer, **self.learning_rates(update))
         with nullcontext() if trains_policy else learner.frozen_policy():
-            return ppo_update(
+            result = ppo_update(
                 learner,
                 self.roles.optimizer,
                 experience,
@@ -244,6 +244,9 @@ class PpoSteps:
                 check_step=check_step,
                 repeated=learner.repeated,
             )
+        # Nothing reads them again, and the next update's sampling and passes need the memory.
+        self.roles.optimizer.zero_grad(set_to_none=True)
+        return result
 
     def distance_moved(self, learner: LanguageLearner, experience: Experience) -> dict[str, float]:
         """How far the update moved the policy, if a controller needs it; takes one more forward pass."""

@@ -359,6 +359,7 @@ def _take_step(
         )
     before_change()
     optimizer.step()
+    optimizer.zero_grad()  # evaluations and checkpoints need the memory
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)
     timed = {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
