@@ -24,6 +24,7 @@ from kedge.models import (
     load_scalar_model,
     load_tokenizer,
 )
+from kedge.models.adapters import is_frozen
 from kedge.models.bases import Bases
 from kedge.models.packing.rows import TokenRows
 from kedge.models.quantized import QuantizedLinear, hold_bases
@@ -157,3 +158,19 @@ def test_a_run_is_resumed_and_its_adapter_merged_into_the_original(
 def test_what_cannot_work_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"adapter.kind=dora needs the whole matrices .*adapter.base_dtype=nf4 saves"):
         kedge.ppo(model="m", reward="r", prompts="p", adapter={"kind": "dora", "base_dtype": "nf4"})
+
+
+def test_roles_that_move_still_share_the_base(tmp_path: Path) -> None:
+    """What a run on a GPU does: bases are loaded on the host, rounded on the device, and the roles follow."""
+    base = save_tiny_policy(tmp_path / "base")
+    bases, tokenizer = Bases(on_host=True), load_tokenizer(base)
+    policy = load_language_model(base, tokenizer=tokenizer, device="cuda", adapter=AdapterSettings(rank=4), bases=bases)
+    reference = load_language_model(base, tokenizer=tokenizer, device="cuda", bases=bases)
+    assert policy.device == reference.device == torch.device("cpu")
+    hold_bases([policy, reference], "bf16", torch.device("cpu"))
+    for role in (policy, reference):  # another number format moves tensors as another device does
+        role.to(torch.float64)
+    own, shared = dict(policy.named_parameters()), list(reference.parameters())
+    frozen = {id(each) for each in own.values() if is_frozen(each)}
+    assert frozen == {id(each) for each in shared}
+    assert all(each.dtype == torch.float64 for each in own.values())

@@ -40,11 +40,17 @@ class Bases:
 
     Args:
         trust_remote_code: Run Python code from a model's folder.
+        on_host: Load and check the models in the host's memory. For bases that are then rounded: whole, they may not
+            fit on the device. `hold_bases` rounds them there, and the run moves the rest.
     """
 
-    def __init__(self, *, trust_remote_code: bool = False) -> None:
-        self._trusted = trust_remote_code
+    def __init__(self, *, trust_remote_code: bool = False, on_host: bool = False) -> None:
+        self._trusted, self._on_host = trust_remote_code, on_host
         self._loaded: dict[str, Loaded] = {}
+
+    def place(self, device: str | torch.device) -> torch.device:
+        """Where a model for this device is loaded and checked."""
+        return torch.device("cpu" if self._on_host else device)
 
     def load(
         self,

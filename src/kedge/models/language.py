@@ -252,7 +252,8 @@ def load_language_model(
         device: The device of the weights.
         trust_remote_code: Run Python code from the model folder.
         adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        bases: Where it finds the weights of its base, if it has them already; not for ranks that shard their models.
+        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
+            memory; not for ranks that shard their models.
         ranks: The ranks that load it.
 
     Raises:
@@ -260,7 +261,8 @@ def load_language_model(
     """
     if bases is None and adapter is not None:
         bases = Bases(trust_remote_code=trust_remote_code)
-    device, start = torch.device(device), None if bases is None else find_adapter(source)
+    device = torch.device(device) if bases is None else bases.place(device)
+    start = None if bases is None else find_adapter(source)
     base = find_model(source) if start is None else start.base
     if bases is None:
         loaded = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code, ranks=ranks)

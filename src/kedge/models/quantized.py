@@ -78,15 +78,16 @@ class QuantizedLinear(nn.Module):
     Args:
         layer: The layer; its bias is kept as it is.
         dtype: The number format.
+        device: Where the weights are rounded and held; None for where they are.
     """
 
     packed: nn.Parameter
     scales: nn.Parameter
     """Not in bf16."""
 
-    def __init__(self, layer: nn.Linear | Conv1D, dtype: QuantizedDtype) -> None:
+    def __init__(self, layer: nn.Linear | Conv1D, dtype: QuantizedDtype, device: torch.device | None = None) -> None:
         super().__init__()
-        weight = matrix_of(layer).detach()
+        weight = matrix_of(layer).detach().to(device)
         self.out_features, self.in_features = weight.shape
         self.dtype: QuantizedDtype = dtype
         self._is_transposed = isinstance(layer, Conv1D)
@@ -177,7 +178,7 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
 
 
 @torch.no_grad()
-def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype) -> None:
+def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.device | None = None) -> None:
     """Hold the matrices under adapters in a number format, in place; what models share, they share from then on, too.
 
     auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are the same, to the bit.
@@ -188,6 +189,7 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype) -> None:
     Args:
         models: All models on the bases, checked before.
         dtype: The number format.
+        device: Where they are held; None for where they are. One whole matrix is there at a time.
 
     Raises:
         ConfigError: nf4 cannot be had.
@@ -203,7 +205,7 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype) -> None:
             if not is_frozen(weight) or not _fits(layer, dtype):
                 continue
             if weight not in held:
-                held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype)
+                held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
                 for each in held[weight].parameters():
                     mark_frozen(each)
             setattr(parent, name, held[weight])

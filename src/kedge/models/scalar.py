@@ -262,7 +262,8 @@ def load_scalar_model(
         trust_remote_code: Run Python code from the model folder.
         init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8).
         adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        bases: Where it finds the weights of its base, if it has them already; not for ranks that shard their models.
+        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
+            memory; not for ranks that shard their models.
         ranks: The run's.
 
     Raises:
@@ -270,7 +271,8 @@ def load_scalar_model(
     """
     if bases is None and adapter is not None:
         bases = Bases(trust_remote_code=trust_remote_code)
-    device, start = torch.device(device), find_adapter(source)
+    device = torch.device(device) if bases is None else bases.place(device)
+    start = find_adapter(source)
     base = find_model(source) if start is None else start.base
     # The configuration of an adapter's base says nothing of the adapter's head.
     labels = {} if init == "saved" and start is None else {"num_labels": 1}

@@ -163,7 +163,7 @@ def load_reward_inputs(
         ranks=run.ranks,
     )
     say_loaded_whole(model)
-    hold_bases_of([model], config)
+    hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized
 
     context = model.context_length

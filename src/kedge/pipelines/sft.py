@@ -168,7 +168,7 @@ def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | No
     )
     say_loaded_whole(model)
     shard_model(model, run.ranks, run.precision)
-    hold_bases_of([model], config)
+    hold_bases_of([model], config, run.device)
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
     split = run.data.split("demonstrations", records, config)
     mixture = run.data.mixture("demonstrations", config, split.train_rows)

@@ -6,7 +6,7 @@ from kedge.config import Config
 from kedge.models import AdapterSettings
 from kedge.models.bases import Bases
 
-__all__ = ["adapter_of", "bases_of"]
+__all__ = ["adapter_of", "bases_of", "rounds_bases"]
 
 
 def adapter_of(config: Config) -> AdapterSettings | None:
@@ -21,4 +21,12 @@ def adapter_of(config: Config) -> AdapterSettings | None:
 
 def bases_of(config: Config) -> Bases | None:
     """Where the models of a run share the weights of their bases; None if it trains all weights."""
-    return None if config.adapter.kind == "none" else Bases(trust_remote_code=config.runtime.trust_remote_code)
+    if config.adapter.kind == "none":
+        return None
+    return Bases(trust_remote_code=config.runtime.trust_remote_code, on_host=rounds_bases(config))
+
+
+def rounds_bases(config: Config) -> bool:
+    """Whether the bases under a run's adapters are held in fewer bits, or with `auto` may be."""
+    kind, dtype = config.adapter.kind, config.adapter.base_dtype
+    return kind != "none" and dtype != "fp32" and not (kind == "dora" and dtype == "auto")

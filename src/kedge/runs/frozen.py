@@ -6,17 +6,18 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from torch import nn
+import torch
 
 from kedge.config import Config
 from kedge.data import Prompt
 from kedge.errors import RewardError
 from kedge.logs.progress import say
-from kedge.models import HostWeights, LanguageModel, ScalarModel, hold_frozen
+from kedge.models import ActorCritic, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.quantized import hold_bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
+from kedge.runs.adapter import rounds_bases
 from kedge.runs.run import Run, offloads
 
 __all__ = ["freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
@@ -50,15 +51,25 @@ def measuring_scores(rewards: WeightedReward, config: Config, prompts: Sequence[
             )
 
 
-def hold_bases_of(models: Iterable[nn.Module | None], config: Config) -> None:
+def hold_bases_of(
+    models: Iterable[ActorCritic | LanguageModel | ScalarModel | None], config: Config, device: torch.device
+) -> None:
     """Hold the bases under a run's adapters in `adapter.base_dtype`, in place; nothing where all weights are trained.
+
+    Then the models are on the device, but for frozen ones that rest in the host's memory.
 
     Args:
         models: All models of the run; None is left out.
         config: The resolved configuration.
+        device: The run's.
     """
-    if config.adapter.kind != "none" and not (config.adapter.kind == "dora" and config.adapter.base_dtype == "auto"):
-        hold_bases([each for each in models if each is not None], config.adapter.base_dtype)
+    if not rounds_bases(config):
+        return
+    found = [each for each in models if each is not None]
+    hold_bases(found, config.adapter.base_dtype, device)
+    for model in found:
+        if isinstance(model, ActorCritic) or model.host is None:
+            model.to(device)
 
 
 def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:

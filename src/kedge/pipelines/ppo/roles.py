@@ -116,7 +116,7 @@ def load_roles(
     with measuring_scores(rewards, config, records.train):
         freeze_models(scoring, config, run)
         reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
-        hold_bases_of([actor_critic, reference, *scoring], config)
+        hold_bases_of([actor_critic, reference, *scoring], config, run.device)
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
