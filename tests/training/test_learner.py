@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
-from kedge.algorithm.policy_losses import unclipped_policy_loss
+from kedge.algorithm.policy_losses import kl_penalty_policy_loss, unclipped_policy_loss
 from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
@@ -199,6 +200,9 @@ class Transitions:
         names = ("states", "actions", "old_logprobs", "advantages", "returns", "values")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
+    def with_advantages(self, advantages: Tensor) -> Transitions:
+        return replace(self, advantages=advantages)
+
 
 class ControlLearner(nn.Module):
     """A softmax policy and a critic on two features: the learner of another world."""
@@ -245,6 +249,33 @@ def test_the_same_update_teaches_a_control_policy() -> None:
         shares.append(float(rewards.mean()))
     assert shares[0] < 0.6
     assert sum(shares[-3:]) / 3 > 0.85
+
+
+def test_a_minibatch_is_whitened_where_that_is_asked_for() -> None:
+    zeros = torch.zeros(4, 1)
+    batch = Transitions(zeros, zeros, zeros, torch.tensor([[1.0], [3.0], [5.0], [7.0]]), zeros, zeros)
+    found = make_objective(whitens_minibatches=True).prepared(batch).advantages
+    # mean 4, variance (9 + 1 + 1 + 9) / 4 = 5
+    torch.testing.assert_close(found, torch.tensor([[-3.0], [-1.0], [1.0], [3.0]]) / 5**0.5)
+    assert make_objective().prepared(batch) is batch
+    single = batch.select(slice(0, 1))
+    assert make_objective(whitens_minibatches=True).prepared(single) is single
+
+
+def test_a_kl_of_whole_distributions_replaces_the_estimate() -> None:
+    """Two actions with probabilities ½, ½ → ¼, ¾: KL(π_old‖π) = ½·log 2 + ½·log ⅔, whatever action was taken."""
+    new = torch.tensor([0.25, 0.75]).log().requires_grad_()
+    exact = 0.5 * (torch.tensor(0.5).log() - new).sum()
+    zeros = torch.zeros(2, 1)
+    batch = Transitions(zeros, zeros, torch.full((2, 1), 0.5).log(), zeros, zeros, zeros)
+    outputs = PolicyOutputs(new[:, None], zeros, None, kl=exact.expand(2, 1))
+    objective = make_objective(surrogate=partial(kl_penalty_policy_loss, kl_coef=3.0), value_coef=0.0)
+    terms = objective(outputs, batch, objective.divisors(batch))
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert float(terms.loss.detach()) == pytest.approx(3 * expected)
+    assert float(terms.metrics["policy/approx_kl"].value) == pytest.approx(expected)
+    terms.loss.backward()
+    torch.testing.assert_close(new.grad, torch.tensor([-1.5, -1.5]))
 
 
 def test_each_metric_is_reduced_as_it_says() -> None:

@@ -158,6 +158,10 @@ class Experience:
         """A subset of the rows, in the order of `rows`; padded widths are unchanged."""
         return replace(self, rollout=self.rollout.select(rows), **_selected(self, rows))
 
+    def with_advantages(self, advantages: Float[Tensor, "batch time"]) -> Experience:
+        """The same experience with other advantages."""
+        return replace(self, advantages=advantages)
+
 
 @dataclass(frozen=True)
 class PolicyOutputs:
@@ -170,12 +174,16 @@ class PolicyOutputs:
             0 elsewhere. None without a critic.
         value_logits: the critic's histogram at the same slots, of which `values` are the expectations; None for a
             critic with a scalar output.
+        kl: KL(π_old‖π) of the distribution at each action, nats, from the policy at the start of the epochs to the
+            current one; 0 elsewhere. None for a policy that keeps only the probabilities of its actions, so that the KL
+            is estimated from them.
     """
 
     logprobs: Float[Tensor, "batch time"]
     entropy: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch time"] | None
     value_logits: Float[Tensor, "batch time bins"] | None = None
+    kl: Float[Tensor, "batch time"] | None = None
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def kl_penalty_policy_loss(
 ) -> PolicyLoss:
     """The surrogate with a KL penalty to the old policy instead of the clip; β = `kl_coef` ≥ 0.
 
-    loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ_t − 1 − log ρ_t of the single tokens
+    loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ_t − 1 − log ρ_t of the single tokens, unless `kl` is given
 
     KL_t is an unbiased estimate of KL(π_old‖π) from the old policy's tokens, in value and in gradient. For the adaptive
     form, pass the KL after the epochs to `adapt_kl_coef_schulman`. This KL keeps the steps small; `kl_loss`, or the KL

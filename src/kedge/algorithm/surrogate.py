@@ -43,10 +43,12 @@ class SurrogateOptions(Averaging, total=False):
     Attributes:
         ratio: what ρ is, `token` by default; see `Ratio`.
         importance_weights: factor of each token's loss, e.g. from `truncated_importance_weights`.
+        kl: KL(π_old‖π) of the distribution at each token, nats; differentiable. None to estimate it from the tokens.
     """
 
     ratio: Ratio
     importance_weights: Float[Tensor, "*batch time"] | None
+    kl: Float[Tensor, "*batch time"] | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class PolicyLoss:
         clip_fraction: share of counted tokens where the clip is active: whose clipped loss is strictly larger (PPO; a
             ratio out of range on the side that is not clipped does not count), whose weight is capped (CISPO), or which
             are masked (double-sided). Tokens with advantage 0 do not count. 0 for unclipped losses.
-        approx_kl: mean of ρ − 1 − log ρ, nats: how far the policy has moved since the rollout.
+        approx_kl: mean of the KL if it was given, else of ρ − 1 − log ρ, nats: how far the policy has moved since the
+            rollout.
         dual_clip_fraction: share of counted tokens where the dual clip is active.
         ratio_mean: mean of the single tokens' ρ, whatever `ratio` is, like `approx_kl`; 1 in expectation.
         ratio_min: smallest of them.
@@ -95,6 +98,7 @@ class Tokens:
         mask: True = counts.
         importance_weights: factor of each token's loss.
         averaging: how the losses become one.
+        exact_kl: KL(π_old‖π) of the distributions; None where only the tokens' probabilities are known.
     """
 
     logprobs: Float[Tensor, "*batch time"]
@@ -104,6 +108,7 @@ class Tokens:
     mask: Bool[Tensor, "*batch time"]
     importance_weights: Float[Tensor, "*batch time"] | None
     averaging: Averaging
+    exact_kl: Float[Tensor, "*batch time"] | None = None
 
     @classmethod
     def of(
@@ -115,6 +120,7 @@ class Tokens:
         *,
         ratio: Ratio = "token",
         importance_weights: Float[Tensor, "*batch time"] | None = None,
+        kl: Float[Tensor, "*batch time"] | None = None,
         **averaging: Unpack[Averaging],
     ) -> Tokens:
         """The arguments as in `clipped_policy_loss`."""
@@ -125,18 +131,20 @@ class Tokens:
             old_logprobs=old_logprobs,
             advantages=advantages,
             importance_weights=importance_weights,
+            kl=kl,
         )
         logprobs = keep_counted(logprobs, mask)
         log_ratio = logprobs - keep_counted(old_logprobs, mask).detach()
         log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         log_rho = log_ratio if ratio == "token" else _of_sequences(log_ratio, mask)
         advantages = keep_counted(advantages, mask).detach()
-        return cls(logprobs, log_ratio, log_rho.exp(), advantages, mask, importance_weights, averaging)
+        kl = None if kl is None else keep_counted(kl, mask)
+        return cls(logprobs, log_ratio, log_rho.exp(), advantages, mask, importance_weights, averaging, kl)
 
     @property
     def kl(self) -> Float[Tensor, "*batch time"]:
-        """ρ − 1 − log ρ of the single tokens: KL(π_old‖π), never negative, exact near ρ = 1."""
-        return torch.expm1(self.log_ratio) - self.log_ratio
+        """KL(π_old‖π): the given one, else ρ − 1 − log ρ of the single tokens, never negative, exact near ρ = 1."""
+        return torch.expm1(self.log_ratio) - self.log_ratio if self.exact_kl is None else self.exact_kl
 
     def loss(
         self, losses: Tensor, *, held_by_clip: Tensor | None = None, held_by_dual_clip: Tensor | None = None

@@ -78,6 +78,10 @@ class Batch(Protocol):
         """A subset of the rows."""
         ...
 
+    def with_advantages(self, advantages: Float[Tensor, "batch time"]) -> Self:
+        """The same rows with other advantages."""
+        ...
+
 
 B = TypeVar("B", bound=Batch)
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.histogram import Bins, histogram_value_loss
 from kedge.algorithm.imitation import positive_nll
 from kedge.algorithm.kl import KLEstimator, kl_loss
-from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer
+from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
 from kedge.algorithm.surrogate import Ratio, Surrogate
-from kedge.training.learner import Batch
+from kedge.training.learner import B, Batch
 from kedge.training.metrics import Metric
 
 __all__ = ["Divisors", "Objective", "Terms"]
@@ -73,6 +73,8 @@ class Objective:
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.
         kl_estimator: Estimator of that KL.
+        whitens_minibatches: Normalize the advantages of every minibatch to mean 0 and variance 1, as OpenAI's baselines
+            do in control.
         positive_nll_coef: μ of the negative log likelihood of `batch.positive`.
         aggregation: Reduction of token losses to a scalar.
         constant_length: Divisor per response, in tokens, for `aggregation="constant"`.
@@ -92,9 +94,16 @@ class Objective:
     kl_coef: float = 0.0
     kl_estimator: KLEstimator = "k2"
     positive_nll_coef: float = 0.0
+    whitens_minibatches: bool = False
     aggregation: Aggregation = "token"
     constant_length: int | None = None
     train_policy: bool = True
+
+    def prepared(self, minibatch: B) -> B:
+        """A step's minibatch with the advantages that its loss is made of."""
+        if not self.whitens_minibatches or minibatch.num_rows < 2:
+            return minibatch
+        return minibatch.with_advantages(masked_whiten(minibatch.advantages, minibatch.action_mask))
 
     def divisors(self, minibatch: Batch) -> Divisors:
         """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
@@ -154,6 +163,7 @@ class Objective:
             mask,
             ratio=self.ratio,
             importance_weights=batch.importance_weights,
+            kl=outputs.kl,
             **self._averaging(divisors.policy),
         )
         share = policy.num_tokens / divisors.actions

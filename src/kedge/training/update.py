@@ -213,7 +213,7 @@ def _policy_pass(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     result.passes.append(EpochPass.empty(experience))
     for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = experience.select(rows)
+        minibatch = objective.prepared(experience.select(rows))
         more = extra_loss() if extra_loss else ()
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
         totals = repeated(minibatch, passes)
@@ -277,7 +277,8 @@ def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -
 
 @torch.no_grad()
 def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated[B] = once) -> float:
-    """KL from the sampling policy to the current one: the mean of ρ − 1 − log ρ over the actions, nats.
+    """KL from the sampling policy to the current one: the mean over the actions of the policy's own, where it gives
+    one, else of ρ − 1 − log ρ, nats.
 
     After the epochs, it is d of the PPO paper's adaptive penalty.
 
@@ -290,7 +291,7 @@ def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated[B] 
             outputs = learner.evaluate(part)
             if len(rows):
                 log_ratio = torch.where(part.action_mask, outputs.logprobs - part.old_logprobs, 0.0)
-                total += float((log_ratio.expm1() - log_ratio).sum())
+                total += float((log_ratio.expm1() - log_ratio if outputs.kl is None else outputs.kl).sum())
         return total
 
     return learner.ranks.sums([repeated(experience, summed)])[0] / int(experience.action_mask.sum())
