@@ -6,6 +6,7 @@ Most are real bugs: from a published listing, a library, or a first draft.
 from __future__ import annotations
 
 from tests.mutation import Mutation
+from tests.mutation_table_control import CONTROL
 from tests.mutation_table_doctor import DOCTOR
 from tests.mutation_table_plan import PLAN
 from tests.mutation_table_reliability import RELIABILITY
@@ -931,6 +932,7 @@ MUTATIONS = (
     *DOCTOR,
     *PLAN,
     *VLLM,
+    *CONTROL,
     Mutation(
         "pairs-of-one-prompt-count-as-pairs-across-prompts",
         "algorithm/order.py",

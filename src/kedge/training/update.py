@@ -22,7 +22,7 @@ from kedge.training.objective import Objective
 from kedge.training.optimizer import clip_gradients, parameters_of
 from kedge.training.optimizer_kinds import Optimizer
 
-__all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "ppo_update"]
+__all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "minibatches_of", "ppo_update"]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """An additional loss for a step (ptx mixing), in parts that add up, so that each is freed before the next."""
@@ -154,7 +154,7 @@ def ppo_update(
         raise ConfigError("there is no critic to warm up: the policy has none")
     result = UpdateResult()
     for _ in range(num_epochs):
-        minibatches = _minibatches(experience.num_rows, num_minibatches, generator)
+        minibatches = minibatches_of(experience.num_rows, num_minibatches, generator)
         if not result.stopped_early:
             minibatches = _policy_pass(
                 learner,
@@ -175,7 +175,7 @@ def ppo_update(
                 return result
         for number in range(num_critic_epochs):
             if number:
-                minibatches = _minibatches(experience.num_rows, num_minibatches, critic_generator or generator)
+                minibatches = minibatches_of(experience.num_rows, num_minibatches, critic_generator or generator)
             steps, complete = critic_pass(
                 learner,
                 optimizer,
@@ -297,8 +297,8 @@ def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated[B] 
     return learner.ranks.sums([repeated(experience, summed)])[0] / int(experience.action_mask.sum())
 
 
-def _minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
-    """All rows in random order, in M parts whose sizes differ by at most one row."""
+def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
+    """All rows in random order, in M parts whose sizes differ by at most one row; with a single part, in order."""
     if num_minibatches == 1:
         return [torch.arange(num_rows)]
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))

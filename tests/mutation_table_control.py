@@ -1,0 +1,48 @@
+"""Mutations of what trains policies on environments."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["CONTROL"]
+
+GRADIENT = "tests/algorithm/test_natural_gradient.py"
+TRPO = "tests/training/test_trpo.py"
+
+CONTROL = (
+    Mutation(
+        "natural-step-of-half-the-kl",
+        "algorithm/natural_gradient.py",
+        "math.sqrt(2.0 * max_kl / curvature)",
+        "math.sqrt(max_kl / curvature)",
+        f"{GRADIENT}::test_the_natural_step_solves_the_damped_system_and_spends_the_kl",
+    ),
+    Mutation(
+        "conjugate-gradient-without-the-conjugate",
+        "algorithm/natural_gradient.py",
+        "direction = residual + squared / before * direction",
+        "direction = residual.clone()",
+        f"{GRADIENT}::test_k_iterations_are_the_best_solution_in_the_krylov_space",
+    ),
+    Mutation(
+        "line-search-on-the-surrogate-alone",
+        "algorithm/natural_gradient.py",
+        "improvement > 0.0 and kl <= max_kl",
+        "improvement > 0.0 and kl <= 1.0",
+        f"{TRPO}::test_every_accepted_update_stays_within_the_kl_and_improves_the_surrogate",
+    ),
+    Mutation(
+        "weights-of-the-last-try-kept",
+        "training/trpo.py",
+        "        _assign(parameters, old)\n",
+        "        pass\n",
+        f"{TRPO}::test_a_search_that_finds_nothing_leaves_the_weights_to_the_bit",
+    ),
+    Mutation(
+        "policy-steps-down-the-surrogate",
+        "training/trpo.py",
+        "        -gradient,\n",
+        "        gradient,\n",
+        f"{TRPO}::test_the_step_is_that_of_an_explicit_fisher_matrix",
+    ),
+)
