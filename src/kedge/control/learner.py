@@ -1,0 +1,60 @@
+"""The PPO update's view of a control policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
+from kedge.control.experience import ControlExperience
+from kedge.control.networks import ControlActorCritic
+from kedge.ranks import ALONE, Ranks
+
+__all__ = ["ControlLearner"]
+
+
+@dataclass
+class ControlLearner:
+    """A control policy and its critic; see `training.learner.Learner`.
+
+    Args:
+        policy: Policy and critic.
+        micro_batch: Transitions of a forward and backward pass; None for a whole minibatch.
+        ranks: The processes that share the passes.
+    """
+
+    policy: ControlActorCritic
+    micro_batch: int | None = None
+    ranks: Ranks = ALONE
+
+    @property
+    def needs_values(self) -> bool:
+        """See `Learner`."""
+        return True
+
+    def micro_batches(self, batch: ControlExperience) -> Iterator[tuple[Int[Tensor, " rows"], ControlExperience]]:
+        """See `Learner`."""
+        if not self.ranks.are_several and (self.micro_batch is None or batch.num_rows <= self.micro_batch):
+            yield torch.arange(batch.num_rows), batch
+            return
+        for part in self.ranks.plan(batch.row_lengths, self.micro_batch):
+            rows = torch.tensor(part.rows)
+            yield rows if part.counts else rows[:0], batch.select(rows)
+
+    def evaluate(self, batch: ControlExperience) -> PolicyOutputs:
+        """See `Learner`; the KL from the old distribution is exact."""
+        distribution, values = self.policy(batch.observations)
+        return PolicyOutputs(
+            logprobs=distribution.log_prob(batch.actions).unsqueeze(-1),
+            entropy=distribution.entropy().unsqueeze(-1),
+            values=values.unsqueeze(-1),
+            kl=distribution.kl(batch.parameters).unsqueeze(-1),
+        )
+
+    def evaluate_critic(self, batch: ControlExperience) -> CriticOutputs:
+        """See `Learner`."""
+        return CriticOutputs(values=self.policy.values(batch.observations, alone=True).unsqueeze(-1))

@@ -1,0 +1,246 @@
+"""Policy and critic of a control task: networks with orthogonal weights, and a standard deviation of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kedge.control.actions import ActionBounds, ActionHead
+from kedge.control.distributions import Distribution
+from kedge.control.spaces import Spaces
+from kedge.errors import ConfigError
+
+__all__ = ["Activation", "ControlActorCritic", "FeatureNetwork"]
+
+Activation = Literal["tanh", "relu"]
+
+FeatureNetwork: TypeAlias = Callable[[Spaces], nn.Module]
+"""Makes a module that turns observations [n, …] into features [n, f]."""
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
+
+HIDDEN_GAIN = math.sqrt(2.0)
+POLICY_GAIN = 0.01
+VALUE_GAIN = 1.0
+
+Layers: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+
+
+class DenseLayers(nn.Module):
+    """Layers of one activation: x ← activation(x·Wᵀ + b).
+
+    Args:
+        num_inputs: Numbers of an input.
+        sizes: Outputs of each layer.
+        activation: After every layer.
+    """
+
+    def __init__(self, num_inputs: int, sizes: Sequence[int], activation: Activation) -> None:
+        super().__init__()
+        widths = [num_inputs, *sizes]
+        self.layers = nn.ModuleList(_linear(*pair, HIDDEN_GAIN) for pair in itertools.pairwise(widths))
+        self.activation: Activation = activation
+        self.num_features = widths[-1]
+
+    def weights(self) -> Layers:
+        """Weight and bias of every layer."""
+        return [(layer.weight, layer.bias) for layer in self.layers if isinstance(layer, nn.Linear)]
+
+    def forward(self, inputs: Float[Tensor, "n inputs"]) -> Float[Tensor, "n features"]:
+        """The last layer's outputs."""
+        return _dense(inputs, self.weights(), ACTIVATIONS[self.activation])
+
+
+def _dense(inputs: Tensor, layers: Layers, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    for weight, bias in layers:
+        inputs = activation(functional.linear(inputs, weight, bias))
+    return inputs
+
+
+class NatureLayers(nn.Module):
+    """The convolutions for images of Mnih et al. 2015, and a layer of 512 features.
+
+    Args:
+        spaces: Of the environment; its observations are images of bytes.
+
+    Source: Mnih et al. 2015, methods; spec of the initialization as in baselines.
+    """
+
+    num_features = 512
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        self.layout = spaces.image_layout
+        plan = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+        channels, (height, width) = spaces.num_channels, spaces.image_size
+        layers: list[nn.Module] = []
+        for size, kernel, stride in plan:
+            layers += [_orthogonal(nn.Conv2d(channels, size, kernel, stride), HIDDEN_GAIN), nn.ReLU()]
+            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        layers += [nn.Flatten(), _linear(channels * height * width, self.num_features, HIDDEN_GAIN), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Float[Tensor, "n 512"]:
+        """The features of images of bytes [n, …] in the environment's layout."""
+        if self.layout == "hwc":
+            images = images.permute(0, 3, 1, 2)
+        elif self.layout == "hw":
+            images = images.unsqueeze(1)
+        return self.layers(images.float() / 255.0)
+
+
+def _linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    return _orthogonal(nn.Linear(num_inputs, num_outputs), gain)
+
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def _orthogonal(layer: Layer, gain: float) -> Layer:
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ControlActorCritic(nn.Module):
+    """A policy and a critic.
+
+    Every observation is a row: normalized numbers [n, d], or images of bytes [n, …].
+
+    Args:
+        spaces: Of the environment.
+        hidden_sizes: Widths of the layers; after the convolutions there are none.
+        activation: Of these layers.
+        share_trunk: Policy and critic share all layers but the last; else each has its own.
+        initial_log_std: log σ of every number of an action, at first. It does not depend on the state.
+        action_bounds: See `ActionHead`.
+        network: Makes the layers in place of `hidden_sizes`.
+        seed: Of the weights.
+
+    Raises:
+        ConfigError: `network` does not make a module with features [n, f], or squashing needs bounds.
+
+    Source: the 37 details of Huang et al. 2022: orthogonal weights, gain √2 inside, 0.01 and 1 for the outputs.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        *,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = "tanh",
+        share_trunk: bool = False,
+        initial_log_std: float = 0.0,
+        action_bounds: ActionBounds = "clip",
+        network: FeatureNetwork | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.spaces, self.share_trunk = spaces, share_trunk
+        self.settings: dict[str, Any] = {
+            "hidden_sizes": list(hidden_sizes),
+            "activation": activation,
+            "share_trunk": share_trunk,
+            "action_bounds": action_bounds,
+        }
+        self.head = ActionHead(spaces, action_bounds)
+
+        def trunk() -> nn.Module:
+            if network is not None:
+                return network(spaces)
+            if spaces.is_image:
+                return NatureLayers(spaces)
+            return DenseLayers(spaces.observation_size, hidden_sizes, activation)
+
+        # The global generator, which layers are initialized from, is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.policy_trunk = trunk()
+            self.value_trunk = None if share_trunk else trunk()
+            num_features = _num_features(self.policy_trunk, spaces)
+            self.policy_output = _linear(num_features, spaces.num_outputs, POLICY_GAIN)
+            self.value_output = _linear(num_features, 1, VALUE_GAIN)
+        numbers = torch.full((spaces.num_outputs,), initial_log_std)
+        self.log_std = nn.Parameter(numbers) if self.head.is_continuous else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.policy_output.weight.device
+
+    @property
+    def has_custom_network(self) -> bool:
+        """Whether `network` made the layers."""
+        return not isinstance(self.policy_trunk, (DenseLayers, NatureLayers))
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Those that only the critic has."""
+        trunk = [] if self.value_trunk is None else list(self.value_trunk.parameters())
+        return [*trunk, *self.value_output.parameters()]
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """All others; a shared trunk is among them."""
+        own = {id(each) for each in self.critic_parameters()}
+        return [each for each in self.parameters() if id(each) not in own]
+
+    def distribution(self, observations: Tensor) -> Distribution:
+        """The distribution of actions in each of n states."""
+        return self.head.distribution(self.policy_output(self.policy_trunk(observations)), self.log_std)
+
+    def values(self, observations: Tensor, *, alone: bool = False) -> Float[Tensor, " n"]:
+        """The critic's value of each of n states; `alone` keeps the gradient from a shared trunk."""
+        if self.value_trunk is not None:
+            return self.value_output(self.value_trunk(observations)).squeeze(-1)
+        features = self.policy_trunk(observations)
+        return self.value_output(features.detach() if alone else features).squeeze(-1)
+
+    def forward(self, observations: Tensor) -> tuple[Distribution, Float[Tensor, " n"]]:
+        """Distribution and values; a shared trunk runs once."""
+        if self.value_trunk is not None:
+            return self.distribution(observations), self.values(observations)
+        features = self.policy_trunk(observations)
+        distribution = self.head.distribution(self.policy_output(features), self.log_std)
+        return distribution, self.value_output(features).squeeze(-1)
+
+    def location_function(self) -> Callable[[Tensor], Tensor]:
+        """The policy's outputs [n, outputs] as a function, for many calls with weights that do not change.
+
+        For dense layers it looks the weights up once: for a single state, that takes longer than the products.
+        """
+        weight, bias = self.policy_output.weight, self.policy_output.bias
+        if not isinstance(self.policy_trunk, DenseLayers):
+            return lambda observations: functional.linear(self.policy_trunk(observations), weight, bias)
+        layers, activation = self.policy_trunk.weights(), ACTIVATIONS[self.policy_trunk.activation]
+        return lambda observations: functional.linear(_dense(observations, layers, activation), weight, bias)
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
+        """Noise for a rollout; added to the policy's outputs, it makes `ActionHead.choose` a sample."""
+        noise = self.head.draw_noise(num_steps, num_envs, generator)
+        return noise if self.log_std is None else noise * self.log_std.detach().exp().cpu()
+
+
+@torch.no_grad()
+def _num_features(trunk: nn.Module, spaces: Spaces) -> int:
+    """Found by a trial on an observation of zeros."""
+    if isinstance(trunk, (DenseLayers, NatureLayers)):
+        return trunk.num_features
+    if not isinstance(trunk, nn.Module):
+        raise ConfigError(f"the network's function returned {trunk!r}; expected a torch module")
+    kind = torch.uint8 if spaces.is_image else torch.float32
+    shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
+    try:
+        features = trunk(torch.zeros((2, *shape), dtype=kind))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the network cannot read observations [n, {', '.join(map(str, shape))}]: {error}") from error
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"the network returned {found} for two observations; expected features [2, f]")
+    return features.shape[1]

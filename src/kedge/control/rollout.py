@@ -1,0 +1,128 @@
+"""Rollouts: what a policy does in its environments for a number of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.control.environments import Environments, Record, observation_buffer
+from kedge.control.networks import ControlActorCritic
+from kedge.control.normalization import Normalization
+
+__all__ = ["Steps", "collect_steps"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A rollout of T steps in N environments.
+
+    Attributes:
+        observations: What the policy acted on, as the environments gave it: numbers, or images of bytes [T, N, …].
+        actions: What it chose [T, N, components]: float32 numbers, unclipped and not squashed, or int64.
+        rewards: As the environments gave them, float64.
+        terminated: The episode ended in this step, by the task's own rules.
+        truncated: The episode was cut off in this step, and would go on.
+        valid: The action was taken; False for a step in which the environment only began a new episode.
+        starts: Whether each environment's first observation here is an episode's first.
+        final_observations: The last observation of each episode that was cut off [cuts, …].
+        final_steps: Step and environment of each of these.
+        last_observations: What the policy acts on next [N, …].
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Float[Tensor, "time envs"]
+    terminated: Bool[Tensor, "time envs"]
+    truncated: Bool[Tensor, "time envs"]
+    valid: Bool[Tensor, "time envs"]
+    starts: Bool[Tensor, " envs"]
+    final_observations: Tensor
+    final_steps: Int[Tensor, "cuts 2"]
+    last_observations: Tensor
+
+    @property
+    def num_transitions(self) -> int:
+        """Steps in which an action was taken."""
+        return int(self.valid.sum())
+
+
+def collect_steps(
+    environments: Environments,
+    policy: ControlActorCritic,
+    normalization: Normalization,
+    *,
+    num_steps: int,
+    generator: torch.Generator,
+) -> Steps:
+    """Let the policy act for a number of steps in every environment.
+
+    All noise is drawn at once, beforehand; log probabilities and values are left to one pass afterwards.
+
+    Args:
+        environments: They go on from where they are.
+        policy: Its weights do not change meanwhile.
+        normalization: Frozen statistics.
+        num_steps: T, of each environment.
+        generator: Of the noise, on the CPU.
+    """
+    spaces, num_envs = environments.spaces, environments.num_envs
+    record = Record.empty(num_steps, num_envs)
+    seen = observation_buffer(spaces, num_steps, num_envs)
+    kind = np.float32 if policy.head.is_continuous else np.int64
+    actions = np.zeros((num_steps, num_envs, spaces.action_size), kind)
+    starts = environments.starts.copy()
+    noise = policy.draw_noise(num_steps, num_envs, generator).to(policy.device).unbind()
+    _act(environments, policy, normalization, noise, seen, actions, record)
+    final = sorted(record.final)
+    cuts = np.stack([record.final[key] for key in final]) if final else observation_buffer(spaces, 0)
+    tables = (record.rewards, record.terminated, record.truncated, record.valid, starts, cuts)
+    rewards, terminated, truncated, valid, first, final_observations = map(torch.from_numpy, tables)
+    return Steps(
+        observations=torch.from_numpy(seen),
+        actions=torch.from_numpy(actions),
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        starts=first,
+        final_observations=final_observations,
+        final_steps=torch.tensor(final, dtype=torch.long).reshape(-1, 2),
+        last_observations=torch.from_numpy(environments.observations.copy()),
+    )
+
+
+@torch.inference_mode()
+def _act(
+    environments: Environments,
+    policy: ControlActorCritic,
+    normalization: Normalization,
+    noise: tuple[Tensor, ...],
+    seen: np.ndarray,
+    actions: np.ndarray,
+    record: Record,
+) -> None:
+    """The loop over steps, which costs as little as possible besides the network and the environments.
+
+    Normalized observations are written into one buffer, which the network reads without a copy.
+    """
+    location, choose, executed, device = (
+        policy.location_function(),
+        policy.head.choose,
+        policy.head.executed,
+        policy.device,
+    )
+    buffer = normalization.normalize(environments.observations).copy()
+    inputs, on_cpu = torch.from_numpy(buffer), device.type == "cpu"
+    for step, perturbation in enumerate(noise):
+        seen[step] = environments.observations
+        if inputs.dtype == torch.uint8:
+            np.copyto(buffer, environments.observations)
+        else:
+            normalization.normalize(environments.observations, out=buffer)
+        chosen = choose(location(inputs if on_cpu else inputs.to(device)) + perturbation)
+        actions[step] = chosen.numpy() if on_cpu else chosen.cpu().numpy()
+        environments.step(executed(actions[step]), step, record)

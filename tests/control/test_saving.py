@@ -1,0 +1,88 @@
+"""A saved policy acts as it did, and a damaged folder is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kedge.control import (
+    ControlActorCritic,
+    Normalization,
+    collect_steps,
+    load_control_policy,
+    make_environments,
+    save_control_policy,
+)
+from kedge.control.spaces import Spaces
+from kedge.errors import ModelError
+
+
+def saved(folder: Path, name: str = "Pendulum-v1", **settings: object) -> tuple[ControlActorCritic, Normalization]:
+    environments = make_environments(name, 2)
+    policy = ControlActorCritic(environments.spaces, seed=4, **settings)  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():
+        policy.policy_output.weight.mul_(300)  # so that actions differ
+    normalization = Normalization(environments.spaces.observation_size, 2)
+    generator = torch.Generator().manual_seed(0)
+    normalization.observe(collect_steps(environments, policy, normalization, num_steps=20, generator=generator))
+    save_control_policy(folder, policy, normalization, environment={"id": name}, card="# A policy\n")
+    return policy, normalization
+
+
+@pytest.mark.parametrize("bounds", ["clip", "squash"])
+def test_a_saved_policy_acts_as_it_did(tmp_path: Path, bounds: str) -> None:
+    policy, normalization = saved(tmp_path / "policy", action_bounds=bounds, hidden_sizes=(16,), activation="relu")
+    loaded = load_control_policy(tmp_path / "policy")
+    environment = gymnasium.make("Pendulum-v1")
+    observation, _ = environment.reset(seed=0)
+    for _ in range(5):
+        action = loaded.act(observation)
+        mean = policy.distribution(torch.from_numpy(normalization.normalize(observation[None]))).mode()[0].item()
+        expected = 2 * np.tanh(mean) if bounds == "squash" else np.clip(mean, -2, 2)
+        assert action == pytest.approx(expected, abs=1e-5)
+        assert environment.action_space.contains(action)
+        observation = environment.step(action)[0]
+    drawn = [loaded.act(observation, deterministic=False).item() for _ in range(20)]
+    assert len(set(drawn)) > 10 or max(np.abs(drawn)) == 2
+    assert {path.name for path in (tmp_path / "policy").iterdir()} == {
+        "policy.safetensors",
+        "control.json",
+        "README.md",
+    }
+
+
+class Widened(nn.Module):
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        self.layer = nn.Linear(spaces.observation_size, 5)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layer(observations).relu()
+
+
+def test_a_network_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    policy, _ = saved(tmp_path / "policy", "CartPole-v1", network=Widened)
+    with pytest.raises(ModelError, match="network of its own"):
+        load_control_policy(tmp_path / "policy")
+    loaded = load_control_policy(tmp_path / "policy", network=Widened)
+    assert torch.equal(loaded.policy.policy_output.weight, policy.policy_output.weight)
+    assert loaded.act(np.zeros(4)) in (0, 1)
+
+
+@pytest.mark.parametrize("damage", ["{}", "not json", '{"format": 2}', '{"format": 1, "spaces": 1, "network": 1}'])
+def test_a_damaged_folder_is_one_line(tmp_path: Path, damage: str) -> None:
+    saved(tmp_path / "policy")
+    with pytest.raises(ModelError, match=r"no control\.json"):
+        load_control_policy(tmp_path)
+    weights = tmp_path / "policy" / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(ModelError, match="not a control policy that can be loaded"):
+        load_control_policy(tmp_path / "policy")
+    (tmp_path / "policy" / "control.json").write_text(damage)
+    with pytest.raises(ModelError, match=r"control\.json"):
+        load_control_policy(tmp_path / "policy")
