@@ -6,14 +6,13 @@ import itertools
 import json
 import os
 import re
-import stat
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import OutputError
+from kedge.durable import is_part, replace_contents
+from kedge.errors import KedgeError, OutputError
 
 __all__ = [
     "BEST_FILE",
@@ -42,9 +41,8 @@ __all__ = [
     "is_run",
     "is_sweep",
     "kept_checkpoints",
+    "refusal",
     "replace_file",
-    "share_as_usual",
-    "sync_folder",
     "write_summary",
     "writing",
 ]
@@ -184,12 +182,28 @@ def writing(path: Path) -> Iterator[None]:
     """Turn system errors (full disk, missing permissions, a file in the way) into one line that names the path.
 
     Raises:
-        OutputError: The block raised an OSError.
+        OutputError: The system refused something in the block.
     """
     try:
         yield
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+    except Exception as error:
+        reason = None if isinstance(error, KedgeError) else refusal(error)
+        if reason is None:
+            raise
+        raise OutputError(f"{path} cannot be written: {reason}") from error
+
+
+def refusal(error: BaseException) -> str | None:
+    """Why the system refused to read or write; None for an error of another kind.
+
+    safetensors and tokenizers, written in Rust, raise errors of their own whose text has that of the system.
+    """
+    if isinstance(error, OutputError) and error.__cause__ is not None:
+        return refusal(error.__cause__)
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"([^:]*) \(os error \d+\)", str(error))
+    return found and found[1].strip()
 
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
@@ -198,17 +212,8 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
     Raises:
         OutputError: The system refuses; the file keeps its old content.
     """
-    part = path.with_name(f"{path.name}.part")
     with writing(path):
-        try:
-            with part.open("wb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        replace_contents(path, pieces)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -216,32 +221,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     replace_file(folder / SUMMARY_FILE, [json.dumps(summary, indent=2).encode(), b"\n"])
 
 
-def share_as_usual(folder: Path) -> None:
-    """Give each file of a folder the permissions of a newly created one: the umask decides who may read it.
-
-    safetensors writes through a temporary file that only its owner may read.
-    """
-    probe = folder / ".permissions"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(mode)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk: only then is a new or renamed file safe."""
-    if sys.platform == "win32":  # cannot open folders, and flushes entries itself
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _is_free(folder: Path) -> bool:
     if os.path.isdir(folder):
-        return all(path.name in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER} for path in folder.iterdir())
+        harmless = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
+        return all(path.name in harmless or is_part(path) for path in folder.iterdir())
     return not os.path.exists(folder)

@@ -13,7 +13,8 @@ from kedge.errors import ConfigError
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.sft import run_sft
 from kedge.runs.extension import describe_extension
-from kedge.runs.run import Resume, finished_run
+from kedge.runs.finished import finished_run
+from kedge.runs.run import Resume
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 

@@ -45,7 +45,8 @@ def resume_from(config: Config, stage: str, resume: str | None, allow_changes: l
             raise ConfigError("--allow-changes needs --resume")
         return None
     from kedge.runs.extension import LENGTHS
-    from kedge.runs.run import Resume, finished_run
+    from kedge.runs.finished import finished_run
+    from kedge.runs.run import Resume
 
     if folder := finished_run(config):
         extend = f" To extend it, raise {LENGTHS[stage]}." if stage in LENGTHS else ""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kedge.durable import sync_folder
 from kedge.errors import DataError
-from kedge.output import replace_file
+from kedge.output import replace_file, writing
 
 __all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
 
@@ -22,32 +23,61 @@ LONGEST_INT = 8192
 
 
 class JsonLines:
-    """Appends rows to a JSON-lines file, flushing each one.
+    """Appends rows to a JSON-lines file; each can be read at once, and `sync` forces them to disk.
 
     Equal rows give equal bytes. NaN and ±∞ become null.
 
     Args:
         path: The file; created if missing, never truncated.
+
+    Raises:
+        OutputError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)  # a buffer would keep, and try again, what a full disk refuses
+        self._is_new = True
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row; its keys keep their order."""
-        self._file.write(json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        """Append a row; its keys keep their order.
+
+        Raises:
+            OutputError: The system refuses; no part of the row is left.
+        """
+        text = json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n"
+        # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
+        left = memoryview(text.encode("utf-8", "backslashreplace"))
+        with writing(self._path):
+            before = os.fstat(self._file.fileno()).st_size
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except BaseException:  # includes KeyboardInterrupt; re-raised
+                self._file.truncate(before)
+                raise
 
     def sync(self) -> None:
-        """Flush all rows to disk, so that a power cut loses none of them."""
-        if not self._file.closed:
+        """Force all rows to disk, so that a power cut loses none of them.
+
+        Raises:
+            OutputError: The system refuses.
+        """
+        if self._file.closed:
+            return
+        with writing(self._path):
             os.fsync(self._file.fileno())
+            if self._is_new and self._path.parent.is_dir():  # it may have been moved
+                sync_folder(self._path.parent)
+        self._is_new = False
 
     def close(self) -> None:
-        """Flush all rows to disk and close the file."""
-        self.sync()
-        self._file.close()
+        """Force all rows to disk and close the file."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

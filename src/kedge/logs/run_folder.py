@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from kedge.durable import is_part, make_folder
 from kedge.output import (
     CONFIG_FILE,
     DATA_FILE,
@@ -13,6 +14,7 @@ from kedge.output import (
     PROGRESS_FILE,
     ROLES_FILE,
     check_output,
+    replace_file,
     writing,
 )
 
@@ -30,7 +32,7 @@ def create_run_folder(path: str | Path) -> Path:
     """
     folder = check_output(path)
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     return folder
 
 
@@ -39,7 +41,8 @@ def discard_run_folder(folder: Path) -> None:
 
     Only what a run writes before its first result is removed. If there is anything else, nothing is.
     """
-    paths = [path for path in folder.iterdir() if path.name not in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}]
+    kept = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
+    paths = [path for path in folder.iterdir() if path.name not in kept and not is_part(path)]
     if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
         return
     for path in paths:
@@ -51,13 +54,14 @@ def discard_run_folder(folder: Path) -> None:
 def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> Path:
     """Write `config.yaml`: facts about the run as comments, then the configuration, so that it can be loaded again.
 
+    The file is complete or absent, whatever happens: without it, no checkpoint of the run can be resumed.
+
     Raises:
         OutputError: It cannot be written.
     """
     header = "".join(f"# {name}: {value}\n" for name, value in facts.items())
     path = folder / CONFIG_FILE
-    with writing(path):
-        path.write_text(f"{header}\n{yaml_text.rstrip()}\n", encoding="utf-8")
+    replace_file(path, [f"{header}\n{yaml_text.rstrip()}\n".encode()])
     return path
 
 

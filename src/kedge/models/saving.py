@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
+from kedge.durable import replaced_folder
 from kedge.errors import ModelError
 from kedge.memory import in_phase
 from kedge.models.adapters.folder import write_shift
@@ -23,7 +23,7 @@ from kedge.models.pretrained import NORMALIZATION_KEY, quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
-from kedge.output import share_as_usual
+from kedge.output import writing
 
 __all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file", "write_whole"]
 
@@ -42,6 +42,7 @@ def save_policy(
     stop_tokens: Sequence[int] = (),
     temperature: float = 1.0,
     weights: dict[str, Tensor] | None = None,
+    forced: bool = True,
 ) -> Path:
     """Save the policy as a Hugging Face folder; a value head goes into a subfolder, `value_head`.
 
@@ -54,6 +55,10 @@ def save_policy(
         temperature: The sampling temperature of the training; the default of `generate`.
         weights: Weights to save in place of the model's, such as the whole ones of a sharded model; empty for a folder
             without weights.
+        forced: Force the files to disk before they get their name; a checkpoint does so itself, with its other files.
+
+    Raises:
+        OutputError: The system refuses; an existing folder is kept.
     """
 
     def write(part: Path) -> None:
@@ -70,7 +75,7 @@ def save_policy(
         tokenizer.save_pretrained(part)
         _write_card(part, card)
 
-    return write_whole(Path(folder), write)
+    return write_whole(Path(folder), write, forced=forced)
 
 
 def value_head_file(folder: str | Path) -> Path | None:
@@ -148,6 +153,7 @@ def save_scalar_model(
     *,
     card: ModelCard,
     weights: dict[str, Tensor] | None = None,
+    forced: bool = True,
 ) -> Path:
     """Save a reward model as a Hugging Face folder, whose `config.json` stores its score shift, or as an adapter.
 
@@ -157,6 +163,10 @@ def save_scalar_model(
         folder: Output folder; it appears only once complete.
         card: The model card.
         weights: Weights to save in place of the model's; empty for a folder without weights.
+        forced: See `save_policy`.
+
+    Raises:
+        OutputError: The system refuses; an existing folder is kept.
     """
 
     def write(part: Path) -> None:
@@ -169,7 +179,7 @@ def save_scalar_model(
         tokenizer.save_pretrained(part)
         _write_card(part, card)
 
-    return write_whole(Path(folder), write)
+    return write_whole(Path(folder), write, forced=forced)
 
 
 def _write_card(folder: Path, card: ModelCard) -> None:
@@ -180,17 +190,19 @@ def _write_card(folder: Path, card: ModelCard) -> None:
 
 
 @in_phase("saving")
-def write_whole(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Write to a temporary folder, then rename it, so that an incomplete model never has the final name."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    with quiet_transformers():
+def write_whole(folder: Path, write: Callable[[Path], None], *, forced: bool = True) -> Path:
+    """Let `write` fill a temporary folder, then rename it, so that an incomplete model never has the final name.
+
+    Args:
+        folder: The model's folder; an existing one is replaced.
+        write: Writes everything into the folder it is called with.
+        forced: Force the files to disk before they get the final name.
+
+    Raises:
+        OutputError: The system refuses, such as for a full disk; the existing folder is kept.
+    """
+    with writing(folder), replaced_folder(folder, forced=forced) as part, quiet_transformers():
         write(part)
-    share_as_usual(part)
-    if folder.exists():
-        shutil.rmtree(folder)
-    part.rename(folder)
     return folder
 
 

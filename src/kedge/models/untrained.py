@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from kedge.durable import share_as_usual
 from kedge.models.pretrained import quiet_transformers
-from kedge.output import share_as_usual
 
 __all__ = ["save_untrained_llama", "train_tokenizer"]
 

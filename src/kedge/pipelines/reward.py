@@ -25,10 +25,11 @@ from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
+from kedge.runs.finished import finished_run, read_ending
 from kedge.runs.frozen import hold_bases_of, say_loaded_whole
 from kedge.runs.load_records import load_comparisons, load_demonstrations
 from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
@@ -94,7 +95,7 @@ def run_reward(
     def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
         facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
         card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
-        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights)
+        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, forced=False)
 
     in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
     watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")

@@ -32,10 +32,11 @@ from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
+from kedge.runs.finished import finished_run, read_ending
 from kedge.runs.frozen import hold_bases_of, say_loaded_whole
 from kedge.runs.load_records import load_demonstrations
 from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, supervised_training
@@ -108,7 +109,7 @@ def run_sft(
         folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None, *, ended: bool = False
     ) -> Path:
         card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
-        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights)
+        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights, forced=ended)
 
     in_checkpoints = CheckpointModel(
         model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)

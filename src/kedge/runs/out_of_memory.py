@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from kedge.config import ADAPTED, Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.memory import Exhaustion, is_out_of_memory, release
+from kedge.runs.claim import claims
 
 __all__ = ["ends_in_one_line", "memory_in_one_line"]
 
@@ -25,13 +26,14 @@ MOST_ADVICE = 3
 def ends_in_one_line(stage: str) -> Callable[[F], F]:
     """Decorates a stage's function, whose first argument is the configuration; see `memory_in_one_line`.
 
-    Memory that runs out where no phase is noted ran out while models and data were loaded.
+    Memory that runs out where no phase is noted ran out while models and data were loaded. The run's folder is claimed
+    until the function returns or raises.
     """
 
     def decorate(run: F) -> F:
         @wraps(run)
         def watched(config: Config, *args: Any, **kwargs: Any) -> Any:
-            with memory_in_one_line(config, stage):
+            with memory_in_one_line(config, stage), claims():
                 return run(config, *args, **kwargs)
 
         return cast(F, watched)

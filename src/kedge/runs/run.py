@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shutil
 import tempfile
@@ -26,7 +25,8 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
-from kedge.errors import ConfigError, DataError
+from kedge.durable import remove_parts, sync_folder
+from kedge.errors import ConfigError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
@@ -38,16 +38,17 @@ from kedge.output import (
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
     REJECTED_FILE,
+    check_output,
     is_run,
-    replace_file,
     writing,
 )
 from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.ranks.start import join_ranks, local_rank
-from kedge.runs.claim import check_unclaimed
+from kedge.runs.claim import claim
 from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
+from kedge.runs.finished import TRAINED, mark_finished
 from kedge.runs.in_memory import describe_in_memory
 from kedge.runs.publish import check_publishing
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
@@ -60,11 +61,7 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "finished_run", "offloads", "open_run", "pass_tokens", "read_ending"]
-
-
-TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
-"""Stages whose result is a model."""
+__all__ = ["REJECTED_FILE", "Resume", "Run", "offloads", "open_run", "pass_tokens"]
 
 
 CRITIC = "ppo.critic"
@@ -133,16 +130,20 @@ class Run:
         """
         if not self.resumed:
             create_run_folder(self.folder)
+            claim(self.folder)
+            check_output(self.folder)  # another process may have been faster
         with writing(self.folder / FINISHED_FILE):  # of the run that is extended
+            remove_parts(self.folder)
             (self.folder / FINISHED_FILE).unlink(missing_ok=True)
+            sync_folder(self.folder)  # before the settings say that the run is longer
         write_config(self.folder, self.config_text, self.facts)
         if self.ranks.are_several:
             say(f"ranks: {self.facts['ranks']}")
         self.data.publish(self.folder)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Mark the run as finished and write its summary."""
-        replace_file(self.folder / FINISHED_FILE, [json.dumps({"stage": self.stage, **summary}, indent=2).encode()])
+        """Mark the run as finished and write its summary. Called once everything that it leaves is on the disk."""
+        mark_finished(self.folder, self.stage, summary)
 
     def abandon(self) -> None:
         """Remove the folder that `start` created, unless it contains log rows or other files.
@@ -268,11 +269,12 @@ def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks
     """The run's folder, the same on every rank, and whether it has a run that is resumed."""
 
     def find() -> tuple[str, bool]:
-        resumed = resume is not None and config.out is not None and is_run(Path(config.out))
-        folder = Path(os.path.expanduser(str(config.out))) if resumed else choose_output(config.out, stage)
-        if resumed:
-            check_unclaimed(folder)
-        return str(folder), resumed
+        if resume is not None and config.out is not None and is_run(Path(config.out)):
+            folder = Path(os.path.expanduser(config.out))
+            claim(folder)
+            if is_run(folder):  # still: its owner may just have removed it
+                return str(folder), True
+        return str(choose_output(config.out, stage)), False
 
     folder, resumed = ranks.first(find)
     return Path(folder), resumed
@@ -311,36 +313,6 @@ def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="kedge-rank-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def finished_run(config: Config) -> Path | None:
-    """The output folder if its run has finished and the configuration does not lengthen it, else None."""
-    folder = None if config.out is None else Path(os.path.expanduser(config.out))
-    if folder is None or not (folder / FINISHED_FILE).is_file():
-        return None
-    try:
-        stage = str(json.loads((folder / FINISHED_FILE).read_bytes())["stage"])
-    except (ValueError, LookupError, TypeError):  # damaged, which `read_ending` reports
-        return folder
-    return None if lengthening(folder, config, stage) else folder
-
-
-def read_ending(folder: Path, *names: str) -> list[Any]:
-    """Values from the summary written by `Run.finish`.
-
-    Args:
-        folder: The run's folder.
-        names: Keys of the summary.
-
-    Raises:
-        DataError: The file is damaged.
-    """
-    path = folder / FINISHED_FILE
-    try:
-        ending = json.loads(path.read_bytes())
-        return [ending[name] for name in names]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged; delete it, and --resume repeats the run's last steps") from error
 
 
 def _check_unchanged(

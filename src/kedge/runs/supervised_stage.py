@@ -8,7 +8,6 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.runs.callbacks import Watcher
-from kedge.runs.claim import claimed
 from kedge.runs.ending import leave_stage_report, resumable
 from kedge.runs.run import Run
 from kedge.runs.stage_loop import logged_steps, stage_loop
@@ -20,7 +19,7 @@ __all__ = ["end_training", "started_stage", "supervised_training", "training_loo
 
 @contextmanager
 def started_stage(config: Config, run: Run) -> Iterator[None]:
-    """Start the run; while the block runs, no other process can train in its folder.
+    """Start the run; if the block fails, say how to resume it, or leave no folder without results.
 
     Args:
         config: The stage's configuration.
@@ -29,7 +28,7 @@ def started_stage(config: Config, run: Run) -> Iterator[None]:
     Raises:
         OutputError: The run's folder cannot be created.
     """
-    with resumable(config, run.folder, run.stage), run.started(), claimed(run.folder):
+    with resumable(config, run.folder, run.stage), run.started():
         yield
 
 

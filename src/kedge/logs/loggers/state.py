@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from kedge.durable import replace_contents
 from kedge.output import writing
 
 __all__ = ["LOGGERS_FILE", "LoggerState"]
@@ -42,7 +43,6 @@ class LoggerState:
             OutputError: The file cannot be written.
         """
         self._last_updates |= dict.fromkeys(loggers, update)
-        part = self._path.with_suffix(".part")
-        with writing(self._path):
-            part.write_text(json.dumps({"id": self.id, "told": self._last_updates}) + "\n", encoding="utf-8")
-            part.replace(self._path)
+        text = json.dumps({"id": self.id, "told": self._last_updates})
+        with writing(self._path):  # not forced to disk after every update: a damaged file counts as missing
+            replace_contents(self._path, [f"{text}\n".encode()], forced=False)

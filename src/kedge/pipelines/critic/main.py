@@ -27,9 +27,10 @@ from kedge.pipelines.critic.sampling import Sampled, sample_returns
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
+from kedge.runs.finished import finished_run, read_ending
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.run import Resume, Run, finished_run, open_run, read_ending
+from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.supervised_stage import end_training, started_stage, training_loop
@@ -171,7 +172,7 @@ def _save(
     card = stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended)
     critic = roles.actor_critic.critic
     if critic is not None:
-        return save_scalar_model(critic, roles.tokenizer, folder, card=card, weights=weights)
+        return save_scalar_model(critic, roles.tokenizer, folder, card=card, weights=weights, forced=ended)
     return save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
@@ -180,4 +181,5 @@ def _save(
         stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
         weights=weights,
+        forced=ended,
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.durable import make_folder
 from kedge.logs.progress import say
 from kedge.output import replace_file, writing
 from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file, tensor_pieces
@@ -117,7 +118,7 @@ class PartStore:
             OutputError: It cannot be written.
         """
         with writing(self._folder):
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
         path = self._path(number)
         replace_file(path, (bytes(piece) for piece in tensor_pieces(part.tensors)))
         self._entries[number:] = [{"file": asdict(record_file(path)), "facts": part.facts}]

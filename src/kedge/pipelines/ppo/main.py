@@ -32,11 +32,11 @@ from kedge.pipelines.ppo.steps import PpoSteps
 from kedge.plan.machine import MachinePlan
 from kedge.ranks import adaptive_part
 from kedge.runs.callbacks import Callback, Watcher
-from kedge.runs.claim import claimed
 from kedge.runs.ending import end_stage, resumable
+from kedge.runs.finished import finished_run
 from kedge.runs.load_rewards import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.run import Resume, Run, finished_run, open_run
+from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.stage_loop import stage_loop
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.checkpoint.run_state import TrainingState
@@ -92,7 +92,7 @@ def run_ppo(
     write_roles(run, roles)
     outcome: dict[str, object] = {}
     fits = True
-    with resumable(config, run.folder, "ppo"), claimed(run.folder), closing(roles.engine):
+    with resumable(config, run.folder, "ppo"), closing(roles.engine):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
                 train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))

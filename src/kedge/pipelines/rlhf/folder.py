@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kedge.durable import replaced_folder
 from kedge.logs.json_lines import plain_json
-from kedge.output import replace_file
+from kedge.output import replace_file, writing
 
 __all__ = ["published_policy", "write_rows"]
 
@@ -34,7 +35,6 @@ def published_policy(folder: Path) -> Iterator[None]:
         numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
         policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
         if policies:
-            shutil.rmtree(folder / "model.part", ignore_errors=True)
-            part = shutil.copytree(policies[-1], folder / "model.part")
-            shutil.rmtree(folder / "model", ignore_errors=True)  # an older policy, if the run was resumed
-            part.rename(folder / "model")
+            model = folder / "model"  # there already, with an older policy, if the run was resumed
+            with writing(model), replaced_folder(model) as part:
+                shutil.copytree(policies[-1], part, dirs_exist_ok=True)

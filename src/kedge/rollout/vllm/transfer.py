@@ -68,15 +68,11 @@ class FolderTransfer:
     def prepare(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> dict[str, float]:
         """Write the files; see `Transfer`."""
         started = time.perf_counter()
-        target, part = self._folder / version, self._folder / f"{version}.part"
-        shutil.rmtree(part, ignore_errors=True)
+        target = self._folder / version
         try:
-            part.mkdir(parents=True)
-            self._write(tensors, part)
-            shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
+            with replaced_folder(target, forced=False) as part:
+                self._write(tensors, part)
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
             raise EngineError(
                 f"the weights for vLLM cannot be written to {self._folder} ({error.strerror or error}); name another "
                 "folder in rollout.vllm.folder"

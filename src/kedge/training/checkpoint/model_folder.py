@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from kedge.durable import sync_folder
 from kedge.models.run_models import SHARDED_WEIGHTS
-from kedge.output import sync_folder
 from kedge.ranks.sharding import whole_state_dict
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 

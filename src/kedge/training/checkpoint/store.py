@@ -26,8 +26,9 @@ from typing import Any
 
 from torch import Tensor
 
+from kedge.durable import make_folder, sync_folder
 from kedge.errors import DataError, OutputError
-from kedge.output import MODEL_FOLDER, sync_folder
+from kedge.output import MODEL_FOLDER, refusal
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.stored import StoredTensors, shard_name
 from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
@@ -164,7 +165,7 @@ def save_checkpoint(
     final = folder / f"update-{update:06d}"
     with output_errors(folder, update=update, needed=needed):
         if shards is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             clean_leftovers(folder)
         if not _is_valid(final):
             _write_atomically(final, write)
@@ -186,7 +187,7 @@ def begin_checkpoint(folder: Path, *, update: int, groups: Collection[str]) -> P
     Raises:
         OSError: The system refuses.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     clean_leftovers(folder)
     final = folder / f"update-{update:06d}"
     if _is_valid(final):
@@ -320,15 +321,18 @@ def _tensor_file(group: str) -> str:
 
 @contextmanager
 def output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
-    """Convert an OSError into an OutputError that says how much space the checkpoint needs.
+    """Convert the system's errors into an OutputError that says how much space the checkpoint needs.
 
     Raises:
-        OutputError: The block raised an OSError.
+        OutputError: The system refused something in the block.
     """
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
         raise OutputError(
-            f"{folder}: the checkpoint of update {update} cannot be saved ({error.strerror or error}); "
+            f"{folder}: the checkpoint of update {update} cannot be saved ({reason}); "
             f"it needs {needed:,} bytes; existing checkpoints are unchanged"
         ) from error

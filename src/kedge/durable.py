@@ -1,0 +1,170 @@
+"""Files and folders that survive a power cut: written aside, forced to disk, then renamed.
+
+A rename can reach the disk before the contents do, and then names an empty file. So whatever a later step relies on is
+forced to disk first: the files, then their folder, then, after the rename, the folder that holds the name.
+
+The temporary names are random and created exclusively, so that no link that lies in wait is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = [
+    "is_part",
+    "make_folder",
+    "remove_parts",
+    "replace_contents",
+    "replaced_folder",
+    "share_as_usual",
+    "sync_folder",
+    "sync_tree",
+]
+
+PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
+"""Names of files and folders that are being written. Nothing else has such names, so leftovers may be deleted."""
+
+
+def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True) -> None:
+    """Replace a file atomically; a symbolic link of this name is replaced, not followed.
+
+    Args:
+        path: The file.
+        pieces: Its new contents.
+        forced: Force them to disk before they get the name. Needed for whatever a later step relies on.
+
+    Raises:
+        OSError: The system refuses; the file keeps its old contents.
+    """
+    part = _part_of(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(part, flags, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            if forced:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:  # includes KeyboardInterrupt; re-raised
+        part.unlink(missing_ok=True)
+        raise
+    if forced:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
+    """Yield a new folder to fill; it takes the place of `folder` when the block ends without an error.
+
+    Args:
+        folder: The folder to create or replace; its parents are created.
+        forced: Force it to disk before it gets its name. Otherwise the caller does.
+
+    Raises:
+        OSError: The system refuses; the old folder is kept, and nothing is left of the new one.
+    """
+    make_folder(folder.parent)
+    part, old = _part_of(folder), _part_of(folder)
+    part.mkdir()
+    try:
+        yield part
+        share_as_usual(part)
+        if forced:
+            sync_tree(part)
+        if os.path.lexists(folder):
+            folder.rename(old)
+        part.rename(folder)
+    except BaseException:  # includes KeyboardInterrupt; re-raised
+        if os.path.lexists(old) and not os.path.lexists(folder):
+            old.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    if forced:
+        sync_folder(folder.parent)
+    _remove(old)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, durably; nothing if it exists.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_folder(place.parent)
+
+
+def is_part(path: Path) -> bool:
+    """Whether this is a file or folder that is being written, or what a killed process left of one."""
+    return PART.fullmatch(path.name) is not None
+
+
+def remove_parts(folder: Path) -> None:
+    """Delete what killed processes have left in a folder; only for whoever owns it."""
+    for path in folder.iterdir():
+        if is_part(path):
+            _remove(path)
+
+
+def sync_tree(folder: Path) -> None:
+    """Force all files of a folder to disk, then all entries of it and of its subfolders."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(place, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                _sync_file(path)
+        sync_folder(Path(place))
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries to disk: only then is a new or renamed file safe."""
+    if sys.platform == "win32":  # cannot open folders, and forces entries itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def share_as_usual(folder: Path) -> None:
+    """Give each file of a folder the permissions of a newly created one: the umask decides who may read it.
+
+    safetensors writes through a temporary file that only its owner may read.
+    """
+    probe = folder / ".permissions"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
+def _sync_file(path: Path) -> None:
+    # Windows forces only files that are open for writing; elsewhere that would need the permission to write.
+    with path.open("rb+" if sys.platform == "win32" else "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, a link or a folder; what cannot be deleted stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
