@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -150,9 +151,10 @@ def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRec
 def _check_replaceable(path: Path) -> None:
     """Refuse to overwrite a file that is not a kedge report."""
     with writing(path):
-        if not path.exists():
+        if not os.path.lexists(path):
             return
-        with path.open("rb") as file:
-            if is_page(file.read(MARKED_WITHIN)):
-                return
+        if path.is_file():  # a pipe would be waited for
+            with path.open("rb") as file:
+                if is_page(file.read(MARKED_WITHIN)):
+                    return
     raise OutputError(f"{path} exists and is not a kedge report; choose another file with --out")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class JsonLines:
                 while left:
                     left = left[self._file.write(left) :]
             except BaseException:  # includes KeyboardInterrupt; re-raised
-                self._file.truncate(before)
+                with suppress(OSError):
+                    self._file.truncate(before)
                 raise
 
     def sync(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kedge.durable import replaced_folder
 from kedge.errors import EngineError
 from kedge.rollout.vllm.client import Client, ServerRefused
 
