@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from kedge.control.networks import ControlActorCritic, FeatureNetwork
 from kedge.control.normalization import Normalization
 from kedge.control.spaces import Spaces
+from kedge.durable import replaced_folder
 from kedge.errors import ModelError
-from kedge.output import share_as_usual, sync_folder, writing
+from kedge.output import writing
 
 __all__ = ["ControlPolicy", "load_control_policy", "save_control_policy"]
 
@@ -85,7 +85,6 @@ def save_control_policy(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
-    part = folder.with_name(folder.name + ".part")
     description = {
         "format": FORMAT,
         "environment": dict(environment),
@@ -94,16 +93,10 @@ def save_control_policy(
         "normalization": {**normalization.settings, "state": normalization.state_dict()},
     }
     weights = {name: each.detach().cpu().contiguous() for name, each in policy.state_dict().items()}
-    with writing(folder):
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+    with writing(folder), replaced_folder(folder) as part:
         save_file(weights, part / WEIGHTS_FILE)
         (part / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         (part / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
-        share_as_usual(part)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-        sync_folder(folder.parent)
     return folder
 
 
