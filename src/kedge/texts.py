@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["names_function", "printable", "unwritable"]
+__all__ = ["error_text", "names_function", "printable", "unwritable"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -23,6 +23,15 @@ def names_function(text: str) -> bool:
 def printable(text: str) -> str:
     """The text with line breaks and control characters escaped, so that it stays on one line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def error_text(error: BaseException, limit: int = 300) -> str:
+    """The message of an error raised by user code, on one line, truncated if long."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # `__str__` is user code as well
+        return "(its message cannot be read)"
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:

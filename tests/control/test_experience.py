@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from kedge.control import (
     ControlActorCritic,
@@ -41,7 +42,16 @@ def experienced(environments: Environments, num_steps: int) -> tuple[Steps, Cont
     return steps, experience_of(steps, policy, normalization, gamma=GAMMA, gae_lambda=LAMBDA)
 
 
-def test_five_steps_by_hand() -> None:
+MODES = {
+    "in process": LineWorld,
+    "disabled": lambda: SyncVectorEnv([LineWorld], autoreset_mode=AutoresetMode.DISABLED),
+    "same step": lambda: SyncVectorEnv([LineWorld], autoreset_mode=AutoresetMode.SAME_STEP),
+    "next step": lambda: SyncVectorEnv([LineWorld], autoreset_mode=AutoresetMode.NEXT_STEP),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_five_steps_by_hand(mode: str) -> None:
     """Episode 0 is cut off in state 2, episode 1 ends in state 2, episode 2 is under way when the rollout ends.
 
     | episode, state | V   | reward | V behind            | δ = r + γ·V' − V         | A = δ + γλ·A'     |
@@ -52,13 +62,28 @@ def test_five_steps_by_hand() -> None:
     | 1, 1           | 104 | 12     | 0, ended            | 12 − 104 = −92           | −92               |
     | 2, 0           | 200 | 21     | V(2, 1) = 204, next | 21 + 102 − 200 = −77     | −77               |
     """
-    steps, experience = experienced(make_environments(LineWorld), 5)
-    assert steps.truncated[:, 0].tolist() == [False, True, False, False, False]
-    assert steps.terminated[:, 0].tolist() == [False, False, False, True, False]
-    assert steps.valid.all()
+    # Where the environment begins an episode in a step of its own, the five transitions take seven steps.
+    valid = [True, True, False, True, True, False, True] if mode == "next step" else [True] * 5
+    steps, experience = experienced(make_environments(MODES[mode]), len(valid))
+    assert steps.valid[:, 0].tolist() == valid
+    assert steps.truncated[steps.valid].tolist() == [False, True, False, False, False]
+    assert steps.terminated[steps.valid].tolist() == [False, False, False, True, False]
     assert steps.final_observations.tolist() == [[0, 2]]
+    assert experience.observations.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]]
     assert experience.advantages[:, 0].tolist() == [3.5, 2.0, -60.0, -92.0, -77.0]
     assert experience.returns[:, 0].tolist() == [3.5, 6.0, 40.0, 12.0, 123.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rollout_may_begin_at_any_step(mode: str) -> None:
+    """The rollout before it ended with the episode, so that in the next-step mode this one begins with no action."""
+    environments = make_environments(MODES[mode])
+    before, _ = experienced(environments, 2)
+    assert before.truncated[1, 0]
+    steps, experience = experienced(environments, 3)
+    assert steps.valid[:, 0].tolist() == [mode != "next step", True, True]
+    assert experience.advantages[:2, 0].tolist() == [-60.0, -92.0]
+    assert len(experience.advantages) == (2 if mode == "next step" else 3)
 
 
 def test_many_pieces_equal_a_slow_scan() -> None:

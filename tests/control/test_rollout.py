@@ -66,6 +66,7 @@ def test_an_environment_that_cannot_be_repeated_begins_a_new_episode() -> None:
     assert episodes.state_dict()["total"] == [2.0]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_first_ratio_is_one_and_the_policy_learns() -> None:
     environments = make_environments("CartPole-v1", 4, seed=1)
     policy = ControlActorCritic(environments.spaces, seed=1)

@@ -21,9 +21,9 @@ FORBIDDEN_CALLS = {
     *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.UnsafeLoader", "yaml.FullLoader"),
     *("yaml.Loader", "yaml.dump", "os.system", "os.popen", "os.execv", "subprocess.getoutput"),
 }
-# Files and modules are imported by name only for reward functions that a user names, and for kedge's own modules.
+# Files and modules are imported by name only for functions that a user names, and for kedge's own modules.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
-IMPORTERS = {"rewards/import_function.py", "rewards/__init__.py", "__init__.py"}
+IMPORTERS = {"importing.py", "rewards/__init__.py", "__init__.py"}
 PACKAGE = Path(kedge.__file__).parent
 
 

@@ -6,9 +6,10 @@ environments ─▶ rollout ─▶ experience ─▶ PPO epochs (training/)
 from kedge.control.actions import ActionBounds, ActionHead
 from kedge.control.environments import Environments
 from kedge.control.episodes import Episode, Episodes
+from kedge.control.evaluate import Recording, play_episodes, record_episode, save_animation
 from kedge.control.experience import ControlExperience, experience_of
 from kedge.control.learner import ControlLearner
-from kedge.control.making import EnvironmentSpec, make_environment, make_environments
+from kedge.control.making import AtariFrames, EnvironmentSpec, make_environment, make_environments
 from kedge.control.networks import ControlActorCritic
 from kedge.control.normalization import Normalization
 from kedge.control.rollout import Steps, collect_steps
@@ -18,6 +19,7 @@ from kedge.control.spaces import Spaces
 __all__ = [
     "ActionBounds",
     "ActionHead",
+    "AtariFrames",
     "ControlActorCritic",
     "ControlExperience",
     "ControlLearner",
@@ -27,6 +29,7 @@ __all__ = [
     "Episode",
     "Episodes",
     "Normalization",
+    "Recording",
     "Spaces",
     "Steps",
     "collect_steps",
@@ -34,5 +37,8 @@ __all__ = [
     "load_control_policy",
     "make_environment",
     "make_environments",
+    "play_episodes",
+    "record_episode",
+    "save_animation",
     "save_control_policy",
 ]

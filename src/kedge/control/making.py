@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import os
+import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -10,21 +14,54 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium import error as gymnasium_errors
 from gymnasium.spaces import Box
-from gymnasium.wrappers import FlattenObservation, TimeLimit
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
+from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
 from kedge.control.environments import Environments
 from kedge.control.in_process import InProcessEnvironments
 from kedge.control.spaces import spaces_of
+from kedge.control.vectorized import VectorizedEnvironments
 from kedge.errors import ConfigError
+from kedge.importing import find_named
+from kedge.texts import names_function
 
-__all__ = ["EnvironmentSource", "EnvironmentSpec", "Vectorization", "make_environment", "make_environments"]
+__all__ = [
+    "AtariFrames",
+    "EnvironmentSource",
+    "EnvironmentSpec",
+    "Vectorization",
+    "make_environment",
+    "make_environments",
+]
 
 Vectorization = Literal["sync", "async"]
 
-EnvironmentSource: TypeAlias = "str | Callable[..., gymnasium.Env[Any, Any]]"
-"""A registered id, `module:Id`, or a function that makes an environment."""
+EnvironmentSource: TypeAlias = "str | Callable[..., Any]"
+"""A registered id, `module:Id`, `path/to/file.py:function`, or a function; it makes an environment or a vector one."""
 
 Wrapper: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]"
+
+
+@dataclass(frozen=True)
+class AtariFrames:
+    """How an Atari game is seen: Gymnasium's wrapper, then the latest frames side by side.
+
+    Attributes:
+        frame_skip: Frames for which an action is repeated.
+        size: Height and width of a gray frame, pixels.
+        stack: Latest frames in an observation.
+        noop_max: An episode begins with up to so many frames without an action, drawn from its seed.
+        ends_with_life: An episode ends with the first life lost.
+
+    Source: Machado et al. 2018 (arXiv 1709.06009); the 37 details of Huang et al. 2022.
+    """
+
+    frame_skip: int = 4
+    size: int = 84
+    stack: int = 4
+    noop_max: int = 30
+    ends_with_life: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,16 +69,18 @@ class EnvironmentSpec:
     """How an environment is made.
 
     Attributes:
-        source: A registered id, `module:Id`, or a function.
+        source: A registered id, `module:Id`, `path/to/file.py:function`, or a function.
         settings: Keyword arguments for it.
         max_episode_steps: Steps after which an episode is cut off; None for the environment's own limit.
         wrappers: Further wrappers, from the inside out.
+        atari: For names that begin with `ALE/`; None for the emulator's own frames.
     """
 
     source: EnvironmentSource
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     wrappers: Sequence[Wrapper] = ()
+    atari: AtariFrames | None = AtariFrames()
 
     @property
     def name(self) -> str:
@@ -61,10 +100,10 @@ def make_environments(
 
     Args:
         source: What to make.
-        num_envs: N.
+        num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
         seed: Of the run: every episode begins from a seed of its own, derived from this one, the environment's number
             and the episode's.
-        vectorization: In this process, or each in a process of its own.
+        vectorization: In this process, or each in a process of its own; without effect on a vector environment.
         options: Fields of `EnvironmentSpec`.
 
     Raises:
@@ -72,9 +111,31 @@ def make_environments(
             or actions are not supported.
     """
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, **options)
-    made = [make_environment(spec) for _ in range(num_envs)]
-    spaces = spaces_of(made[0].observation_space, made[0].action_space, name=spec.name)
-    return InProcessEnvironments(made, spaces, seed=seed, name=spec.name)
+    first = _made(spec, num_envs=num_envs)
+    if isinstance(first, VectorEnv):
+        return _vectorized(first, spec, seed)
+    if vectorization == "async":
+        first.close()
+        parent = os.getpid()
+        makers = [lambda: _in_worker(spec, parent)] * num_envs
+        return _vectorized(AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), spec, seed)
+    others = [make_environment(spec) for _ in range(num_envs - 1)]
+    spaces = spaces_of(first.observation_space, first.action_space, name=spec.name)
+    return InProcessEnvironments([first, *others], spaces, seed=seed, name=spec.name)
+
+
+def _vectorized(vector: VectorEnv[Any, Any, Any], spec: EnvironmentSpec, seed: int) -> VectorizedEnvironments:
+    if not isinstance(vector.single_observation_space, Box):
+        vector = FlattenVectorObservation(vector)
+    spaces = spaces_of(vector.single_observation_space, vector.single_action_space, name=spec.name)
+    return VectorizedEnvironments(vector, spaces, seed=seed, name=spec.name)
+
+
+def _in_worker(spec: EnvironmentSpec, parent: int) -> gymnasium.Env[Any, Any]:
+    """An environment in a process of its own. Ctrl-C is the trainer's to handle: it still needs the workers."""
+    if os.getpid() != parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return make_environment(spec)
 
 
 def make_environment(spec: EnvironmentSpec, *, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -85,31 +146,97 @@ def make_environment(spec: EnvironmentSpec, *, render_mode: str | None = None) -
         render_mode: Gymnasium's; None for no pictures.
 
     Raises:
-        ConfigError: See `make_environments`.
+        ConfigError: See `make_environments`; or the source makes a vector environment.
     """
+    made = _made(spec, render_mode=render_mode)
+    if isinstance(made, VectorEnv):
+        raise ConfigError(f"environment {spec.name!r} is a vector environment; expected a single one")
+    return made
+
+
+def _made(
+    spec: EnvironmentSpec, *, num_envs: int = 1, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
     settings = dict(spec.settings) if render_mode is None else {**spec.settings, "render_mode": render_mode}
     try:
-        if isinstance(spec.source, str):
-            limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
-            # The checker warns about the environment's own code, at every step's cost.
-            environment = gymnasium.make(spec.source, disable_env_checker=True, **limit, **settings)
-        else:
-            environment = spec.source(**settings)
-            if spec.max_episode_steps is not None:
-                environment = TimeLimit(environment, spec.max_episode_steps)
+        made = _from_source(spec, settings, num_envs)
     except gymnasium_errors.DependencyNotInstalled as error:
         raise ConfigError(f"environment {spec.name!r}: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"environment {spec.name!r} needs the package {error.name!r}, which is not installed"
+            f"environment {spec.name!r} needs the package {error.name!r}, which is not installed; "
+            "pip install 'kedge[control]' has those of MuJoCo"
         ) from error
     except gymnasium_errors.Error as error:
         raise ConfigError(f"environment {spec.name!r}: {error}{_nearest(spec.name)}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {spec.name!r} cannot be made with {settings}: {error}") from error
+    if isinstance(made, VectorEnv):
+        return made
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(f"environment {spec.name!r} is {type(made).__name__}; expected a gymnasium.Env")
     for wrapper in spec.wrappers:
-        environment = wrapper(environment)
-    return environment if isinstance(environment.observation_space, Box) else FlattenObservation(environment)
+        made = wrapper(made)
+    return made if isinstance(made.observation_space, Box) else FlattenObservation(made)
+
+
+def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int) -> Any:
+    """What the name or the function makes, with the limit of steps."""
+    source, limit = spec.source, spec.max_episode_steps
+    if isinstance(source, str) and not names_function(source):
+        # The checker looks at every step, to warn about the environment's own code.
+        options = {"disable_env_checker": True, **({} if limit is None else {"max_episode_steps": limit}), **settings}
+        if not source.startswith("ALE/"):
+            _watch_mujoco(source)
+            return gymnasium.make(source, **options)
+        _register_atari(source)
+        if spec.atari is None:
+            return gymnasium.make(source, **options)
+        return _with_frames(gymnasium.make(source, **{**options, "frameskip": 1}), spec.atari)
+    function = find_named(source, word="environment", error=ConfigError) if isinstance(source, str) else source
+    if not isinstance(function, type) and "num_envs" in inspect.signature(function).parameters:
+        settings = {"num_envs": num_envs, **settings}
+    made = function(**settings)
+    return made if limit is None or isinstance(made, VectorEnv) else TimeLimit(made, limit)
+
+
+def _watch_mujoco(name: str) -> None:
+    """Let MuJoCo warn through Python, in place of a file in the working directory."""
+    spec = gymnasium.registry.get(name)
+    if spec is None or "mujoco" not in str(spec.entry_point):
+        return
+    try:
+        import mujoco
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"environment {name!r} needs MuJoCo: pip install 'kedge[control]'") from error
+
+    def warn(text: str) -> None:
+        # Gymnasium's own models use what MuJoCo 4 calls deprecated; the user can do nothing about it.
+        if "deprecated" not in text:
+            warnings.warn(f"MuJoCo: {text}", RuntimeWarning, stacklevel=2)
+
+    mujoco.set_mju_user_warning(warn)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _with_frames(game: gymnasium.Env[Any, Any], frames: AtariFrames) -> gymnasium.Env[Any, Any]:
+    seen = AtariPreprocessing(
+        game,
+        noop_max=frames.noop_max,
+        frame_skip=frames.frame_skip,
+        screen_size=frames.size,
+        terminal_on_life_loss=frames.ends_with_life,
+    )
+    return FrameStackObservation(seen, frames.stack) if frames.stack > 1 else seen
+
+
+def _register_atari(name: str) -> None:
+    try:
+        import ale_py  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"environment {name!r} needs the emulator: pip install 'kedge[atari]' (it is under the GPL)"
+        ) from error
+    gymnasium.register_envs(ale_py)
 
 
 def _nearest(name: str) -> str:

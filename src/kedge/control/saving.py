@@ -46,6 +46,9 @@ class ControlPolicy:
         self.policy, self.normalization, self.environment = policy, normalization, dict(environment or {})
         self._generator = torch.Generator().manual_seed(seed)
 
+    def begin_episode(self) -> None:
+        """Forget what the policy remembers of the former episode."""
+
     @torch.inference_mode()
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, as the environment takes it.

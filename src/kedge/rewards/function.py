@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores
+from kedge.texts import error_text
 
-__all__ = ["FunctionReward", "error_text"]
+__all__ = ["FunctionReward"]
 
 _T = TypeVar("_T")
 
@@ -162,15 +163,6 @@ class FunctionReward:
             f"{self.name} takes {parameter!r}, but no column of the prompts has that name (columns: {present}); "
             "add the column, or set the parameter's value"
         )
-
-
-def error_text(error: BaseException, limit: int = 300) -> str:
-    """The message of an error raised by user code, on one line, truncated if long."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # `__str__` is user code as well
-        return "(its message cannot be read)"
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def _run_in_thread(call: Callable[[Any], _T], argument: object) -> Callable[[], _T]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
-from kedge.rewards.function import error_text
 from kedge.rewards.retries import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score
 from kedge.rewards.worker.codec import decode, encode
 from kedge.rewards.worker.log import RewardLog
 from kedge.rewards.worker.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge.texts import error_text
 
 __all__ = ["RemoteFunction"]
 

@@ -23,10 +23,11 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.rewards.function import FunctionReward, error_text
+from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses
 from kedge.rewards.worker.codec import decode, encode
+from kedge.texts import error_text
 
 __all__ = ["GRACE", "main"]
 
