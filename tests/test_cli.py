@@ -14,7 +14,7 @@ from kedge.config import Config
 from kedge.errors import ModelError
 from kedge.version import __version__
 
-STAGES = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
+STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")
 
 
 @pytest.fixture
@@ -25,6 +25,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda config, stage=stage, **_: recorded.append((stage, config)))
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    # Before a run it is planned, from the pipelines' own modules.
+    before = types.ModuleType("kedge.pipelines.planning.before")
+    setattr(before, "plan_before", lambda *_, **__: None)  # noqa: B010
+    monkeypatch.setitem(sys.modules, before.__name__, before)
     demo = types.ModuleType("kedge.pipelines.demo")
     setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010
     monkeypatch.setitem(sys.modules, demo.__name__, demo)
@@ -44,6 +48,7 @@ COMMANDS = {
     "reward": ["--model", "m", "--data", "c.jsonl"],
     "critic": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm"],
     "ppo": ["--model", "m", "--prompts", "p.jsonl", "--reward", "rm", "--reward", "f.py:g"],
+    "control": ["--env", "CartPole-v1"],
     "rlhf": ["--model", "m", "--demonstrations", "d", "--comparisons", "c", "--prompts", "p", "--reward", "f.py:g"],
     "generate": ["--model", "m", "--prompts", "p", "--reward", "f.py:g"],
     "evaluate": ["--model", "m", "--prompts", "p", "--against", "other", "--judge", "rm"],
@@ -57,7 +62,9 @@ def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeyp
     [(called, config)] = calls
     assert called == stage
     assert isinstance(config, Config)
-    assert (config.model, config.runtime.seed, config.out, config.ppo.objective.clip_range) == ("m", 7, "run", 0.1)
+    started_from = config.control.environment.env if stage == "control" else config.model
+    assert started_from == ("CartPole-v1" if stage == "control" else "m")
+    assert (config.runtime.seed, config.out, config.ppo.objective.clip_range) == (7, "run", 0.1)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "critic", "ppo", "rlhf"])

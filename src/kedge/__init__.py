@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         sweep,
         write_report,
     )
+    from kedge.control_api import control, load_control_policy
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
     from kedge.plan import plan_cluster
@@ -42,10 +43,12 @@ __all__ = [
     "Update",
     "__version__",
     "check_critic",
+    "control",
     "critic",
     "doctor",
     "evaluate",
     "generate",
+    "load_control_policy",
     "merge",
     "plan_cluster",
     "ppo",
@@ -76,6 +79,8 @@ _FUNCTIONS = (
 )
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
+    "control": "kedge.control_api",
+    "load_control_policy": "kedge.control_api",
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.loaded_model",
     "plan_cluster": "kedge.plan",

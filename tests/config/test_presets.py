@@ -5,6 +5,7 @@ import pytest
 from kedge.config import PRESETS, Preset, load_config
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
+from kedge.config.presets.control import CONTROL
 from kedge.config.presets.family import FAMILY
 from kedge.errors import ConfigError
 
@@ -232,10 +233,10 @@ def test_the_critics_of_the_papers() -> None:
 
 def test_the_list_of_presets() -> None:
     recipes = ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu"]
-    assert list(PRESETS) == [*recipes, *(preset.name for preset in FAMILY)]
+    assert list(PRESETS) == [*recipes, *(preset.name for preset in (*FAMILY, *CONTROL))]
 
 
-@pytest.mark.parametrize("preset", FAMILY, ids=lambda preset: preset.name)
+@pytest.mark.parametrize("preset", [*FAMILY, *CONTROL], ids=lambda preset: preset.name)
 def test_an_algorithm_names_only_fields_that_it_changes(preset: Preset) -> None:
     defaults = {name: field.default for name, field in all_fields()}
     assert {name: cited.source for name, cited in preset.values.items() if cited.value == defaults[name]} == {}

@@ -152,6 +152,6 @@ def test_a_stop_token_is_a_text_or_an_id_or_a_list_of_them(token: str | int | li
 
 def test_sections_are_all_sections() -> None:
     named = {name for name in Config.model_fields if section_type(name)}
-    stages = {"sft", "reward_model", "critic", "ppo", "rlhf", "generate", "evaluate"}
+    stages = {"sft", "reward_model", "critic", "ppo", "control", "rlhf", "generate", "evaluate"}
     assert named == {*stages, "adapter", "data", "reward_functions", "rollout", "checkpoint", "push", "runtime"}
     assert all(issubclass(section_type(name) or object, Section) for name in named)

@@ -219,6 +219,29 @@ def rlhf(
 
 
 @app.command(cls=Command)
+def control(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    env: Annotated[
+        str | None,
+        typer.Option(metavar="ENV", help="Environment: an id of Gymnasium, module:Id, or a function (file.py:name)."),
+    ] = None,
+    out: Out = None,
+    seed: Seed = None,
+    resume: ResumeFrom = None,
+    allow_changes: Changes = None,
+) -> None:
+    """Train a policy with PPO (or TRPO) in an environment of Gymnasium."""
+    flags = {"control.env": env, "out": out, "runtime.seed": seed}
+    resolved = resolve("control", config, overrides, flags, preset, resume)
+    resumed = resume_from(resolved, "control", resume, allow_changes)
+    from kedge.pipelines.control import run_control
+
+    run_control(resolved, resume=resumed)
+
+
+@app.command(cls=Command)
 def generate(
     overrides: Overrides = None,
     config: ConfigFile = None,

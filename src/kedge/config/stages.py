@@ -1,5 +1,6 @@
 """The stages: the sections that each reads, and the fields that it requires."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,7 @@ STAGES = {
             (("rlhf", "ppo", "rollout", "sft", "reward_model"), _SCORED, ("critic",)),
             {**_MODEL, "data.demonstrations": "--demonstrations", "data.comparisons": "--comparisons", **_PROMPTS},
         ),
+        Stage("control", (("control",), ("runtime", "checkpoint")), {"control.env": "--env"}),
         Stage("generate", (("generate",), _SCORED), {**_MODEL, **_PROMPTS}),
         Stage("evaluate", (("evaluate",), ("generate",), _SCORED), {**_MODEL, **_PROMPTS, "evaluate.judge": "--judge"}),
     )
@@ -86,6 +88,8 @@ def check_stage(config: Config, stage: str) -> None:
     for name, flag in (_PROMPTS if critic_only else find_stage(stage).needs).items():
         if not _value(config, name) and not (stage == "reward" and name == "model" and config.reward_model.base):
             raise ConfigError(f"kedge {stage} needs {name}: pass {flag}, or set it in the configuration")
+    if stage == "control":
+        _check_control(config)
     ptx_coef = config.ppo.objective.ptx_coef
     if stage in ("ppo", "rlhf") and ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
@@ -111,6 +115,21 @@ def check_stage(config: Config, stage: str) -> None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"
         )
+
+
+def _check_control(config: Config) -> None:
+    """Check what only a run in an environment needs, or cannot have."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise ConfigError("kedge control needs Gymnasium: pip install 'kedge[control]'")
+    refused = {
+        "push.repo": config.push.repo,
+        "schedules": config.schedules,
+        "adapter.kind": None if config.adapter.kind == "none" else config.adapter.kind,
+        "runtime.precision": config.runtime.precision if config.runtime.precision == "bf16" else None,
+    }
+    for name, value in refused.items():
+        if value:
+            raise ConfigError(f"{name} is for language models and has no effect on kedge control; leave it out")
 
 
 def _check_trained_critic(config: Config) -> None:
@@ -145,4 +164,4 @@ def choose_output(out: str | Path | None, stage: str) -> Path:
 def _value(config: Config, dotted: str) -> object:
     section, _, field = dotted.partition(".")
     value = getattr(config, section)
-    return getattr(value, field) if field else value
+    return value.model_dump()[field] if field else value

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from kedge.training.checkpoint.resume import CheckpointedLoop
 
@@ -21,14 +20,15 @@ class Update:
     """A complete update of PPO, or an optimizer step of sft, reward and critic, as a callback sees it.
 
     Attributes:
-        stage: `sft`, `reward`, `critic` or `ppo`.
+        stage: `sft`, `reward`, `critic`, `ppo` or `control`.
         number: The update's number, from 1.
         num_updates: Updates of the whole run.
         metrics: Its row of `metrics.jsonl`; read-only.
         folder: The run's folder, whose files include the row.
-        model: The trained transformers model with its current weights: the policy, the reward model or the critic. It
-            may be read, and a policy sampled from; what is changed in it is trained on.
-        tokenizer: Its tokenizer.
+        model: The trained model with its current weights: the transformers model of the policy, the reward model or
+            the critic; in control, the networks. It may be read, and a policy sampled from; what is changed in it is
+            trained on.
+        tokenizer: Its tokenizer; None in control.
     """
 
     stage: str
@@ -37,7 +37,7 @@ class Update:
     metrics: Mapping[str, float]
     folder: Path
     model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     _loop: CheckpointedLoop
 
     def stop(self, reason: str = "a callback stopped it") -> None:
@@ -56,12 +56,12 @@ class Watcher:
     Attributes:
         callback: The user's function; None for none.
         model: The trained model.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer; None if it has none.
     """
 
     callback: Callback | None
     model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any = None
 
     def see(
         self,

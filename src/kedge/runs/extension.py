@@ -21,6 +21,7 @@ LENGTHS = {
     "sft": "sft.num_epochs",
     "reward": "reward_model.num_epochs",
     "critic": "critic.num_epochs",
+    "control": "control.total_steps",
 }
 """The length of each stage."""
 

@@ -42,6 +42,8 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
             for name in ("demonstrations", "comparisons", "prompts", "eval_prompts")
         },
         "data.pretraining": list(config.data.pretraining),
+        "control.env": [config.control.environment.env or ""],
+        "control.network": [config.control.networks.network or ""],
         "reward": [term.source if term.is_function else find_model(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}

@@ -21,7 +21,7 @@ from kedge.training.checkpoint.store import newest_valid
 
 __all__ = ["TRAINED", "damage", "finished_run", "mark_finished", "read_ending"]
 
-TRAINED = ("sft", "reward", "critic", "ppo", "rlhf")
+TRAINED = ("sft", "reward", "critic", "ppo", "rlhf", "control")
 """Stages whose result is a model."""
 
 FILES = "model_files"

@@ -39,6 +39,8 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         start: The policy to compare the new one with; by default the one that the stage started from.
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
+    if stage == "control":
+        return []
     model, settings = (str(folder / "model"),), _carried(config)
     training = {**settings, **_changed(config, "adapter.")}
     base = _given([str(config.model or config.reward_model.base)])

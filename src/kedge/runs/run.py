@@ -207,8 +207,11 @@ def open_run(
         load_bitsandbytes(f"{name}=nf4", device)
     for name, kind in _optimizers(config, stage).items():
         check_optimizer(kind, device, named=name, is_sharded=ranks.is_sharded)
-    width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
-    precision = resolve_precision(config.runtime.precision, device, width=width)
+    if stage == "control":
+        precision: Precision = "fp32"
+    else:
+        width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
+        precision = resolve_precision(config.runtime.precision, device, width=width)
     keep_freed_memory()
     set_threads(config.runtime.num_threads)
     seed_everything(config.runtime.seed)

@@ -45,6 +45,11 @@ SOURCES = {
     "QLoRA": "Dettmers et al. 2023, arXiv 2305.14314",
     "LoRA Without Regret": "Schulman et al. 2025, Thinking Machines Lab",
     "OpenAI Baselines": "github.com/openai/baselines",
+    "TRPO": "Schulman et al. 2015, arXiv 1502.05477",
+    "Spinning Up": "github.com/openai/spinningup",
+    "Stable-Baselines3": "Raffin et al. 2021, JMLR 22, and the settings of its zoo",
+    "CleanRL": "Huang et al. 2022, JMLR 23",
+    "What Matters in On-Policy RL": "Andrychowicz et al. 2020, arXiv 2006.05990",
 }
 
 

@@ -16,7 +16,17 @@ from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.texts import printable
 
-__all__ = ["accepts", "all_fields", "field_advice", "find_field", "section_type", "suggestion", "unknown", "written"]
+__all__ = [
+    "accepts",
+    "all_fields",
+    "field_advice",
+    "fields_named",
+    "find_field",
+    "section_type",
+    "suggestion",
+    "unknown",
+    "written",
+]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _MAX_LENGTH = 60
@@ -55,6 +65,12 @@ def find_field(dotted: str) -> FieldInfo | None:
     """The field with this dotted name, or None."""
     # `data.columns.prompt` is an entry of a field.
     return dict(all_fields()).get("data.columns" if dotted.startswith("data.columns.") else dotted)
+
+
+def fields_named(name: str) -> list[str]:
+    """The fields that a bare name can mean: those about language models, or, where none has it, that of `control`."""
+    owners = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
+    return [dotted for dotted in owners if not dotted.startswith("control.")] or owners
 
 
 def field_advice(dotted: str, direction: str) -> str:
@@ -100,7 +116,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield "a mapping of fields to {update: value}"
     elif origin is dict:
         yield f"a mapping of names to {' or '.join(_kinds(arguments[1]))}"
-    elif origin is list and arguments[0] is float:
+    elif origin is list and (arguments[0] is float or get_origin(arguments[0]) is Annotated):
         yield "a list of numbers"
     elif origin is list:
         yield "a source or a list of sources"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pydantic.fields import FieldInfo
 
 from kedge.config.explain.citations import cited_works
-from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
+from kedge.config.explain.describe import accepts, all_fields, fields_named, find_field, section_type, unknown, written
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
@@ -34,8 +34,7 @@ def explain(name: str = "") -> str:
         return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
     if (field := find_field(name)) is not None:
         return "\n".join(_page(name, field))
-    fields = dict(all_fields())
-    owners = [dotted for dotted in fields if dotted.partition(".")[2] == name]
+    fields, owners = dict(all_fields()), fields_named(name)
     if len(owners) == 1:
         return "\n".join(_page(owners[0], fields[owners[0]]))
     if owners:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
-from kedge.config.explain.describe import all_fields, find_field, section_type, unknown
+from kedge.config.explain.describe import all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.schema.root import Config
 from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
@@ -56,8 +56,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
             raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
         if owners:
             return owners[0]
-    elsewhere = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
-    if elsewhere:
+    if elsewhere := fields_named(name):
         raise ConfigError(f"{name} is not a setting of {stage}; the field is {' or '.join(elsewhere)}")
     raise ConfigError(unknown(name, _known(groups), kind=f"a setting of {stage}" if stage else "a field"))
 
@@ -65,7 +64,8 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
 _SHADOWED = {dotted.partition(".")[2] for dotted, _ in all_fields()}
 """Names of the sections' fields."""
 
-_ALL_SECTIONS = (tuple(name for name in Config.model_fields if section_type(name)),)
+_LANGUAGE = tuple(name for name in Config.model_fields if section_type(name) and name != "control")
+_ALL_SECTIONS = (_LANGUAGE, ("control",))
 
 
 def _known(groups: Sequence[Sequence[str]]) -> list[str]:

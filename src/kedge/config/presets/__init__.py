@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kedge.config.presets.control import CONTROL
 from kedge.config.presets.family import FAMILY
 from kedge.config.presets.instructgpt import INSTRUCTGPT
 from kedge.config.presets.recipe import Cited, Preset
@@ -15,7 +16,7 @@ from kedge.errors import ConfigError
 __all__ = ["PRESETS", "Cited", "Preset", "find_preset"]
 
 RECIPES = (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)
-PRESETS = {preset.name: preset for preset in (*RECIPES, *FAMILY)}
+PRESETS = {preset.name: preset for preset in (*RECIPES, *FAMILY, *CONTROL)}
 
 
 def find_preset(name: Any) -> Preset:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.control.section import ControlConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
@@ -110,6 +111,9 @@ class Config(Section):
         meaning="Fields of PPO that change during the run: dotted name → {update: value}, linear in between, e.g. "
         "{ppo.entropy_coef: {1: 0.01, 100: 0}}.",
         source="kedge: every coefficient stays constant unless asked",
+    )
+    control: ControlConfig = field(
+        ControlConfig(), meaning="PPO on Gymnasium's environments.", source="PPO on MuJoCo (arXiv 1707.06347)"
     )
     rlhf: RlhfConfig = field(RlhfConfig(), meaning="The three stages in a row.", source="InstructGPT")
     generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")

@@ -46,10 +46,13 @@ SIZES = {"sft": "sft.batch_size", "reward": "reward_model.batch_size", "critic":
 
 
 def items_per_update(record: RunRecord) -> int | None:
-    """Responses of a PPO update or rows of a supervised step; None if the configuration lacks them."""
+    """Responses or environment steps of an update, or rows of a step; None if the configuration lacks them."""
     if record.stage == "ppo":
         prompts, responses = record.setting("rollout.num_prompts"), record.setting("rollout.num_responses")
         return prompts * responses if isinstance(prompts, int) and isinstance(responses, int) else None
+    if record.stage == "control":
+        envs, steps = record.setting("control.num_envs"), record.setting("control.num_steps")
+        return envs * steps if isinstance(envs, int) and isinstance(steps, int) else None
     size = record.setting(SIZES.get(record.stage, ""))
     return size if isinstance(size, int) else None
 

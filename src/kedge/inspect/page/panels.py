@@ -302,4 +302,43 @@ CRITIC = (
     replace(SUPERVISED[0], unit="half the squared error, in variances of the returns"),
     *SUPERVISED[2:],
 )
-PANELS = {"ppo": PPO, "sft": SUPERVISED, "reward": SUPERVISED, "critic": CRITIC}
+SHARED = ("Entropy", "Clip fraction", "Ratio range", "Policy loss", "Gradient norm", "Explained variance", "Value loss")
+CONTROL = (
+    Panel(
+        "Episodes",
+        "Return",
+        "sum of rewards",
+        {"episode/return_mean": "last 100 episodes", "eval/return_mean": "most likely actions"},
+        "Rises, then levels off. In the environment's own unit.",
+        key=True,
+    ),
+    Panel("Episodes", "Length", "steps", {"episode/length_mean": "last 100 episodes"}, key=True),
+    Panel(
+        "Policy step",
+        "KL of an update",
+        "nats per step",
+        {"policy/distance_moved": "after the update", "policy/approx_kl": "mean over its steps"},
+        "KL(old‖new) of the distributions. Below about 0.05.",
+        logarithmic=True,
+        key=True,
+    ),
+    *(replace(panel, unit=panel.unit.replace("token", "step")) for panel in PPO if panel.title in SHARED),
+    Panel(
+        "Critic",
+        "Values and returns",
+        "reward as the critic learns it",
+        {"value/mean": "values", "value/returns_mean": "returns"},
+        "Values follow returns.",
+    ),
+    Panel(
+        "Speed and memory",
+        "Time by phase",
+        "seconds per update",
+        {"time/rollout": "playing", "time/experience": "experience", "time/train": "training"},
+        "",
+        stacked=True,
+    ),
+    Panel("Speed and memory", "Steps per second", "1/s", {"tokens_per_second": "environment steps"}, ""),
+    Panel("Schedules", "Learning rate", "", {"policy/learning_rate": "learning rate"}),
+)
+PANELS = {"ppo": PPO, "sft": SUPERVISED, "reward": SUPERVISED, "critic": CRITIC, "control": CONTROL}

@@ -92,7 +92,17 @@ CRITIC_ROWS = (
     Row("eval/loss", "Loss, held out", "variances of the returns", "down"),
     *SUPERVISED_ROWS[-2:],
 )
-ROWS = {"ppo": PPO_ROWS, "critic": CRITIC_ROWS}
+CONTROL_ROWS = (
+    Row("episode/return_mean", "Return of the last 100 episodes", good="up"),
+    Row("eval/return_mean", "Return of the most likely actions", good="up"),
+    Row("episode/length_mean", "Episode length", "steps"),
+    Row("policy/entropy", "Entropy", "nats per step"),
+    Row("policy/clip_fraction", "Clip fraction", "share"),
+    Row("policy/distance_moved", "KL of an update", "nats per step"),
+    Row("value/explained_variance", "Explained variance", "share", "up"),
+    Row("tokens_per_second", "Steps per second", "1/s"),
+)
+ROWS = {"ppo": PPO_ROWS, "critic": CRITIC_ROWS, "control": CONTROL_ROWS}
 
 
 def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
@@ -128,6 +138,8 @@ def describe_run(record: RunRecord) -> list[str]:
     ended = [f"It ended early: {typographic(record.ended_early)}."] if record.ended_early else []
     if record.stage == "ppo":
         return [_reward_sentence(record), _behavior_sentence(record), *_unused_sentence(record), *ended]
+    if record.stage == "control":
+        return [*_return_sentences(record), *ended]
     if record.stage == "reward":
         return [_loss_sentence(record), _accuracy_sentence(record), *ended]
     if record.stage == "critic":
@@ -161,12 +173,13 @@ NAMES = {
     "sft": "Fine-tuning",
     "reward": "Reward model training",
     "critic": "The training of the critic",
+    "control": "Training",
 }
 
 
 def _progress(record: RunRecord) -> str:
     name = NAMES.get(record.stage, "The run")
-    step = "update" if record.stage == "ppo" else "step"
+    step = "update" if record.stage in ("ppo", "control") else "step"
     count, total = len(record.metrics), record.setting("ppo.num_updates") if record.stage == "ppo" else None
     of = f" of {total:,}" if isinstance(total, int) else ""
     if record.state == "running":
@@ -174,8 +187,9 @@ def _progress(record: RunRecord) -> str:
     if record.state == "stopped":
         return f"{name} stopped after {step} {count:,}{of}"
     each = items_per_update(record)
-    responses = f", {count * each:,} responses" if each and record.stage == "ppo" else ""
-    return f"{name} ran {count:,}{of if record.ended_early else ''} {step}s ({duration(_seconds(record))}{responses})"
+    units = {"ppo": "responses", "control": "steps"}
+    items = f", {count * each:,} {units[record.stage]}" if each and record.stage in units else ""
+    return f"{name} ran {count:,}{of if record.ended_early else ''} {step}s ({duration(_seconds(record))}{items})"
 
 
 def _seconds(record: RunRecord) -> float:
@@ -229,6 +243,19 @@ def _unused_sentence(record: RunRecord) -> list[str]:
         f"responses to their prompt score the same{surplus} "
         f"(ppo.constant_groups={record.setting('ppo.constant_groups')}){more}."
     ]
+
+
+def _return_sentences(record: RunRecord) -> list[str]:
+    """What a control run reached."""
+    total, name = _ends(record, "episode/return_mean"), record.setting("control.env")
+    if total is None:
+        return [f"{_progress(record)} in {name}; no episode has ended."]
+    parts = [f"entropy {_change(entropy)} nats per step"] if (entropy := _ends(record, "policy/entropy")) else []
+    if length := _ends(record, "episode/length_mean"):
+        parts.append(f"an episode's length {_change(length)} steps")
+    if evaluated := _ends(record, "eval/return_mean"):
+        parts.append(f"the most likely actions return {figure(evaluated.last)}")
+    return [f"{_progress(record)} in {name}: the return of an episode {_change(total)}.", _sentence(parts)]
 
 
 def _loss_sentence(record: RunRecord) -> str:

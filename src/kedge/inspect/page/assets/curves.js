@@ -2,6 +2,7 @@
 
 const DASHES = ["solid", "dot", "dash", "dashdot"];
 const AXES = { update: "Updates", items: "Responses", seconds: "Wall time" };
+const CONTROL_AXES = { update: "Updates", items: "Environment steps", seconds: "Wall time" };
 const SUPERVISED_AXES = { update: "Steps", items: "Rows", seconds: "Wall time" };
 const SMOOTHED_FROM = 60;
 const GROUPS_OPEN = 1;
@@ -91,7 +92,8 @@ const curveChart = (data, stage, panel, { onrange = null, size = "" } = {}) => c
     const lines = runs.flatMap(run => panel.lines.flatMap((line, number) => lineTraces(panel, line, number, run, how).map(trace => (data.sweep ? withInterval(run, line, trace, how) : trace))));
     const { behind, values } = data.sweep ? seedTraces(data, panel, runs, lines, how) : { behind: [], values: lines.flatMap(trace => trace.y) };
     const traces = [...behind, ...lines, ...dashLegend(panel, how.alone)];
-    const axis = { update: stage === "ppo" ? "update" : "step", items: stage === "ppo" ? "responses" : "rows", seconds: unit[1] }[state.x];
+    const [step, items] = { ppo: ["update", "responses"], control: ["update", "steps"] }[stage] ?? ["step", "rows"];
+    const axis = { update: step, items, seconds: unit[1] }[state.x];
     const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line: { color: color("muted"), width: 1, dash: "dash" } };
     return { traces, layout: {
       xaxis: { title: { text: axis }, ...(state.range ? { range: [...state.range], autorange: false } : { autorange: true }) },
@@ -136,7 +138,7 @@ const curves = data => {
     return [
       el("div", { class: "controls sticky" },
         stages.length > 1 ? choice("Stage", stages.map(name => [name, STAGES[name]]), stage, name => { stage = name; zoom(null); part.refresh(); }) : null,
-        choice("Over", Object.entries(stage === "ppo" ? AXES : SUPERVISED_AXES), state.x, name => { state.x = name; zoom(null); }),
+        choice("Over", Object.entries({ ppo: AXES, control: CONTROL_AXES }[stage] ?? SUPERVISED_AXES), state.x, name => { state.x = name; zoom(null); }),
         slider("Smoothing", { min: 0, max: 0.99, step: 0.01, value: smoothingOf(data, stage), show: value => value.toFixed(2) }, value => { state.smoothing[stage] = value; redraw(followers); }),
         data.sweep ? seedsButton(() => redraw(followers)) : null, reset, toggles.length > 1 ? el("div", { class: "field", role: "group", "aria-label": data.sweep ? "Settings" : "Runs" }, toggles) : null),
       data.sweep ? el("p", { class: "muted small" }, SEEDS_NOTE) : null,

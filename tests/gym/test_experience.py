@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from kedge.control import (
+from kedge.gym import (
     ControlActorCritic,
     ControlExperience,
     Environments,
@@ -17,7 +17,7 @@ from kedge.control import (
     experience_of,
     make_environments,
 )
-from tests.control.line_world import LineWorld
+from tests.gym.line_world import LineWorld
 
 GAMMA, LAMBDA = 0.5, 0.5
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kedge.control.environments import Environments, Record
-from kedge.control.episodes import Episode
-from kedge.control.making import EnvironmentSpec, make_environment
-from kedge.control.networks import ControlActorCritic
-from kedge.control.normalization import Normalization
-from kedge.control.saving import ControlPolicy
 from kedge.errors import ConfigError, EngineError
+from kedge.gym.environments import Environments, Record
+from kedge.gym.episodes import Episode
+from kedge.gym.making import EnvironmentSpec, make_environment
+from kedge.gym.networks import ControlActorCritic
+from kedge.gym.normalization import Normalization
+from kedge.gym.saving import ControlPolicy
 from kedge.output import writing
 
 __all__ = ["Recording", "play_episodes", "record_episode", "save_animation"]

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.gae import generalized_advantages
-from kedge.control.networks import ControlActorCritic
-from kedge.control.normalization import Normalization
-from kedge.control.rollout import Steps
+from kedge.gym.networks import ControlActorCritic
+from kedge.gym.normalization import Normalization
+from kedge.gym.rollout import Steps
 
 __all__ = ["ControlExperience", "Pieces", "experience_of"]
 

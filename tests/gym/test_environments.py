@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from kedge.control import (
+from kedge.errors import ConfigError, EngineError
+from kedge.gym import (
     ControlActorCritic,
     ControlLearner,
     ControlPolicy,
@@ -31,8 +32,7 @@ from kedge.control import (
     save_animation,
     save_control_policy,
 )
-from kedge.errors import ConfigError, EngineError
-from tests.control.line_world import LineWorld
+from tests.gym.line_world import LineWorld
 
 
 class Sampled(gymnasium.Env[Any, Any]):

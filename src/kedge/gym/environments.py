@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kedge.control.spaces import Spaces
+from kedge.gym.spaces import Spaces
 
 __all__ = ["Environments", "Record", "observation_buffer"]
 

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kedge.control.distributions import (
+from kedge.errors import ConfigError
+from kedge.gym.distributions import (
     Bernoulli,
     Categorical,
     DiagonalGaussian,
@@ -19,8 +20,7 @@ from kedge.control.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from kedge.control.spaces import Spaces
-from kedge.errors import ConfigError
+from kedge.gym.spaces import Spaces
 
 __all__ = ["ActionBounds", "ActionHead"]
 

@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kedge.control.networks import ControlActorCritic, FeatureNetwork
-from kedge.control.normalization import Normalization
-from kedge.control.spaces import Spaces
 from kedge.durable import replaced_folder
 from kedge.errors import ModelError
+from kedge.gym.networks import ControlActorCritic, FeatureNetwork
+from kedge.gym.normalization import Normalization
+from kedge.gym.spaces import Spaces
 from kedge.output import writing
 
 __all__ = ["ControlPolicy", "load_control_policy", "save_control_policy"]

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.control.environments import Environments, Record, observation_buffer
-from kedge.control.networks import ControlActorCritic
-from kedge.control.normalization import Normalization
+from kedge.gym.environments import Environments, Record, observation_buffer
+from kedge.gym.networks import ControlActorCritic
+from kedge.gym.normalization import Normalization
 
 __all__ = ["Steps", "collect_steps"]
 

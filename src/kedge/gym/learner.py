@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
-from kedge.control.experience import ControlExperience
-from kedge.control.networks import ControlActorCritic
+from kedge.gym.experience import ControlExperience
+from kedge.gym.networks import ControlActorCritic
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["ControlLearner"]

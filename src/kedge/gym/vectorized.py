@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from kedge.control.environments import Array, Record, observation_buffer
-from kedge.control.replay import EpisodeLog, episode_seed, fingerprint
-from kedge.control.spaces import Spaces
 from kedge.errors import EngineError
+from kedge.gym.environments import Array, Record, observation_buffer
+from kedge.gym.replay import EpisodeLog, episode_seed, fingerprint
+from kedge.gym.spaces import Spaces
 
 __all__ = ["VectorizedEnvironments"]
 

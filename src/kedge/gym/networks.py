@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kedge.control.actions import ActionBounds, ActionHead
-from kedge.control.distributions import Distribution
-from kedge.control.spaces import Spaces
 from kedge.errors import ConfigError
+from kedge.gym.actions import ActionBounds, ActionHead
+from kedge.gym.distributions import Distribution
+from kedge.gym.spaces import Spaces
 
 __all__ = ["Activation", "ControlActorCritic", "FeatureNetwork"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from kedge.control.environments import Record, observation_buffer
-from kedge.control.replay import EpisodeLog, fingerprint
-from kedge.control.spaces import Spaces
+from kedge.gym.environments import Record, observation_buffer
+from kedge.gym.replay import EpisodeLog, fingerprint
+from kedge.gym.spaces import Spaces
 
 __all__ = ["InProcessEnvironments"]
 

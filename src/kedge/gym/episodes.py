@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kedge.control.rollout import Steps
+from kedge.gym.rollout import Steps
 
 __all__ = ["Episode", "Episodes"]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.control import (
+from kedge.errors import ConfigError
+from kedge.gym import (
     ControlActorCritic,
     ControlLearner,
     Environments,
@@ -22,11 +23,10 @@ from kedge.control import (
     experience_of,
     make_environments,
 )
-from kedge.errors import ConfigError
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
-from tests.control.line_world import LineWorld, Unrepeatable
+from tests.gym.line_world import LineWorld, Unrepeatable
 
 
 def acted(environments: Environments, num_steps: int, seed: int = 0) -> Steps:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import distributions as oracle
 
-from kedge.control.actions import ActionHead
-from kedge.control.distributions import (
+from kedge.gym.actions import ActionHead
+from kedge.gym.distributions import (
     Bernoulli,
     Categorical,
     DiagonalGaussian,
@@ -15,7 +15,7 @@ from kedge.control.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from kedge.control.spaces import Spaces
+from kedge.gym.spaces import Spaces
 
 SIZES = (3, 2)
 ROWS = 5

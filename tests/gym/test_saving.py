@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.control import (
+from kedge.errors import ModelError
+from kedge.gym import (
     ControlActorCritic,
     Normalization,
     collect_steps,
@@ -18,8 +19,7 @@ from kedge.control import (
     make_environments,
     save_control_policy,
 )
-from kedge.control.spaces import Spaces
-from kedge.errors import ModelError
+from kedge.gym.spaces import Spaces
 
 
 def saved(folder: Path, name: str = "Pendulum-v1", **settings: object) -> tuple[ControlActorCritic, Normalization]:

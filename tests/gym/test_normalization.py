@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kedge.control import Normalization, Steps
-from kedge.control.normalization import RunningMoments
+from kedge.gym import Normalization, Steps
+from kedge.gym.normalization import RunningMoments
 
 
 def test_moments_equal_two_passes_over_all_rows() -> None:

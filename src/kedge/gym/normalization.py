@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from kedge.control.rollout import Steps
+    from kedge.gym.rollout import Steps
 
 __all__ = ["Normalization", "RewardScaling", "RunningMoments"]
 

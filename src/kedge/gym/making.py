@@ -18,11 +18,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from kedge.control.environments import Environments
-from kedge.control.in_process import InProcessEnvironments
-from kedge.control.spaces import spaces_of
-from kedge.control.vectorized import VectorizedEnvironments
 from kedge.errors import ConfigError
+from kedge.gym.environments import Environments
+from kedge.gym.in_process import InProcessEnvironments
+from kedge.gym.spaces import spaces_of
+from kedge.gym.vectorized import VectorizedEnvironments
 from kedge.importing import find_named
 from kedge.texts import names_function
 

@@ -1,0 +1,1 @@
+"""The `control` section and the groups it is composed of."""

@@ -1,0 +1,45 @@
+"""The networks of a control run."""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Group
+
+__all__ = ["NetworkConfig"]
+
+
+class NetworkConfig(Group):
+    """Policy and critic. Images are read by the convolutions of the Nature paper, everything else by layers."""
+
+    hidden_sizes: list[Annotated[int, Ge(1)]] = field(
+        [64, 64],
+        meaning="Units of the hidden layers of policy and critic; for images, of those behind the convolutions.",
+        source="PPO on MuJoCo; 512 behind convolutions",
+        too_high="slow, and no better on tasks with few observations",
+        too_low="the policy cannot represent a good controller",
+    )
+    activation: Literal["tanh", "relu"] = field("tanh", meaning="Between the layers.", source="PPO on MuJoCo")
+    critic: Literal["separate", "shared"] = field(
+        "separate",
+        meaning="Whether the critic has a network of its own or a head on the policy's.",
+        source="PPO: separate on MuJoCo, shared on Atari",
+    )
+    initial_log_std: float = field(
+        0.0,
+        ge=-10,
+        le=5,
+        meaning="Logarithm of the initial standard deviation of continuous actions, which is trained and the same in "
+        "all states.",
+        source="OpenAI Baselines",
+        too_high="the first episodes are noise",
+        too_low="little is explored",
+    )
+    network: str | None = field(
+        None,
+        meaning="A network of your own in place of the layers: a function of the spaces that returns a torch module "
+        "from observations to features (file.py:name).",
+        source="kedge",
+        text="file.py:name",
+    )

@@ -1,0 +1,83 @@
+"""`control`: the section, composed of groups. Users see it flat: `control.num_envs`."""
+
+from pydantic import model_validator
+
+from kedge.config.schema.control.environment import EnvironmentConfig
+from kedge.config.schema.control.loop import ControlLoopConfig
+from kedge.config.schema.control.network import NetworkConfig
+from kedge.config.schema.control.objective import ControlObjectiveConfig
+from kedge.config.schema.field import field
+from kedge.config.schema.section import Section
+
+__all__ = ["ControlConfig"]
+
+
+class ControlConfig(Section):
+    """PPO on Gymnasium's environments. The defaults are those of PPO on MuJoCo."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    networks: NetworkConfig = NetworkConfig()
+    loop: ControlLoopConfig = ControlLoopConfig()
+    objective: ControlObjectiveConfig = ControlObjectiveConfig()
+    eval_every: int | None = field(
+        None,
+        ge=1,
+        meaning="Updates between two evaluations, and at the end: episodes with the most likely actions, in copies of "
+        "their own. Null: none. It never changes what is trained.",
+        source="kedge: off; the returns of training are logged in any case",
+        too_high="the best policy lies between two evaluations",
+        too_low="evaluations take longer than training",
+    )
+    eval_episodes: int = field(
+        10,
+        ge=1,
+        meaning="Episodes per evaluation.",
+        source="Stable-Baselines3 plays 5",
+        too_high="evaluations are slow",
+        too_low="the mean is mostly luck",
+    )
+    video: bool = field(
+        False,
+        meaning="Whether the report shows an episode of the trained policy, rendered off-screen.",
+        source="kedge: off, because it needs a renderer",
+    )
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of an update."""
+        return self.environment.num_envs * self.loop.num_steps
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the run."""
+        return self.loop.total_steps // self.steps_per_update
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> "ControlConfig":
+        loop, envs, steps = self.loop, self.environment.num_envs, self.steps_per_update
+        product = f"control.num_envs={envs} × control.num_steps={loop.num_steps}"
+        if steps % loop.num_minibatches:
+            raise ValueError(
+                f"control.num_minibatches={loop.num_minibatches} does not divide an update's {steps} steps ({product})"
+            )
+        if not self.num_updates:
+            raise ValueError(
+                f"control.total_steps={loop.total_steps} is less than one update of {steps} steps ({product})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_trpo(self) -> "ControlConfig":
+        if self.loop.algorithm != "trpo":
+            return self
+        if self.networks.critic == "shared":
+            raise ValueError(
+                "control.algorithm=trpo bounds the KL of a step of the policy, and with control.critic=shared the "
+                "critic's steps move the policy, too; use control.critic=separate"
+            )
+        if self.objective.policy_loss != "clipped":
+            raise ValueError(
+                f"control.policy_loss={self.objective.policy_loss} is PPO's; control.algorithm=trpo has its own: leave "
+                "it out"
+            )
+        return self

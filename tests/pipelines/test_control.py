@@ -1,0 +1,144 @@
+"""Control runs: what they leave, resuming to the bit, the variants, users' mistakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kedge
+from kedge.cli import main
+from kedge.inspect.diagnosis import examine_run
+from kedge.inspect.report import write_report
+from kedge.pipelines.control import ControlResult
+
+SMALL = {"num_steps": 64, "num_envs": 2, "num_minibatches": 4, "num_epochs": 2, "report": False}
+UPDATE = 128
+"""Steps of one update of these settings."""
+
+TIMED = ("time/", "memory/", "tokens_per_second")
+
+
+def play(out: Path, env: Any = "CartPole-v1", updates: int = 4, **changes: Any) -> ControlResult:
+    return kedge.control(env=env, out=out, **{**SMALL, "total_steps": updates * UPDATE, **changes})
+
+
+def untimed(result: ControlResult) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.startswith(TIMED)} for row in result.metrics]
+
+
+def weights_of(result: ControlResult) -> dict[str, torch.Tensor]:
+    (file,) = result.model.glob("*.safetensors")
+    return load_file(file)
+
+
+def test_a_run_leaves_a_policy_that_acts(tmp_path: Path) -> None:
+    result = play(tmp_path / "run", eval_every=2, eval_episodes=2, report=True)
+    assert [row["update"] for row in result.metrics] == [1, 2, 3, 4]
+    assert all(row["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-6) for row in result.metrics)
+    assert [row["control/steps"] for row in result.metrics] == [128, 256, 384, 512]
+    assert ["eval/return_mean" in row for row in result.metrics] == [False, True, False, True]
+    environment = gymnasium.make("CartPole-v1")
+    observation, _ = environment.reset(seed=0)
+    assert environment.action_space.contains(result.policy().act(observation))
+    assert "CartPole-v1" in (result.model / "README.md").read_text()
+    assert json.loads((result.folder / "finished.json").read_text())["stage"] == "control"
+    page = write_report([result.folder], tmp_path / "page.html").read_text()
+    assert "the return of an episode" in page
+    examine_run(result.folder)
+
+
+@pytest.mark.parametrize(
+    ("env", "changes"), [("CartPole-v1", {}), ("Pendulum-v1", {"policy_loss": "kl_penalty_adaptive"})]
+)
+def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path, env: str, changes: dict[str, Any]) -> None:
+    whole = play(tmp_path / "whole", env, **changes)
+
+    def interrupt(update: kedge.Update) -> None:
+        if update.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "cut", env, on_update=interrupt, **changes)
+    resumed = play(tmp_path / "cut", env, resume=True, **changes)
+    assert untimed(resumed) == untimed(whole)
+    expected, found = weights_of(whole), weights_of(resumed)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("preset", ["trpo", "a2c", "vanilla-pg"])
+def test_the_variants_take_the_steps_that_define_them(tmp_path: Path, preset: str) -> None:
+    result = kedge.control(
+        env="Pendulum-v1",
+        out=tmp_path / "run",
+        preset=preset,
+        num_envs=2,
+        num_steps=64,
+        total_steps=2 * UPDATE,
+        report=False,
+        **({"num_minibatches": 4} if preset == "trpo" else {}),
+    )
+    steps = [row["policy/optimizer_steps"] for row in result.metrics]
+    assert steps == [1, 1]
+    if preset == "trpo":
+        assert all(row["policy/distance_moved"] <= 0.01 for row in result.metrics)
+
+
+def test_a_constant_environment_is_learned(tmp_path: Path) -> None:
+    """Action 1 pays, action 0 does not, whatever is seen: after a few updates the policy takes it."""
+
+    class Bandit(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self.left = 8
+            return self.observation_space.sample() * 0, {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self.left -= 1
+            return self.observation_space.sample() * 0, float(action), self.left == 0, False, {}
+
+    result = play(tmp_path / "run", Bandit, updates=12, learning_rate=0.01)
+    assert result.metrics[0]["episode/update_return_mean"] < 5.5
+    assert result.metrics[-1]["episode/update_return_mean"] > 7.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--env", "CartPol-v1"], "CartPole-v1"),
+        ([], "control.env"),
+        (["--env", "CartPole-v1", "num_minibatches=7"], "does not divide"),
+        (["--env", "CartPole-v1", "total_steps=10"], "less than one update"),
+        (["--env", "CartPole-v1", "--preset", "trpo", "critic=shared"], "critic=separate"),
+        (["--env", "CartPole-v1", "action_bounds=wrap"], "action_bounds"),
+        (["--env", "CartPole-v1", "env_options={gravity_of_mars: 3}"], "gravity_of_mars"),
+        (["--env", "nowhere.py:make"], "nowhere.py"),
+        (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["kedge", "control", *arguments, "--out", str(out)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+    assert not out.exists()
