@@ -33,6 +33,7 @@ __all__ = [
     "SAMPLED_FOLDER",
     "SUMMARY_FILE",
     "SWEEP_FILE",
+    "VIDEO_FILE",
     "VLLM_LOG",
     "best_checkpoint",
     "check_output",
@@ -67,6 +68,9 @@ SWEEP_FILE = "sweep.json"
 
 ROLES_FILE = "roles.json"
 """The models of a run and their sizes."""
+
+VIDEO_FILE = "episode.webp"
+"""An episode of a control run, animated."""
 
 MODEL_FOLDER = "model"
 """The model in the folder of a run or of a checkpoint."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -91,25 +92,42 @@ def test_the_variants_take_the_steps_that_define_them(tmp_path: Path, preset: st
         assert all(row["policy/distance_moved"] <= 0.01 for row in result.metrics)
 
 
-def test_a_constant_environment_is_learned(tmp_path: Path) -> None:
-    """Action 1 pays, action 0 does not, whatever is seen: after a few updates the policy takes it."""
+class Bandit(gymnasium.Env):
+    """Action 1 pays, action 0 does not, whatever is seen; an episode has 8 steps."""
 
-    class Bandit(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-        action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            super().reset(seed=seed)
-            self.left = 8
-            return self.observation_space.sample() * 0, {}
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.left = render_mode, 8
 
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            self.left -= 1
-            return self.observation_space.sample() * 0, float(action), self.left == 0, False, {}
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = 8
+        return np.zeros(2, np.float32), {}
 
-    result = play(tmp_path / "run", Bandit, updates=12, learning_rate=0.01)
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.zeros(2, np.float32), float(action), self.left == 0, False, {}
+
+    def render(self) -> Any:
+        return np.full((16, 16, 3), 16 * self.left, np.uint8)
+
+
+class Blind(Bandit):
+    """A bandit that cannot be drawn."""
+
+    def render(self) -> Any:
+        raise RuntimeError("no renderer")
+
+
+def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Path) -> None:
+    result = play(tmp_path / "run", Bandit, updates=12, learning_rate=0.01, video=True, report=True)
     assert result.metrics[0]["episode/update_return_mean"] < 5.5
     assert result.metrics[-1]["episode/update_return_mean"] > 7.5
+    assert (result.folder / "episode.webp").read_bytes()[8:12] == b"WEBP"
+    assert "data:image/webp;base64" in (result.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +142,7 @@ def test_a_constant_environment_is_learned(tmp_path: Path) -> None:
         (["--env", "CartPole-v1", "env_options={gravity_of_mars: 3}"], "gravity_of_mars"),
         (["--env", "nowhere.py:make"], "nowhere.py"),
         (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
+        (["--env", f"{__file__}:Blind", "video=true"], "cannot be drawn"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -63,6 +63,19 @@ def fitted_critic(value: float, error: float = 0.02, *, held_out: bool = True) -
     )
 
 
+def played(returns: Any = None, moved: Any = 0.01) -> RunRecord:
+    """A control run of 40 updates."""
+    learned = towards(20.0, 400.0) if returns is None else returns
+    columns = {"episode/return_mean": learned, "policy/distance_moved": moved}
+    settings = {"control.learning_rate": 3e-4, "control.policy_loss": "unclipped", "control.num_epochs": 10}
+    return run_with(40, columns, facts={"stage": "control"}, settings=settings)
+
+
+def hill(kept: float) -> Any:
+    """Up to 400 in the middle of a run, then down to a share of the gain."""
+    return lambda done: 20 + 380 * (min(1.0, 2 * done) if done < 0.5 else max(kept, 3 - 4 * done))
+
+
 def dropped(count: int, reason: str = "prompt longer than data.max_prompt_tokens=512") -> RunRecord:
     """A run that could not use some of its 400 prompts."""
     usage = {"rows": 400, "used": 400 - count, "dropped": {reason: count} if count else {}}
@@ -541,4 +554,8 @@ CASES = [
     Case("critic_worse_than_prompt_mean", "serious", checked(gain=-0.06, across=0.54), checked(gain=-0.06, update=7)),
     Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.56)),
     Case("critic_blind_within_prompts", "note", checked(within=0.54), checked(within=0.54, ceiling=0.59)),
+    Case("updates_too_large", "warning", played(moved=0.2), played(moved=0.09)),
+    Case("updates_too_large", "serious", played(moved=2.4), played(moved=0.09)),
+    Case("return_collapsed", "serious", played(hill(0.2)), played(hill(0.6))),
+    Case("return_flat", "warning", played(lambda done: 20.0), played()),
 ]  # fmt: skip

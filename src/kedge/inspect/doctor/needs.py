@@ -110,7 +110,7 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
 
 def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
     low, high = min(needed), max(needed)
-    unit = "updates" if run.stage in ("ppo", "") else "steps"
+    unit = "updates" if run.stage in ("ppo", "control", "") else "steps"
     span = f"{high}" if low == high else f"{low} to {high}"
     verb = "needs" if len(needed) == 1 else "need"
     return f"{len(needed)} {verb} {span} {unit}, and the run has {len(run.metrics)}"

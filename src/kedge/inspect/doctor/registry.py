@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kedge.inspect.doctor import (
     agreement,
     ahead,
+    control,
     cost,
     critic,
     critic_check,
@@ -88,6 +89,9 @@ RULES: tuple[Rule, ...] = (
     cost.MEMORY_GROWING,
     cost.REWARD_DOMINATES_TIME,
     ahead.ONE_SIDE_WAITS,
+    control.UPDATES_TOO_LARGE,
+    control.RETURN_COLLAPSED,
+    control.RETURN_FLAT,
 )
 """Causes come before their consequences: findings of equal severity are reported in this order."""
 
@@ -111,7 +115,9 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         record: The run so far.
         advice: See `diagnose`.
     """
-    symptoms = [(rule, rule.check(record)) for rule in RULES]
+    # The rules for language models would name fields that a control run does not read.
+    rules = [rule for rule in RULES if record.stage != "control" or "control" in rule.needs.stages]
+    symptoms = [(rule, rule.check(record)) for rule in rules]
     findings = [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.needs.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.needs.gap(rule.name, record)) is not None]

@@ -22,6 +22,7 @@ from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.sweep import sweep_part
 from kedge.inspect.page.verdict import describe_run, first_and_last
+from kedge.inspect.page.video import video
 from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Sweep
@@ -135,6 +136,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "evaluation": evaluation(record, most_bytes=most_bytes),
         "generation": generation(record, most_bytes=most_bytes),
         "policy_scores": policy_scores(record),
+        "video": video(record),
     }
 
 

@@ -21,7 +21,7 @@ MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
 
 SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "texts",
-           "held_out", "critic", "evaluation", "generation", "sweep", "main")  # fmt: skip
+           "held_out", "critic", "episode", "evaluation", "generation", "sweep", "main")  # fmt: skip
 """Parts of the page's script, in order of dependency."""
 
 STYLES = ("style", "evaluation", "sweep")

@@ -20,6 +20,7 @@ from kedge.pipelines.control.evaluating import Evaluations
 from kedge.pipelines.control.improving import improve
 from kedge.pipelines.control.parts import Given, Parts, load_parts
 from kedge.pipelines.control.result import ControlResult, checkpoint_model, save_result
+from kedge.pipelines.control.video import check_video, record_video
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.finished import finished_run
@@ -61,6 +62,8 @@ def run_control(
         return ControlResult(out, read_metrics(out))
     run = open_run(config, "control", in_memory=given.named(), resume=resume)
     parts = load_parts(config, run, given)
+    if config.control.video:
+        check_video(config, parts)
     run.start()
     watcher, outcome = Watcher(callback, parts.policy), {}
     with resumable(config, run.folder, "control"), closing(parts.environments):
@@ -73,6 +76,8 @@ def run_control(
 
                 train(config, run, parts, loop, after_update)
                 outcome = loop.summary()
+            if config.control.video:
+                record_video(config, parts, run.folder)
         finally:
             metrics = save_result(config, run, parts, interrupted=not outcome)
     end_stage(config, run, outcome)

@@ -12,7 +12,7 @@ from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.episodes import Episodes
-from kedge.gym.making import make_environments
+from kedge.gym.making import EnvironmentSpec, make_environments
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.importing import find_named
@@ -23,7 +23,7 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Given", "Parts", "load_parts", "make_run_environments"]
+__all__ = ["Given", "Parts", "environment_spec", "load_parts", "make_run_environments"]
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,15 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
 
 def make_run_environments(config: Config, given: Given, num_envs: int, seed: int) -> Environments:
     """The configured environments, each in the first state of an episode."""
+    spec = environment_spec(config, given)
+    return make_environments(spec, num_envs, seed=seed, vectorization=config.control.environment.vectorization)
+
+
+def environment_spec(config: Config, given: Given) -> EnvironmentSpec:
+    """How the configured environment is made."""
     use = config.control.environment
-    return make_environments(
-        given.env or str(use.env),
-        num_envs,
-        seed=seed,
-        vectorization=use.vectorization,
-        settings=use.env_options,
-        max_episode_steps=use.max_episode_steps,
-    )
+    source = given.env or str(use.env)
+    return EnvironmentSpec(source, settings=use.env_options, max_episode_steps=use.max_episode_steps)
 
 
 def coefficients_of(config: Config) -> Coefficients:

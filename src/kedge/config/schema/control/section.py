@@ -38,7 +38,7 @@ class ControlConfig(Section):
     )
     video: bool = field(
         False,
-        meaning="Whether the report shows an episode of the trained policy, rendered off-screen.",
+        meaning="Whether the report shows an episode of the trained policy, rendered off-screen (episode.webp).",
         source="kedge: off, because it needs a renderer",
     )
 

@@ -34,7 +34,7 @@ const here = new IntersectionObserver(entries => {
 /** The data of all sections; live updates replace its entries in place. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const isTrained = run => !["evaluate", "generate"].includes(run.stage);
-const OF_TRAINING = data.sweep ? OF_A_SWEEP : [heldOut, critic, curves, samples, clipping, frontier, cost, rewardModel];
+const OF_TRAINING = data.sweep ? OF_A_SWEEP : [episode, heldOut, critic, curves, samples, clipping, frontier, cost, rewardModel];
 const parts = [verdict, evaluation, ...(data.runs.every(run => !isTrained(run)) && data.runs.some(run => has(run.critic)) ? [critic] : []), generation, ...(data.runs.every(run => !isTrained(run)) && data.runs.length ? [] : OF_TRAINING)]
   .map(make => make(data)).filter(Boolean);
 const links = parts.map(part => el("a", { href: `#${part.id}`, onclick: () => { for (const each of part.node.querySelectorAll(":scope > details")) each.open = true; } }, part.title));
