@@ -1,4 +1,4 @@
-"""`python -m bench.plan`: predicted and measured memory and time of short PPO runs, each in a process of its own.
+"""`python -m bench.plan`: predicted and measured memory and time of short runs, each in a process of its own.
 
 The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
 docs/memory.md from them, `--sizes` the table of model sizes and cards there, which needs no measurements.
@@ -31,7 +31,7 @@ def main() -> None:
     if not {"--page", "--sizes"} & set(sys.argv):
         for how in [name for name in HOW if name in sys.argv[1:]] or HOW:
             for case in CASES[:: STEP if how != "live" else 1]:
-                if how not in results.get(case.name, {}):
+                if (case.stage == "ppo" or how == "live") and how not in results.get(case.name, {}):
                     results.setdefault(case.name, {})[how] = measure(case, how)
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if "--sizes" in sys.argv:

@@ -11,7 +11,7 @@ __all__ = ["CASES", "Case"]
 
 @dataclass(frozen=True)
 class Case:
-    """A short PPO run of a random model.
+    """A short run of a random model.
 
     Attributes:
         family: llama, gpt2 or qwen2.
@@ -28,6 +28,7 @@ class Case:
         minibatches: Steps per epoch.
         reward: Whether a reward model scores, in place of a function.
         precision: fp32 or bf16.
+        stage: ppo, or critic.
     """
 
     family: str
@@ -44,6 +45,7 @@ class Case:
     minibatches: int = 1
     reward: bool = False
     precision: str = "fp32"
+    stage: str = "ppo"
 
     @property
     def name(self) -> str:
@@ -54,22 +56,38 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """The run's fields."""
         return {
-            "ppo.critic": self.critic,
-            "ppo.advantage": "gae" if self.critic != "none" else "rloo",
+            **(self._of_ppo if self.stage == "ppo" else self._of_critic),
             "adapter.kind": self.adapter,
             "adapter.rank": 8,
             "rollout.num_prompts": self.rows // 2,
-            "rollout.num_responses": 2,
             "rollout.max_new_tokens": self.response,
-            "ppo.num_minibatches": self.minibatches,
-            "ppo.num_epochs": 2,
-            "ppo.num_updates": 2,
             "runtime.micro_batch_tokens": self.budget,
             "runtime.activation_checkpointing": self.checkpointing,
             "runtime.precision": self.precision,
             "runtime.device": "cpu",
             "runtime.num_fixed_prompts": 0,
             "runtime.num_threads": 1,
+        }
+
+    @property
+    def _of_ppo(self) -> dict[str, Any]:
+        return {
+            "ppo.critic": self.critic,
+            "ppo.advantage": "gae" if self.critic != "none" else "rloo",
+            "rollout.num_responses": 2,
+            "ppo.num_minibatches": self.minibatches,
+            "ppo.num_epochs": 2,
+            "ppo.num_updates": 2,
+        }
+
+    @property
+    def _of_critic(self) -> dict[str, Any]:
+        return {
+            "critic.kind": self.critic,
+            "critic.num_responses": 2,
+            "critic.num_prompts": self.rows,
+            "critic.batch_size": self.rows,
+            "data.eval_fraction": 0.0,
         }
 
 
@@ -89,6 +107,11 @@ def _cases() -> Iterator[Case]:
         yield Case(family, prompt=160, response=96, rows=8, minibatches=2)
     yield Case("llama", precision="bf16", critic="separate")
     yield Case("qwen2", critic="none", prompt=16, response=128, budget=1024)
+    for family in ("llama", "gpt2", "qwen2"):
+        yield Case(family, stage="critic", critic="separate", reward=family == "llama")
+        yield Case(family, stage="critic", critic="separate", checkpointing=True, prompt=96, budget=1024)
+    yield Case("gpt2", stage="critic")
+    yield Case("qwen2", stage="critic", critic="separate", adapter="lora")
 
 
 CASES = tuple(_cases())

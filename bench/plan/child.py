@@ -16,7 +16,8 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 from bench.plan.cases import Case
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.planning.plan import count_ppo, plan_of
+from kedge.pipelines.critic import run_critic
+from kedge.pipelines.planning.plan import count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.shallow import save_shallow, text_of
 from kedge.pipelines.planning.this_machine import measured_speed
@@ -69,14 +70,14 @@ def main() -> None:
         rows = folder / "prompts.jsonl"
         rows.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
         flags = {"model": str(folder / "policy"), "data.prompts": [str(rows)], "out": str(folder / "out"), **reward}
-        config = load_config(None, (), {**flags, **case.settings}, None, stage="ppo")
+        config = load_config(None, (), {**flags, **case.settings}, None, stage=case.stage)
         given = None if case.reward else any_reward
         set_threads(1)
         # The processor's seconds of the only thread: a machine that does other work does not change them much.
         clock = time.process_time
         precision = "bf16" if case.precision == "bf16" else "fp32"
         speed = measured_speed(torch.device("cpu"), precision, width=case.hidden, clock=clock)
-        counted = count_ppo(config)
+        counted = count_stage(config, case.stage)
         plan = plan_of(counted, speed)
         found: dict[str, Any] = {
             "planned": plan.peak.bytes / MIB,
@@ -88,15 +89,19 @@ def main() -> None:
         baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         counter, ends = LiveBytes(), list[float]()
         if how == "probe":
+            assert case.stage == "ppo", "only PPO has a probe"
             found["probed"] = max(probe_ppo(counted).values()) / MIB
         elif how == "live":
             with counter:
-                run_ppo(config, reward=given)
+                (run_ppo if case.stage == "ppo" else run_critic)(config, reward=given)
             found["live"] = counter.peak / MIB
         else:
-            run_ppo(config, reward=given, callback=lambda update: ends.append(clock()))
+            (run_ppo if case.stage == "ppo" else run_critic)(
+                config, reward=given, callback=lambda update: ends.append(clock())
+            )
             found["process"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB - baseline) / MIB
-            found["seconds"] = ends[-1] - ends[-2]
+            if case.stage == "ppo":
+                found["seconds"] = ends[-1] - ends[-2]
     print(json.dumps(found))
 
 

@@ -64,10 +64,11 @@ def _table(results: Results) -> str:
 def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
     live, process, probe = (row.get(how, {}) for how in ("live", "process", "probe"))
     vocabulary = "128k" if case.vocabulary == 128_000 else "2k"
+    stage = ": kedge critic" if case.stage == "critic" else ""
     recomputed = ", recomputed" if case.checkpointing else ""
     return [
         f"{case.family} {case.layers}×{case.hidden}, {vocabulary}{' in bf16' if case.precision == 'bf16' else ''}",
-        f"{case.adapter if case.adapter != 'none' else 'full'}, {case.critic}{recomputed}",
+        f"{case.adapter if case.adapter != 'none' else 'full'}, {case.critic}{recomputed}{stage}",
         f"{case.rows}×({case.prompt}+{case.response})",
         f"{live['planned']:,.1f}",
         f"{live['live']:,.1f}",

@@ -72,9 +72,12 @@ def test_own_figures_make_another_card(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--parameters", "8B"], "kedge plan needs a stage (sft, reward, ppo, rlhf), or --cluster for a cluster"),
-        (["generate"], "'generate' cannot be planned; kedge plan takes sft, reward, ppo, rlhf"),
-        (["pppo"], "'pppo' is no stage; kedge plan takes sft, reward, ppo, rlhf"),
+        (
+            ["--parameters", "8B"],
+            "kedge plan needs a stage (sft, reward, critic, ppo, rlhf), or --cluster for a cluster",
+        ),
+        (["generate"], "'generate' cannot be planned; kedge plan takes sft, reward, critic, ppo, rlhf"),
+        (["pppo"], "'pppo' is no stage; kedge plan takes sft, reward, critic, ppo, rlhf"),
         (["ppo"], "kedge plan ppo needs model: pass --model"),
         (["ppo", "--model", "./no-such"], "model './no-such': no such folder"),
         (["ppo", "--cluster", "--parameters", "8B"], "--cluster plans PPO from a few numbers and takes no stage"),

@@ -14,7 +14,7 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-PLANNED = ("sft", "reward", "ppo", "rlhf")
+PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can be planned for one machine."""
 MACHINE, CLUSTER = "One machine", "A cluster (--cluster)"
 CRITICS = ("shared", "separate", "none")

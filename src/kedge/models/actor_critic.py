@@ -62,7 +62,10 @@ class _Reading:
 
     def at_actions(self, states: Tensor) -> Tensor:
         """Select the entries of the actions from one entry per slot."""
-        return states if self.slots is self.action_mask else states[self.action_mask[self.slots]]
+        if self.slots is self.action_mask:
+            return states
+        # By number: states without contents, as of a plan, cannot be selected with a mask.
+        return states[self.action_mask[self.slots].nonzero().flatten()]
 
     def pad(
         self, figures: Float[Tensor, "slots *each"], slots: Bool[Tensor, "batch time"]

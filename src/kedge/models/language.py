@@ -92,8 +92,9 @@ class LanguageModel(nn.Module):
         fit_embedding(causal, tokenizer)
         disable_dropout(causal)
         ids = torch.arange(output_layer(causal).out_features, device=device)
-        known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=device)
-        forbidden = ~torch.isin(ids, known) | (ids == tokenizer.pad_token_id)
+        known = torch.tensor(list(tokenizer.get_vocab().values()), device=device)
+        forbidden = torch.ones_like(ids, dtype=torch.bool).index_fill_(0, known[known < len(ids)], False)
+        forbidden |= ids == tokenizer.pad_token_id
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.register_buffer("forbidden_ids", forbidden.nonzero().squeeze(1), persistent=False)
         self.value_head: ValueHead | None = None

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 __all__ = ["LiveBytes", "Work", "watch_gradients"]
+
+DEVICE = torch.ops.prim.device.default
+"""Asks a tensor without contents for its device, once or twice per operation; computes nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class LiveBytes(TorchDispatchMode):
         self._flops = self._bytes = self._calls = 0.0
         self._known: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: the guard against torch.compile costs as much as the counting of an operation."""
+        return False
+
     def hold(self, tensors: Iterable[Tensor]) -> int:
         """Count tensors that exist already; return the bytes that this added."""
         before = self.live
@@ -74,6 +83,8 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
+        if func is DEVICE:
+            return func(*args)
         result = func(*args, **kwargs)
         size = 0
         for each in tree_iter((args, kwargs, result)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from kedge.plan.devices import Device
 from kedge.plan.machine import KINDS, MachinePlan, Part
@@ -13,6 +15,9 @@ __all__ = ["Alternative", "format_bytes", "format_seconds", "machine_report", "p
 GIB = 2**30
 NEAR = 0.9
 """Share of the memory above which a plan says that it may not fit."""
+
+UNITS: Final[Mapping[str, str]] = MappingProxyType({"ppo": "update", "critic": "part"})
+"""What a plan's time is for, where it is not an optimizer step: a critic's part is what is sampled together."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def _times(plan: MachinePlan, price_per_hour: float | None) -> Iterator[str]:
     assert plan.seconds is not None
     known = [(phase.name, phase.seconds) for phase in plan.phases if phase.seconds]
     shares = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known)
-    unit = "update" if plan.stage in ("ppo", "rlhf") else "step"
+    unit = UNITS.get(plan.stage, "step")
     yield f"time per {unit}: about {format_seconds(plan.seconds)} ({shares})"
     if plan.sft_steps is not None:
         yield f"cost per {unit}: {plan.sft_steps:.1f} steps of supervised fine-tuning on the same tokens"

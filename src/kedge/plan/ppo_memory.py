@@ -25,6 +25,8 @@ __all__ = [
     "flops_of",
     "ppo_phases",
     "rollout_bytes",
+    "sampling_flops",
+    "sampling_phases",
     "state_bytes",
     "train_phase",
 ]
@@ -86,17 +88,7 @@ def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None 
         speed: Of the machine; None for no times.
     """
     held = [*_held(figures, work)]
-    phases = [Phase("rollout", merged([*held, *_rollout(figures, work)]), _rollout_seconds(figures, work, speed))]
-    rewards = [role for role in work.roles if role.startswith("reward")]
-    if rewards:
-        most = max(rewards, key=lambda role: figures[f"{role} pass.peak"])
-        passes = [Part(most, "activations", figures[f"{most} pass.peak"])]
-        seconds = (
-            None if speed is None else sum(speed.seconds(figures, f"{role} pass", work.scored) for role in rewards)
-        )
-        phases.append(Phase("reward", merged([*held, *passes]), seconds))
-    phases.append(_experience(figures, work, speed, held))
-    phases.append(_train(figures, work, speed, held))
+    phases = [*sampling_phases(figures, work, held, speed), _train(figures, work, speed, held)]
     gradients = [Part(role, "gradients", figures[f"{role}.trained"]) for role in work.roles]
     trained = sum(part.bytes for part in gradients)
     moved = work.epochs * work.minibatches * trained * (ADAM_PASSES + CLIP_PASSES)
@@ -104,14 +96,41 @@ def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None 
     return tuple(phases)
 
 
-def flops_of(figures: Mapping[str, float], work: PpoWork) -> float:
-    """The FLOPs of an update's passes."""
+def sampling_phases(
+    figures: Mapping[str, float], work: PpoWork, held: list[Part], speed: Speed | None = None
+) -> Iterator[Phase]:
+    """The phases before the epochs: sampling, scoring if a reward model does, and collecting experience.
+
+    Args:
+        figures: As in `ppo_phases`.
+        work: The update.
+        held: What is held besides.
+        speed: Of the machine; None for no times.
+    """
+    yield Phase("rollout", merged([*held, *_rollout(figures, work)]), _rollout_seconds(figures, work, speed))
+    rewards = [role for role in work.roles if role.startswith("reward")]
+    if rewards:
+        most = max(rewards, key=lambda role: figures[f"{role} pass.peak"])
+        passes = [Part(most, "activations", figures[f"{most} pass.peak"])]
+        seconds = (
+            None if speed is None else sum(speed.seconds(figures, f"{role} pass", work.scored) for role in rewards)
+        )
+        yield Phase("reward", merged([*held, *passes]), seconds)
+    yield _experience(figures, work, speed, held)
+
+
+def sampling_flops(figures: Mapping[str, float], work: PpoWork) -> float:
+    """The FLOPs of the phases before the epochs."""
     steps = max(0, work.response - 1)
     sampling = figures["prefill.flops"] + (steps + 1) * figures["draw.flops"] + steps * figures["decode.flops"]
     passes = [name for name in figures if name.endswith(" pass.flops")]
     scored = sum(figures[name] for name in passes if not (work.reuses_pass and name == "old pass.flops"))
-    training = work.epochs * work.passes * figures["train.flops"]
-    return work.rows / work.sampled * sampling + work.scored * scored + training
+    return work.rows / work.sampled * sampling + work.scored * scored
+
+
+def flops_of(figures: Mapping[str, float], work: PpoWork) -> float:
+    """The FLOPs of an update's passes."""
+    return sampling_flops(figures, work) + work.epochs * work.passes * figures["train.flops"]
 
 
 def state_bytes(optimizer: str, figures: Mapping[str, float], role: str) -> float:
@@ -191,7 +210,7 @@ def _experience(figures: Mapping[str, float], work: PpoWork, speed: Speed | None
 def train_phase(
     figures: Mapping[str, float], held: list[Part], *, role: str, accumulates: bool, seconds: float | None
 ) -> Phase:
-    """The part of the backward pass with the highest peak, with new gradients and with some that are added to.
+    """The part of the backward pass with the highest peak, with new gradients or with some that are added to.
 
     Args:
         figures: As in `ppo_phases`.
@@ -200,12 +219,16 @@ def train_phase(
         accumulates: Whether a step adds up the gradients of several micro-batches.
         seconds: Of the phase.
     """
-    numbers = range(sum(f"train.fresh.{number}.peak" in figures for number in range(4)))
-    options = [_backward(figures, role, "fresh", number, 0.0) for number in numbers]
+    options = [_backward(figures, role, "fresh", number, 0.0) for number in _parts(figures, "fresh")]
     if accumulates:
-        options += [_backward(figures, role, "again", number, figures["train.gradients"]) for number in numbers]
+        earlier = figures["train.gradients"]
+        options += [_backward(figures, role, "again", number, earlier) for number in _parts(figures, "again")]
     most = max(options, key=lambda parts: sum(part.bytes for part in parts))
     return Phase("train", merged([*held, *most]), seconds)
+
+
+def _parts(figures: Mapping[str, float], name: str) -> range:
+    return range(sum(f"train.{name}.{number}.peak" in figures for number in range(4)))
 
 
 def _train(figures: Mapping[str, float], work: PpoWork, speed: Speed | None, held: list[Part]) -> Phase:

@@ -11,6 +11,8 @@ from kedge.models.hollow import Blueprint
 __all__ = ["alternatives_of"]
 
 LEAST_TOKENS = 512
+SAMPLING = ("critic", "ppo")
+"""Stages that sample responses."""
 
 
 def alternatives_of(
@@ -21,32 +23,36 @@ def alternatives_of(
     if budget is None or budget > 2 * LEAST_TOKENS:
         smaller = 4096 if budget is None else budget // 4
         yield _one("runtime.micro_batch_tokens", max(smaller, LEAST_TOKENS))
-    if stage == "ppo":
-        yield from _of_ppo(config, blueprints)
+    if stage in SAMPLING:
+        yield from _of_sampling(config, stage, blueprints)
     if config.adapter.kind == "none":
         yield _one("adapter.kind", "lora")
-        if stage == "ppo":
+        if stage in SAMPLING:
             both = {"adapter.kind": "lora", "runtime.activation_checkpointing": True}
             yield " ".join(_written(name, value) for name, value in both.items()), both
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield _one("adapter.base_dtype", "nf4")
-    section, chosen = {"sft": ("sft", config.sft), "reward": ("reward_model", config.reward_model)}.get(
-        stage, ("ppo", config.ppo)
-    )
-    if chosen.optimization.optimizer == "adamw":
-        yield _one(f"{section}.optimizer", "adamw8bit")
+    sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
+    if sections[stage].optimization.optimizer == "adamw":
+        yield _one(f"{'reward_model' if stage == 'reward' else stage}.optimizer", "adamw8bit")
 
 
-def _of_ppo(config: Config, blueprints: Mapping[str, Blueprint]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_sampling(
+    config: Config, stage: str, blueprints: Mapping[str, Blueprint]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     if not config.runtime.activation_checkpointing:
         yield _one("runtime.activation_checkpointing", True)
-    if config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
+    if stage == "critic" and config.critic.kind == "separate":
+        yield _one("critic.kind", "shared")
+    if stage == "ppo" and config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
         yield _one("ppo.critic", "shared")
-    if config.ppo.kl.needs_reference or any(role.startswith("reward") for role in blueprints):
+    reference = stage == "ppo" and config.ppo.kl.needs_reference
+    if reference or any(role.startswith("reward") for role in blueprints):
         for dtype in ("bf16", "int8"):
             if config.runtime.frozen_dtype != dtype:
                 yield _one("runtime.frozen_dtype", dtype)
-    rows = config.rollout.num_prompts * config.rollout.num_responses
+    each = config.critic.num_responses if stage == "critic" else config.rollout.num_responses
+    rows = config.rollout.num_prompts * each
     if config.rollout.micro_batch_size is None and rows > 8:
         yield _one("rollout.micro_batch_size", max(8, rows // 4))
 

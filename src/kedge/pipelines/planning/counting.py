@@ -35,7 +35,7 @@ def count_pass(models: Sequence[nn.Module], run: Callable[[], object]) -> Figure
 def count_training(
     models: Sequence[LanguageModel | ScalarModel], forward: Callable[[], Tensor], *, accumulates: bool = True
 ) -> Figures:
-    """The peaks of a forward and backward pass, with new gradients and with some that are added to.
+    """The peaks of a forward and backward pass, with new gradients or with some that are added to.
 
     The backward pass is cut where it reaches the first block of a model. Before, the activations of the other blocks
     are held; afterwards, their gradients; so each part's peak grows linearly with the number of blocks.
@@ -43,37 +43,46 @@ def count_training(
     Args:
         models: Trained models.
         forward: The loss of one micro-batch.
-        accumulates: Whether a second pass adds to the gradients of the first.
+        accumulates: Whether the pass adds to the gradients of others, which holds more at every moment than a first
+            pass: all gradients, and the one that is added.
 
     Returns:
-        `PASS.N.peak` and `PASS.N.gradients`, the gradients at that moment, with PASS `fresh` or `again` and N from 0.
-        `forward`: the peak of the forward pass. `saved`: held at its end. `trunk`: held of it by the trunks.
+        `PASS.N.peak` and `PASS.N.gradients`, the new gradients at that moment, with PASS `fresh` or `again` and N from
+        0. `forward`: the peak of the forward pass. `saved`: held at its end. `trunk`: held of it by the trunks.
         `gradients`: all. And the work of a pass.
     """
-    figures: Figures = {}
-    for name in ("fresh", "again")[: 1 + accumulates]:
-        counter = LiveBytes()
-        gradients = [weight.grad for model in models for weight in model.parameters() if weight.grad is not None]
-        held = counter.hold(held_by(models)) + counter.hold(gradients)
-        counter.restart()
-        with _watched(models, counter) as watched, counter:
-            loss = forward()
-            figures |= {"forward": counter.peak - held, "saved": counter.live - held, "trunk": watched.trunk}
-            loss.backward()
-            del loss
-            watched.cut(counter)
-        for number, (peak, fresh) in enumerate(watched.parts):
-            figures |= {f"{name}.{number}.peak": peak - held, f"{name}.{number}.gradients": fresh}
-        figures |= _work(counter.work)
     weights = [weight for model in models for weight in model.parameters()]
+    name, gradients = ("again", [*_zeros_for(weights)]) if accumulates else ("fresh", [])
+    counter = LiveBytes()
+    held = counter.hold(held_by(models)) + counter.hold(gradients)
+    counter.restart()
+    with _watched(models, counter) as watched, counter:
+        loss = forward()
+        figures = {"forward": counter.peak - held, "saved": counter.live - held, "trunk": watched.trunk}
+        loss.backward()
+        del loss
+        watched.cut(counter)
+    for number, (peak, fresh) in enumerate(watched.parts):
+        figures |= {f"{name}.{number}.peak": peak - held, f"{name}.{number}.gradients": fresh}
+    figures |= _work(counter.work)
     figures["gradients"] = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
     return {name: float(figure) for name, figure in figures.items()}
+
+
+def _zeros_for(weights: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+    """Gradients of earlier passes."""
+    for weight in weights:
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+            yield weight.grad
 
 
 def extrapolated(
     measure: Callable[[Mapping[str, int]], Figures], layers: Mapping[str, int], shallow: int | None
 ) -> Figures:
     """The figures of models of some depth, from shallow ones: each block adds the same to every figure.
+
+    Models of one depth are measured with one block more together, since they grow together.
 
     Args:
         measure: The figures of models with these numbers of blocks, by role.
@@ -85,11 +94,10 @@ def extrapolated(
     start = {role: min(number, shallow) for role, number in layers.items()}
     base = measure(start)
     figures = dict(base)
-    for role, number in layers.items():
-        if number > start[role]:
-            deeper = measure({**start, role: start[role] + 1})
-            for name, figure in deeper.items():
-                figures[name] += (number - start[role]) * (figure - base[name])
+    for number in sorted({each for each in layers.values() if each > shallow}):
+        deeper = measure({role: start[role] + (layers[role] == number) for role in layers})
+        for name, figure in deeper.items():
+            figures[name] += (number - shallow) * (figure - base[name])
     return figures
 
 

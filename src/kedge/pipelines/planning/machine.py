@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from kedge.config import Config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.pipelines.planning.alternatives import alternatives_of
+from kedge.pipelines.planning.critic import CriticCount
 from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.supervised import SupervisedCount
@@ -21,7 +22,7 @@ from kedge.plan.machine import MachinePlan, Speed
 from kedge.plan.machine_report import Alternative, format_bytes, machine_report
 from kedge.training.runtime import resolve_device, set_threads
 
-__all__ = ["plan_machine"]
+__all__ = ["plan_machine", "rlhf_stages"]
 
 PROBED = ("rollout", "reward", "experience", "train")
 
@@ -38,7 +39,7 @@ def plan_machine(
 
     Args:
         config: The resolved configuration.
-        stage: sft, reward, ppo or rlhf, whose stages are planned one after the other.
+        stage: sft, reward, critic, ppo or rlhf, whose stages are planned one after the other.
         device_name: See `find_device`; None for this machine.
         price_per_hour: Of the device; None for no costs.
         probe: Also run shallow models; see `probe_ppo`.
@@ -53,9 +54,10 @@ def plan_machine(
 
 def _planned(config: Config, stage: str, device_name: str | None, price_per_hour: float | None, probe: bool) -> str:
     if stage == "rlhf":
-        scored = {} if config.reward else {"reward": [config.reward_model.base or config.model]}
-        plans = (("sft", config, False), ("reward", config, False), ("ppo", with_values(config, scored), probe))
-        return "\n\n".join(_planned(each, name, device_name, price_per_hour, probes) for name, each, probes in plans)
+        stages = rlhf_stages(config)
+        return "\n\n".join(
+            _planned(each, name, device_name, price_per_hour, probe and name == "ppo") for name, each in stages
+        )
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     accelerator = None if device.is_this else device.accelerator
     counted = count_stage(config, stage, accelerator=accelerator)
@@ -78,6 +80,18 @@ def _planned(config: Config, stage: str, device_name: str | None, price_per_hour
         if other.peak.bytes < 0.99 * plan.peak.bytes:
             others.append(Alternative(settings, other))
     return machine_report(plan, device, heads, others, price_per_hour=price_per_hour)
+
+
+def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
+    """The stages of a round with their configurations; each model has the shape of the one that it starts from."""
+    scored = config if config.reward else with_values(config, {"reward": [config.reward_model.base or config.model]})
+    yield "sft", config
+    yield "reward", config
+    if config.rlhf.train_critic:
+        yield "critic", scored
+        trained = {"ppo.critic": config.critic.kind, "ppo.critic_init": config.critic.base}
+        scored = with_values(scored, trained)
+    yield "ppo", scored
 
 
 def _changed(
@@ -122,8 +136,9 @@ def _rows(counted: Counted) -> str:
     if isinstance(counted.count, SupervisedCount):
         kind = "demonstrations" if counted.count.stage == "sft" else "comparisons"
         return f"a step: {rows.count:,} {kind} of {min(rows.lengths)} to {max(rows.lengths)} tokens in all ({origin})"
+    unit = "a part" if isinstance(counted.count, CriticCount) else "an update"
     return (
-        f"an update: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
+        f"{unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
         f"prompts of {span} tokens ({origin})"
     )
 

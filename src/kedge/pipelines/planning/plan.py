@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.hollow import Blueprint, read_blueprint
+from kedge.pipelines.critic.inputs import as_first_update
 from kedge.pipelines.planning.counting import Figures, extrapolated
+from kedge.pipelines.planning.critic import CriticCount
 from kedge.pipelines.planning.lengths import Lengths, demonstration_lengths, prompt_lengths
 from kedge.pipelines.planning.ppo import PpoCount, ppo_rows
-from kedge.pipelines.planning.supervised import SupervisedCount, supervised_rows
+from kedge.pipelines.planning.supervised import Supervised, SupervisedCount, supervised_rows
 from kedge.plan.machine import MachinePlan, Speed
-from kedge.plan.ppo_memory import flops_of, ppo_phases
-from kedge.plan.supervised_memory import supervised_phases
 from kedge.training.runtime import resolve_device
 
 __all__ = ["Counted", "count_ppo", "count_stage", "plan_of"]
@@ -29,6 +30,9 @@ ALLOCATOR, ALLOCATOR_ON_CPU = 0.06, 0.2
 `python -m bench.plan`, where freed memory is kept for the next pass."""
 
 
+Count: TypeAlias = PpoCount | CriticCount | SupervisedCount
+
+
 @dataclass(frozen=True)
 class Counted:
     """A stage whose passes were counted.
@@ -39,7 +43,7 @@ class Counted:
         lengths: Of its rows.
     """
 
-    count: PpoCount | SupervisedCount
+    count: Count
     figures: Figures
     lengths: Lengths
 
@@ -54,28 +58,30 @@ def plan_of(counted: Counted, speed: Speed | None = None, *, on_cpu: bool = Fals
     """
     count, figures = counted.count, counted.figures
     process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
-    if isinstance(count, SupervisedCount):
-        phases = supervised_phases(figures, count.work, speed)
-        return MachinePlan(count.stage, phases, count.steps(counted.lengths.rows), None, process, overhead)
-    steps = flops_of(figures, count.work) / (3 * figures["policy.forward flops"] * count.work.scored)
-    phases = ppo_phases(figures, count.work, speed)
-    return MachinePlan("ppo", phases, count.config.ppo.loop.num_updates, steps, process, overhead)
+    phases, units = count.phases(figures, speed), count.num_units(counted.lengths)
+    return MachinePlan(count.stage, phases, units, count.sft_steps(figures), process, overhead)
 
 
 def count_stage(
-    config: Config, stage: str, *, accelerator: bool | None = None, lengths: Lengths | None = None
+    config: Config,
+    stage: str,
+    *,
+    accelerator: bool | None = None,
+    response: int | None = None,
+    lengths: Lengths | None = None,
 ) -> Counted:
-    """Count the passes of sft, reward or ppo; see `count_ppo`."""
-    if stage != "sft" and stage != "reward":
-        return count_ppo(config, accelerator=accelerator, lengths=lengths)
-    source = (config.reward_model.base if stage == "reward" else None) or config.model
+    """Count the passes of sft, reward, critic or ppo; arguments and errors as of `count_ppo`."""
+    if stage == "ppo":
+        return count_ppo(config, accelerator=accelerator, response=response, lengths=lengths)
+    if stage == "critic":
+        return _count_critic(config, accelerator=accelerator, response=response, lengths=lengths)
+    kind: Supervised = "reward" if stage == "reward" else "sft"
+    source = (config.reward_model.base if kind == "reward" else None) or config.model
     blueprint = read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code)
     accelerated, precision = _numerics(config, str(source), accelerator)
-    lengths = lengths or demonstration_lengths(config, "demonstrations" if stage == "sft" else "comparisons")
-    rows, role = supervised_rows(config, stage, lengths), "policy" if stage == "sft" else "reward model"
-    count = SupervisedCount(config, stage, {role: blueprint}, rows, precision, accelerated)
-    shallow = SHALLOW if blueprint.alike else None
-    return Counted(count, extrapolated(count.figures, count.layers, shallow), lengths)
+    lengths = lengths or demonstration_lengths(config, "demonstrations" if kind == "sft" else "comparisons")
+    rows, role = supervised_rows(config, kind, lengths), "policy" if kind == "sft" else "reward model"
+    return _counted(SupervisedCount(config, kind, {role: blueprint}, rows, precision, accelerated), lengths)
 
 
 def count_ppo(
@@ -98,7 +104,23 @@ def count_ppo(
     lengths = lengths or prompt_lengths(config)
     most = config.rollout.max_new_tokens if response is None else response
     count = PpoCount(config, blueprints, ppo_rows(config, lengths.prompts, most), precision, accelerated)
-    alike = all(each.alike for each in blueprints.values())
+    return _counted(count, lengths)
+
+
+def _count_critic(
+    config: Config, *, accelerator: bool | None, response: int | None, lengths: Lengths | None
+) -> Counted:
+    first = as_first_update(config, holds_out=False)
+    accelerated, precision = _numerics(config, str(config.model), accelerator)
+    lengths = lengths or prompt_lengths(config)
+    most = config.rollout.max_new_tokens if response is None else response
+    rows = ppo_rows(first, lengths.prompts, most)
+    return _counted(CriticCount(config, _blueprints(first), rows, precision, accelerated, lengths.rows), lengths)
+
+
+def _counted(count: Count, lengths: Lengths) -> Counted:
+    """The figures at full depth, from shallow models if the layers are alike."""
+    alike = all(each.alike for each in count.blueprints.values())
     return Counted(count, extrapolated(count.figures, count.layers, SHALLOW if alike else None), lengths)
 
 
@@ -119,7 +141,7 @@ def _blueprints(config: Config) -> Mapping[str, Blueprint]:
         return read_blueprint(source, trust_remote_code=config.runtime.trust_remote_code)
 
     if config.model is None:
-        raise ConfigError("kedge plan ppo needs a model: pass --model, or set it in the configuration")
+        raise ConfigError("kedge plan needs a model: pass --model, or set it in the configuration")
     policy = read(config.model)
     rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
     models = {role: read(term.source) for role, term in rewards.items()}

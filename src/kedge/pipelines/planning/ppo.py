@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,24 +26,27 @@ from kedge.models.hollow import (
 from kedge.models.live_bytes import LiveBytes
 from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_pass, count_training, held_by
+from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.ppo.settings import value_bins_of
-from kedge.plan.ppo_memory import PpoWork
+from kedge.plan.machine import Phase, Speed
+from kedge.plan.ppo_memory import PpoWork, flops_of, ppo_phases
 from kedge.plan.workload import Rows, quantiles
 from kedge.ranks import ALONE
 from kedge.rollout import Sampler
 from kedge.runs.adapter import adapter_of
 
-__all__ = ["PpoCount", "hold_base", "named", "ppo_rows", "sizes_of"]
+__all__ = ["PpoCount", "hold_base", "named", "ppo_rows", "rollout_of", "sizes_of", "split_rows"]
 
 
 def ppo_rows(config: Config, prompts: tuple[int, ...], response: int) -> Rows:
     """The rows of an update whose prompts are like the given ones, all responses of one length."""
     each = config.rollout.num_responses
     lengths = tuple(length for length in quantiles(prompts, config.rollout.num_prompts) for _ in range(each))
-    return _split(lengths, (response,) * len(lengths), config.runtime.first_pass_tokens)
+    return split_rows(lengths, (response,) * len(lengths), config.runtime.first_pass_tokens)
 
 
-def _split(prompts: tuple[int, ...], responses: tuple[int, ...], budget: int | None) -> Rows:
+def split_rows(prompts: tuple[int, ...], responses: tuple[int, ...], budget: int | None) -> Rows:
+    """Rows of these lengths in passes of so many tokens."""
     lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     return Rows(prompts, responses, tuple(tuple(part.rows) for part in ALONE.plan(lengths, budget)))
 
@@ -64,6 +68,8 @@ class PpoCount:
     rows: Rows
     precision: Precision
     accelerator: bool = False
+
+    stage: ClassVar = "ppo"
 
     @property
     def layers(self) -> dict[str, int]:
@@ -99,7 +105,19 @@ class PpoCount:
         """The rows of one step: like those of the update."""
         count = self.rows.count // self.config.ppo.loop.num_minibatches
         prompts = quantiles(self.rows.prompts, count)
-        return _split(prompts, self.rows.responses[:count], self.config.runtime.first_pass_tokens)
+        return split_rows(prompts, self.rows.responses[:count], self.config.runtime.first_pass_tokens)
+
+    def phases(self, figures: Figures, speed: Speed | None) -> tuple[Phase, ...]:
+        """The phases of an update."""
+        return ppo_phases(figures, self.work, speed)
+
+    def num_units(self, lengths: Lengths) -> int | None:
+        """Updates of the run."""
+        return self.config.ppo.loop.num_updates
+
+    def sft_steps(self, figures: Figures) -> float | None:
+        """The cost of an update in steps of fine-tuning on the same tokens."""
+        return flops_of(figures, self.work) / (3 * figures["policy.forward flops"] * self.work.scored)
 
     def figures(self, layers: Mapping[str, int]) -> Figures:
         """The figures of models with so many blocks; see `kedge.plan.ppo_memory`."""
@@ -107,10 +125,16 @@ class PpoCount:
             return self._figures(hollow, layers)
 
     def _figures(self, hollow: HollowModels, layers: Mapping[str, int]) -> Figures:
-        config, blueprints = self.config, self.blueprints
+        actor_critic, figures = self.actor_critic(hollow, layers)
+        figures |= named("train", self._train(actor_critic))
+        actor_critic.zero_grad(set_to_none=True)
+        return figures | self.sampling(hollow, actor_critic, layers)
+
+    def actor_critic(self, hollow: HollowModels, layers: Mapping[str, int]) -> tuple[ActorCritic, Figures]:
+        """Policy and critic, and their sizes."""
+        config, blueprints, adapter = self.config, self.blueprints, adapter_of(self.config)
         critic_kind, bins = config.ppo.resolved_critic, value_bins_of(config)
-        built = {role: each.with_layers(layers[role]) for role, each in blueprints.items()}
-        adapter = adapter_of(config)
+        built = {role: blueprints[role].with_layers(layers[role]) for role in ("policy", "critic") if role in layers}
         policy = hollow.language(built["policy"], value_head=critic_kind == "shared", bins=bins, adapter=adapter)
         hold_base(config, policy, blueprints["policy"])
         critic = None
@@ -125,20 +149,24 @@ class PpoCount:
         figures = self._sizes("policy", policy)
         if critic is not None:
             figures |= self._sizes("critic", critic, only_own=self._shares("critic"))
-        figures |= named("train", self._train(actor_critic))
-        for model in (policy, *([] if critic is None else [critic])):
-            model.zero_grad(set_to_none=True)
-        figures |= self._rollout(policy)
-        figures |= self._old(actor_critic)
-        # Of the policy alone, in the unit of the cost: a step of fine-tuning is three of these.
-        rollout = _rollout_of(self.rows, self.rows.largest)
-        alone = count_pass([policy], partial(response_logprobs, policy, rollout, **self._numerics))
-        figures["policy.forward flops"] = alone["flops"]
+        return actor_critic, figures
+
+    def sampling(self, hollow: HollowModels, actor_critic: ActorCritic, layers: Mapping[str, int]) -> Figures:
+        """What comes before the epochs."""
+        blueprints, policy, adapter = self.blueprints, actor_critic.policy, adapter_of(self.config)
+        figures = self._rollout(policy) | self._old(actor_critic)
         figures |= self._reference(hollow, policy, blueprints["policy"], layers["policy"])
-        for role in (role for role in built if role.startswith("reward")):
+        # Of the policy alone, in the unit of the cost: a step of fine-tuning is three of these.
+        if policy.adapter is None and "reference pass.flops" in figures:
+            figures["policy.forward flops"] = figures["reference pass.flops"]
+        else:
+            rollout = rollout_of(self.rows, self.rows.largest)
+            alone = count_pass([policy], partial(response_logprobs, policy, rollout, **self._numerics))
+            figures["policy.forward flops"] = alone["flops"]
+        for role in (role for role in blueprints if role.startswith("reward")):
             own = adapter if blueprints[role].is_adapter else None
-            model = hollow.scalar(built[role], adapter=own)
-            hold_base(config, model, blueprints[role])
+            model = hollow.scalar(blueprints[role].with_layers(layers[role]), adapter=own)
+            hold_base(self.config, model, blueprints[role])
             sizes = self._sizes(role, model, only_own=self._shares(role))
             if self._shares(role) or own is not None:
                 model.requires_grad_(False)
@@ -150,7 +178,7 @@ class PpoCount:
 
     def _train(self, actor_critic: ActorCritic) -> Figures:
         rows = self.minibatch
-        rollout = _rollout_of(rows, rows.largest)
+        rollout = rollout_of(rows, rows.largest)
         entropy = bool(self.config.ppo.objective.entropy_coef) or "ppo.entropy_coef" in self.config.schedules
 
         def loss() -> Tensor:
@@ -209,7 +237,7 @@ class PpoCount:
         own_values = actor_critic.critic is None and not self._after_last["value_after_last"]
         if exact and (not actor_critic.has_critic or own_values):
             return {}
-        rollout = _rollout_of(self.rows, self.rows.largest)
+        rollout = rollout_of(self.rows, self.rows.largest)
         if exact and actor_critic.critic is not None:
             run = partial(actor_critic.values, rollout, precision=self.precision, **self._after_last)
             return named("old pass", count_pass([actor_critic], run))
@@ -226,7 +254,7 @@ class PpoCount:
             reference.requires_grad_(False)
         sizes = sizes_of("reference", reference)
         sizes |= {"reference.weights": 0.0 if policy.adapter is not None else self._held(reference)}
-        rollout = _rollout_of(self.rows, self.rows.largest)
+        rollout = rollout_of(self.rows, self.rows.largest)
         run = partial(response_logprobs, reference, rollout, **self._numerics)
         return sizes | named("reference pass", count_pass([reference], run))
 
@@ -269,7 +297,7 @@ class PpoCount:
         return {"value_after_last": self.config.ppo.advantages.score_at == "after_last"}
 
 
-def _rollout_of(rows: Rows, part: tuple[int, ...]) -> Rollout:
+def rollout_of(rows: Rows, part: tuple[int, ...]) -> Rollout:
     """Some rows as a rollout whose responses are all in use."""
     prompts, responses = ([each[row] for row in part] for each in (rows.prompts, rows.responses))
     prompt_mask = torch.arange(max(prompts)) >= max(prompts) - torch.tensor(prompts)[:, None]

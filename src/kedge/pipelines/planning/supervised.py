@@ -17,14 +17,15 @@ from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_training
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.ppo import hold_base, named, sizes_of
-from kedge.plan.supervised_memory import SupervisedWork
+from kedge.plan.machine import Phase, Speed
+from kedge.plan.supervised_memory import SupervisedWork, supervised_phases
 from kedge.plan.workload import Rows, quantiles
 from kedge.ranks import ALONE
 from kedge.runs.adapter import adapter_of
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.losses import CompletionLoss
 
-__all__ = ["SupervisedCount", "supervised_rows"]
+__all__ = ["Supervised", "SupervisedCount", "supervised_rows"]
 
 Supervised = Literal["sft", "reward"]
 
@@ -68,12 +69,20 @@ class SupervisedCount:
         passes = self.rows.tokens / self.rows.tokens_of(self.rows.largest)
         return SupervisedWork(self.role, passes, len(self.rows.parts) > 1, settings.optimization.optimizer)
 
-    def steps(self, examples: int | None) -> int | None:
+    def phases(self, figures: Figures, speed: Speed | None) -> tuple[Phase, ...]:
+        """The phases of a step."""
+        return supervised_phases(figures, self.work, speed)
+
+    def num_units(self, lengths: Lengths) -> int | None:
         """Optimizer steps of the run; None if the number of examples is not known."""
-        if examples is None:
+        if lengths.rows is None:
             return None
         settings = self.config.sft if self.stage == "sft" else self.config.reward_model
-        return count_steps(examples, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+        return count_steps(lengths.rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+
+    def sft_steps(self, figures: Figures) -> float | None:
+        """Not told: a step is one."""
+        return None
 
     def figures(self, layers: Mapping[str, int]) -> Figures:
         """The figures of a model with so many blocks."""
