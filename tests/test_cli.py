@@ -28,6 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     # Before a run it is planned, from the pipelines' own modules.
     before = types.ModuleType("kedge.pipelines.planning.before")
     setattr(before, "plan_before", lambda *_, **__: None)  # noqa: B010
+    setattr(before, "plan_chain_before", lambda *_, **__: {})  # noqa: B010
     monkeypatch.setitem(sys.modules, before.__name__, before)
     demo = types.ModuleType("kedge.pipelines.demo")
     setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010

@@ -57,6 +57,10 @@ def commands() -> list[tuple[str, ...]]:
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
+    # First of all, because these import parts of the stages.
+    monkeypatch.setattr("kedge.pipelines.planning.machine.plan_machine", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.pipelines.planning.before.plan_before", lambda *_, **__: None)
+    monkeypatch.setattr("kedge.pipelines.planning.before.plan_chain_before", lambda *_, **__: {})
     for stage in (*STAGES, "demo", "check_critic"):
         module = types.ModuleType(f"kedge.pipelines.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
@@ -72,7 +76,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.pipelines.planning.machine.plan_machine", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
     monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)

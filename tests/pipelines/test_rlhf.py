@@ -15,6 +15,7 @@ from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.pipelines.rlhf import main as rlhf
 from kedge.pipelines.rlhf import run_rlhf
+from kedge.plan.machine import MachinePlan, Part, Phase
 from tests.evaluation.speakers import run_kedge
 from tests.forking import forked_kedge
 from tests.tiny import save_tiny_policy
@@ -62,8 +63,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
     with_critic = ["rlhf.train_critic=true", "critic.num_responses=1", "critic.batch_size=4"]
-    result = run_rlhf(config_for(tmp_path, *with_critic), **ROWS)
+    stages = ("sft", "reward", "critic", "ppo")
+    planned = {name: MachinePlan(name, (Phase("train", (Part("policy", "weights", 2.0**30),)),)) for name in stages}
+    result = run_rlhf(config_for(tmp_path, *with_critic), **ROWS, planned=planned)
     run = tmp_path / "run"
+    for name in stages:
+        assert json.loads((run / name / "finished.json").read_text())["memory"]["planned_bytes"] == 2**30
     assert stage(run / "reward").reward_model.base == str(run / "sft" / "model")
     critic = stage(run / "critic")
     assert (critic.model, [term.source for term in critic.reward]) == (

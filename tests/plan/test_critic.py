@@ -12,12 +12,12 @@ from transformers import LlamaConfig
 from kedge.config import Config, load_config
 from kedge.models.live_bytes import LiveBytes
 from kedge.pipelines.critic import run_critic
-from kedge.pipelines.planning.machine import rlhf_stages
 from kedge.pipelines.planning.plan import count_stage, plan_of
 from kedge.pipelines.planning.shallow import save_shallow, text_of
+from kedge.pipelines.planning.stages import rlhf_stages
 from kedge.plan.critic_memory import CriticWork, critic_phases
 from kedge.plan.ppo_memory import PpoWork
-from tests.plan.test_machine import scores
+from tests.plan.test_machine import memory_of, scores
 
 
 def critic_config(tmp_path: Path, **settings: Any) -> Config:
@@ -46,7 +46,8 @@ def test_the_planned_peak_of_a_critics_training_is_that_of_a_run(tmp_path: Path,
     planned = plan_of(count_stage(config, "critic"))
     counter = LiveBytes()
     with counter:
-        run_critic(config, reward=scores)
+        run_critic(config, reward=scores, planned=planned)
+    assert memory_of(tmp_path / "out")["planned_bytes"] == round(planned.needed)
     assert planned.peak.bytes == pytest.approx(counter.peak, rel=0.05)
     assert planned.updates == 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from kedge.cli import main
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.planning.before import plan_before
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.machine import plan_machine
 from kedge.pipelines.planning.plan import count_ppo, count_stage, plan_of
@@ -27,11 +25,10 @@ from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
-from kedge.plan.devices import Device, find_device
+from kedge.plan.devices import find_device
 from kedge.plan.machine import MachinePlan, Part, Phase
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
 from kedge.plan.workload import quantiles
-from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
 
 GIB = 2**30
@@ -46,6 +43,11 @@ def ppo_config(tmp_path: Path, **settings: Any) -> Config:
     flags = {"model": str(tmp_path / "policy"), "out": str(tmp_path / "out")}
     fixed = {"runtime.device": "cpu", "runtime.precision": "fp32", "runtime.num_fixed_prompts": 0}
     return load_config(None, (), {**flags, **fixed, **settings}, None, stage="ppo")
+
+
+def memory_of(run: Path) -> dict[str, Any]:
+    """What a run was planned to hold, and held."""
+    return json.loads((run / "finished.json").read_text())["memory"]
 
 
 def test_live_bytes_of_a_product_by_hand() -> None:
@@ -194,7 +196,8 @@ def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, tmp
     planned = plan_of(count_stage(config, stage))
     counter = LiveBytes()
     with counter:
-        (run_sft if stage == "sft" else run_reward)(config)
+        (run_sft if stage == "sft" else run_reward)(config, planned=planned)
+    assert memory_of(tmp_path / "out")["planned_bytes"] == round(planned.needed)
     assert planned.peak.bytes == pytest.approx(counter.peak, rel=0.05)
     assert planned.updates == 2 * (config.sft if stage == "sft" else config.reward_model).num_epochs
 
@@ -215,59 +218,11 @@ def test_the_probe_of_shallow_models_is_what_a_deep_one_holds(tmp_path: Path) ->
     assert probed == pytest.approx(counter.peak, rel=0.03)
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The config.json of a model of 134 million parameters, without weights and without a tokenizer."""
-    folder = tmp_path_factory.mktemp("wide")
-    config = LlamaConfig(
-        vocab_size=8192, hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_hidden_layers=2
-    )
-    config.save_pretrained(folder)
-    return folder
-
-
-def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
-    device = Device("this machine's CPU", size * GIB, accelerator=False, is_this=True, bound="the control group")
-    monkeypatch.setattr("kedge.pipelines.planning.before.this_machine", lambda _: device)
-
-
-def test_a_run_that_cannot_fit_is_refused_before_it_loads(
-    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The folder has no weights, so loading would fail in another way: as it does with --anyway."""
-    limited(monkeypatch, 2)
-    command = ["kedge", "ppo", "--model", str(wide), "--prompts", "no-such.jsonl", "--reward", "no-such.py:score"]
-    command += ["--out", str(tmp_path / "out"), "runtime.device=cpu", "runtime.precision=fp32"]
-    errors = []
-    for anyway in ([], ["--anyway"]):
-        monkeypatch.setattr(sys, "argv", [*command, *anyway])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        errors.append(capsys.readouterr().err)
-    assert re.search(r"error: ppo needs [\d.]+ GiB of memory in \w+, at least [\d.]+ GiB, and this machine's CPU has "
-                     r"2.0 GiB \(the control group\); .*pass --anyway\n$", errors[0])  # fmt: skip
-    assert "pass --anyway" not in errors[1]
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, gradients and moments, 16 bytes for each of 168 million weights, are certain: 2.5 GiB."""
-    fields = ("runtime.device=cpu", "runtime.precision=fp32", "rollout.num_prompts=1")
-    config = load_config(None, fields, {"model": str(wide)}, None, stage="ppo")
-    limited(monkeypatch, 3.2)
-    assert plan_before(config, "ppo") is not None
-    limited(monkeypatch, 2.4)
-    with pytest.raises(ConfigError, match=r"at least [2-3]\.\d GiB"):
-        plan_before(config, "ppo")
-    assert plan_before(config, "ppo", anyway=True) is not None
-
-
 def test_a_run_ends_with_what_was_planned_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ppo_config(tmp_path, **{"ppo.num_updates": 1, "rollout.num_prompts": 2, "rollout.max_new_tokens": 4})
     plan = MachinePlan("ppo", (Phase("train", (Part("policy", "weights", 3.0 * GIB),)),))
     result = run_ppo(config, prompts=["The boat", "A sailor"], reward=scores, planned=plan)
-    memory = json.loads((result.folder / "finished.json").read_text())["memory"]
+    memory = memory_of(result.folder)
     assert memory["planned_bytes"] == 3 * GIB
     assert 2**27 < memory["measured_bytes"] < 2**36
     assert "peak memory: 3.0 GiB planned, " in capsys.readouterr().err
@@ -285,11 +240,3 @@ def test_data_that_cannot_be_read_is_said_and_not_replaced_by_assumptions(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "gone.jsonl" in line
-
-
-def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its size is that of its base; counting would take seconds."""
-    adapt(save_tiny_policy(tmp_path / "policy"), tmp_path / "adapter")
-    monkeypatch.setattr("kedge.pipelines.planning.before.count_ppo", lambda *_: pytest.fail("it was counted"))
-    config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path / "adapter")}, None, stage="ppo")
-    assert plan_before(config, "ppo") is None

@@ -52,6 +52,7 @@ def sft(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Fine-tune a language model on demonstrations."""
     flags = {
@@ -65,9 +66,11 @@ def sft(
     resolved = resolve("sft", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "sft", resume)
+    resumed = resume_from(resolved, "sft", resume, allow_changes)
+    from kedge.pipelines.planning.before import plan_before
     from kedge.pipelines.sft import run_sft
 
-    run_sft(resolved, resume=resume_from(resolved, "sft", resume, allow_changes))
+    run_sft(resolved, resume=resumed, planned=plan_before(resolved, "sft", anyway=anyway))
 
 
 @app.command(cls=Command)
@@ -85,6 +88,7 @@ def reward(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0."""
     flags = {
@@ -99,9 +103,11 @@ def reward(
     resolved = resolve("reward", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "reward", resume)
+    resumed = resume_from(resolved, "reward", resume, allow_changes)
+    from kedge.pipelines.planning.before import plan_before
     from kedge.pipelines.reward import run_reward
 
-    run_reward(resolved, resume=resume_from(resolved, "reward", resume, allow_changes))
+    run_reward(resolved, resume=resumed, planned=plan_before(resolved, "reward", anyway=anyway))
 
 
 @app.command(cls=Command)
@@ -119,6 +125,7 @@ def critic(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one."""
     flags = {
@@ -133,9 +140,11 @@ def critic(
     resolved = resolve("critic", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "critic", resume)
+    resumed = resume_from(resolved, "critic", resume, allow_changes)
     from kedge.pipelines.critic import run_critic
+    from kedge.pipelines.planning.before import plan_before
 
-    run_critic(resolved, resume=resume_from(resolved, "critic", resume, allow_changes))
+    run_critic(resolved, resume=resumed, planned=plan_before(resolved, "critic", anyway=anyway))
 
 
 @app.command(cls=Command)
@@ -194,6 +203,7 @@ def rlhf(
     resume: ResumeFrom = None,
     allow_changes: Changes = None,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.
 
@@ -213,9 +223,11 @@ def rlhf(
     resolved = resolve("rlhf", config, overrides, flags, preset, resume)
     if dry_run:
         return time_dry_run(resolved, "rlhf", resume)
+    resumed = resume_from(resolved, "rlhf", resume, allow_changes)
+    from kedge.pipelines.planning.before import plan_chain_before
     from kedge.pipelines.rlhf import run_rlhf
 
-    run_rlhf(resolved, resume=resume_from(resolved, "rlhf", resume, allow_changes))
+    run_rlhf(resolved, resume=resumed, planned=plan_chain_before(resolved, anyway=anyway))
 
 
 @app.command(cls=Command)

@@ -21,6 +21,8 @@ from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.output import write_summary
+from kedge.pipelines.planning.compared import compared
+from kedge.plan.machine import MachinePlan
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
@@ -67,6 +69,7 @@ def run_reward(
     demonstrations: Sequence[Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
+    planned: MachinePlan | None = None,
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 
@@ -78,6 +81,7 @@ def run_reward(
         demonstrations: Rows in place of `config.data.demonstrations`; the mean score on them becomes 0.
         resume: Resume the run in the output folder; start it if there is none.
         callback: Called after each optimizer step.
+        planned: What it should hold, to be compared with what it held.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -118,7 +122,7 @@ def run_reward(
             card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
             save_scalar_model(model, tokenizer, run.folder / "model", card=card, weights=weights)
         end_training(config, run, report.outcome)
-    end_stage(config, run, {**training["loop"].summary(), "summary": summary})
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
     return RewardResult(run.shared_folder, summary)
 
 

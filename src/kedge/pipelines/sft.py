@@ -28,6 +28,8 @@ from kedge.models import (
 )
 from kedge.models.matrices import inner_matrices
 from kedge.models.sharded import shard_model
+from kedge.pipelines.planning.compared import compared
+from kedge.plan.machine import MachinePlan
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.adapter import adapter_of, bases_of
 from kedge.runs.callbacks import Callback, Watcher
@@ -81,6 +83,7 @@ def run_sft(
     demonstrations: Sequence[Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
+    planned: MachinePlan | None = None,
 ) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
@@ -91,6 +94,7 @@ def run_sft(
         demonstrations: Rows in place of `config.data.demonstrations`.
         resume: Resume the run in the output folder; start it if there is none.
         callback: Called after each optimizer step.
+        planned: What it should hold, to be compared with what it held.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -123,9 +127,8 @@ def run_sft(
         if run.ranks.is_first:
             save(run.folder / "model", facts, weights, ended=True)
         end_training(config, run, outcome)
-    end_stage(
-        config, run, {**training["loop"].summary(), "num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
-    )
+    results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
+    end_stage(config, run, {**training["loop"].summary(), **results, **compared(planned, run.device)})
     return SftResult(run.shared_folder, outcome.num_steps, outcome.evaluation)
 
 

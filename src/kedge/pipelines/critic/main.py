@@ -24,6 +24,8 @@ from kedge.models import save_policy, save_scalar_model
 from kedge.output import write_summary
 from kedge.pipelines.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.pipelines.critic.sampling import Sampled, sample_returns
+from kedge.pipelines.planning.compared import compared
+from kedge.plan.machine import MachinePlan
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
@@ -70,6 +72,7 @@ def run_critic(
     reward: Rewards | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
+    planned: MachinePlan | None = None,
 ) -> CriticResult:
     """Train a critic on the returns of `config.model`'s responses to `config.data.prompts`, scored by `config.reward`.
 
@@ -82,6 +85,7 @@ def run_critic(
         reward: Functions or models in place of `config.reward`.
         resume: Resume the run in the output folder; start it if there is none.
         callback: Called after each optimizer step.
+        planned: What it should hold, to be compared with what it held.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before anything is sampled.
@@ -114,7 +118,7 @@ def run_critic(
             if run.ranks.is_first:
                 save(run.folder / "model", _facts(summary), weights, ended=True)
             end_training(config, run, outcome)
-    end_stage(config, run, {**training["loop"].summary(), "summary": summary})
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
     return CriticResult(run.shared_folder, summary)
 
 

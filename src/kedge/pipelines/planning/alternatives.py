@@ -8,7 +8,7 @@ from typing import Any
 from kedge.config import Config
 from kedge.models.hollow import Blueprint
 
-__all__ = ["alternatives_of"]
+__all__ = ["LEAST_TOKENS", "SAMPLING", "alternatives_of"]
 
 LEAST_TOKENS = 512
 SAMPLING = ("critic", "ppo")

@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from kedge.config import Config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.invocation import num_ranks
 from kedge.logs.progress import say
-from kedge.models.pretrained import base_source
+from kedge.pipelines.planning.alternatives import LEAST_TOKENS, SAMPLING
 from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.plan import Counted, count_ppo, plan_of
+from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
+from kedge.pipelines.planning.small import is_small
+from kedge.pipelines.planning.stages import rlhf_stages
 from kedge.pipelines.planning.this_machine import this_machine
 from kedge.plan.devices import Device
 from kedge.plan.machine import MachinePlan
 from kedge.plan.machine_report import format_bytes, peak_line
-from kedge.plan.shape import read_shape
 
-__all__ = ["plan_before"]
+__all__ = ["plan_before", "plan_chain_before"]
 
-LEAST = 2**28
-"""Bytes below which a run is not planned: nobody asks whether it fits."""
 LOWEST = 0.85
 """The closed form's largest error, as a factor; the largest that was measured is smaller: docs/memory.md."""
 SHORT = 8
-"""Tokens of a prompt, where none could be read."""
-REMEDIES = (
-    {"runtime.activation_checkpointing": True},
-    {"adapter.kind": "lora", "runtime.activation_checkpointing": True},
-)
-"""What a refusal tries, in this order; kedge plan has more."""
+"""Tokens of a prompt or an answer, where none could be read."""
 
 
 def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachinePlan | None:
-    """Say the peak of a PPO run, and refuse it if it cannot fit, before anything is loaded.
+    """Say the peak of a run, and refuse it if it cannot fit, before anything is loaded.
 
     Only what is certain counts against a run: weights, gradients and moments that are trained, and the peak if every
     response had two tokens, less the largest error.
 
     Args:
         config: The resolved configuration.
-        stage: Its stage.
+        stage: sft, reward, critic or ppo.
         anyway: Start it in any case.
 
     Returns:
@@ -50,17 +44,39 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachineP
     Raises:
         ConfigError: It cannot fit.
     """
-    if num_ranks() > 1 or _is_small(config):
+    return _plan(config, stage, "", anyway=anyway)
+
+
+def plan_chain_before(config: Config, *, anyway: bool = False) -> dict[str, MachinePlan]:
+    """The same for each stage of `kedge rlhf`, before the first one begins; without those that have no plan.
+
+    Args:
+        config: The resolved configuration of the chain.
+        anyway: Start it in any case.
+
+    Raises:
+        ConfigError: A stage cannot fit.
+    """
+    try:
+        stages = list(rlhf_stages(config))
+    except KedgeError:  # the chain itself says what is wrong
+        return {}
+    plans = {name: _plan(each, name, f"{name}: ", anyway=anyway) for name, each in stages}
+    return {name: plan for name, plan in plans.items() if plan is not None}
+
+
+def _plan(config: Config, stage: str, label: str, *, anyway: bool) -> MachinePlan | None:
+    if num_ranks() > 1 or is_small(config, stage):
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers; loading shows them
-            device, counted = this_machine(config.runtime.device), count_ppo(config)
+            device, counted = this_machine(config.runtime.device), count_stage(config, stage)
             plan = plan_of(counted, on_cpu=not device.accelerator)
-            say(peak_line(plan, device))
+            say(f"{label}{peak_line(plan, device)}")
             if device.memory is None or plan.needed <= device.memory or anyway:
                 return plan
-            least = _least(config, counted, device)
+            least = _least(config, stage, counted)
             if least > device.memory:
                 raise ConfigError(_refusal(config, stage, counted, plan, device, least))
             return plan
@@ -70,27 +86,12 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachineP
         return None
 
 
-def _is_small(config: Config) -> bool:
-    """Whether a generous bound is far below any machine's memory; reads a local config.json alone."""
-    try:
-        shape = read_shape(Path(base_source(str(config.model))))  # of an adapter, its base
-    except KedgeError:
-        return False
-    rows = config.rollout.num_prompts * config.rollout.num_responses
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    tokens = min(config.runtime.first_pass_tokens or rows * longest, rows * longest)
-    models = 3 + len(config.reward)
-    states = 400 * shape.layers * shape.hidden * tokens
-    logits = 40 * min(2**24, tokens * shape.vocabulary)
-    return 16 * models * shape.parameters + states + logits + rows * longest * 2 * shape.key_value_bytes < LEAST
-
-
-def _least(config: Config, counted: Counted, device: Device) -> float:
+def _least(config: Config, stage: str, counted: Counted) -> float:
     """Bytes that the run needs in any case."""
     trained = sum(size for name, size in counted.figures.items() if name.endswith(".trained"))
     state = sum(part.bytes for part in plan_of(counted).phases[-1].parts if part.kind == "optimizer")
-    lengths = Lengths((SHORT,)) if counted.lengths.assumed else counted.lengths
-    shortest = count_ppo(config, response=2, lengths=lengths)
+    lengths = Lengths((SHORT,), (SHORT,)) if counted.lengths.assumed else counted.lengths
+    shortest = count_stage(config, stage, response=2, lengths=lengths)
     return max(2 * trained + state, LOWEST * plan_of(shortest).peak.bytes)
 
 
@@ -98,9 +99,9 @@ def _refusal(config: Config, stage: str, counted: Counted, plan: MachinePlan, de
     assert device.memory is not None
     needs = f"{stage} needs {format_bytes(plan.needed)} of memory in {plan.peak.name}, at least {format_bytes(least)}"
     there = f"{device.name} has {format_bytes(device.memory)} ({device.bound})"
-    for changes in REMEDIES:
+    for changes in _remedies(stage):
         try:
-            other = count_ppo(with_values(config, changes), lengths=counted.lengths)
+            other = count_stage(with_values(config, changes), stage, lengths=counted.lengths)
         except KedgeError:  # the change does not go with the other settings
             continue
         needed = plan_of(other, on_cpu=not device.accelerator).needed
@@ -108,3 +109,13 @@ def _refusal(config: Config, stage: str, counted: Counted, plan: MachinePlan, de
             settings = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
             return f"{needs}, and {there}; set {settings} ({format_bytes(needed)}), or pass --anyway"
     return f"{needs}, and {there}; take a smaller model (kedge plan), or pass --anyway"
+
+
+def _remedies(stage: str) -> Iterator[Mapping[str, object]]:
+    """What a refusal tries, in this order; kedge plan has more."""
+    if stage in SAMPLING:
+        smaller: Mapping[str, object] = {"runtime.activation_checkpointing": True}
+    else:
+        smaller = {"runtime.micro_batch_tokens": LEAST_TOKENS}
+    yield smaller
+    yield {"adapter.kind": "lora", **smaller}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from kedge.pipelines.planning.alternatives import alternatives_of
 from kedge.pipelines.planning.critic import CriticCount
 from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
+from kedge.pipelines.planning.stages import rlhf_stages
 from kedge.pipelines.planning.supervised import SupervisedCount
 from kedge.pipelines.planning.this_machine import measured_speed, this_machine
 from kedge.plan.devices import Device, find_device
@@ -22,7 +23,7 @@ from kedge.plan.machine import MachinePlan, Speed
 from kedge.plan.machine_report import Alternative, format_bytes, machine_report
 from kedge.training.runtime import resolve_device, set_threads
 
-__all__ = ["plan_machine", "rlhf_stages"]
+__all__ = ["plan_machine"]
 
 PROBED = ("rollout", "reward", "experience", "train")
 
@@ -80,18 +81,6 @@ def _planned(config: Config, stage: str, device_name: str | None, price_per_hour
         if other.peak.bytes < 0.99 * plan.peak.bytes:
             others.append(Alternative(settings, other))
     return machine_report(plan, device, heads, others, price_per_hour=price_per_hour)
-
-
-def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
-    """The stages of a round with their configurations; each model has the shape of the one that it starts from."""
-    scored = config if config.reward else with_values(config, {"reward": [config.reward_model.base or config.model]})
-    yield "sft", config
-    yield "reward", config
-    if config.rlhf.train_critic:
-        yield "critic", scored
-        trained = {"ppo.critic": config.critic.kind, "ppo.critic_init": config.critic.base}
-        scored = with_values(scored, trained)
-    yield "ppo", scored
 
 
 def _changed(

@@ -9,7 +9,7 @@ Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from kedge.pipelines.rlhf.labeling import label_round
 from kedge.pipelines.rlhf.result import RlhfResult, Round, print_rounds, summarize
 from kedge.pipelines.rlhf.setup import check_inputs, scored_config, stage_config, with_critic, with_trained
 from kedge.pipelines.sft import run_sft
+from kedge.plan.machine import MachinePlan
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback
 from kedge.runs.ending import chain_report, resumable, say_next
@@ -45,6 +46,7 @@ def run_rlhf(
     labeller: RewardSpec | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
+    planned: Mapping[str, MachinePlan] | None = None,
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
 
@@ -64,6 +66,7 @@ def run_rlhf(
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
         callback: Called after each update of each stage.
+        planned: What each stage should hold, by its name, to be compared with what the process held until its end.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
@@ -92,7 +95,8 @@ def run_rlhf(
             config = with_values(config, {"data.comparisons": str(path)})
 
         then: Any = {"resume": resume, "callback": callback}
-        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, **then)
+        plans: Mapping[str, MachinePlan] = planned or {}
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, planned=plans.get("sft"), **then)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
 
         policy, rounds = sft.model, list[Round]()
@@ -100,15 +104,16 @@ def run_rlhf(
             suffix = "" if number == 1 else f"-{number}"
             if number > 1:
                 config = label_round(config, run, inputs, policy, number)
-            trained = run_reward(stage_config(config, run, f"reward{suffix}"), demonstrations=demonstrations, **then)
+            for_reward = stage_config(config, run, f"reward{suffix}")
+            trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
             start = sft.model if config.rlhf.restart_policy else policy
             scored = partial(scored_config, config, run, model=start, reward=trained.model)
             given: Any = {"prompts": prompts, "reward": None if reward is None else with_trained(trained.model, reward)}
             critic, for_ppo = None, scored(f"ppo{suffix}")
             if config.rlhf.train_critic:
-                critic = run_critic(scored(f"critic{suffix}"), **given, **then)
+                critic = run_critic(scored(f"critic{suffix}"), planned=plans.get("critic"), **given, **then)
                 for_ppo = with_critic(for_ppo, critic.model)
-            ppo = run_ppo(for_ppo, **given, **then)
+            ppo = run_ppo(for_ppo, planned=plans.get("ppo"), **given, **then)
             rounds.append(Round(trained, ppo, critic))
             policy = ppo.model
 

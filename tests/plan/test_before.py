@@ -1,0 +1,113 @@
+"""What a stage says of its memory before it starts, and when it refuses to."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from kedge.cli import main
+from kedge.config import load_config
+from kedge.errors import ConfigError
+from kedge.pipelines.planning.before import plan_before, plan_chain_before
+from kedge.pipelines.planning.small import is_small
+from kedge.plan.devices import Device
+from tests.models.test_adapters import adapt
+from tests.tiny import save_tiny_policy
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config.json of a model of 134 million parameters, without weights and without a tokenizer."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_hidden_layers=2
+    )
+    config.save_pretrained(folder)
+    return folder
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    device = Device("this machine's CPU", size * GIB, accelerator=False, is_this=True, bound="the control group")
+    monkeypatch.setattr("kedge.pipelines.planning.before.this_machine", lambda _: device)
+
+
+@pytest.mark.parametrize(
+    ("stage", "data"),
+    [
+        ("ppo", ["--prompts", "no-such.jsonl", "--reward", "no-such.py:score"]),
+        ("rlhf", ["--demonstrations", "none.jsonl", "--comparisons", "none.jsonl", "--prompts", "none.jsonl"]),
+    ],
+)
+def test_a_run_that_cannot_fit_is_refused_before_it_loads(
+    stage: str,
+    data: list[str],
+    wide: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The folder has no weights, so loading would fail in another way: as it does with --anyway."""
+    limited(monkeypatch, 2)
+    command = ["kedge", stage, "--model", str(wide), *data]
+    command += ["--out", str(tmp_path / "out"), "runtime.device=cpu", "runtime.precision=fp32"]
+    errors = []
+    for anyway in ([], ["--anyway"]):
+        monkeypatch.setattr(sys, "argv", [*command, *anyway])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        errors.append(capsys.readouterr().err)
+    assert re.search(r"error: (ppo|sft) needs [\d.]+ GiB of memory in \w+, at least [\d.]+ GiB, and this machine's "
+                     r"CPU has 2.0 GiB \(the control group\); .*pass --anyway\n$", errors[0])  # fmt: skip
+    assert "pass --anyway" not in errors[1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_is_planned_before_its_first_stage(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kedge.pipelines.planning.before.is_small", lambda _, stage: stage == "reward")
+    fields = ("runtime.device=cpu", "runtime.precision=fp32", "rlhf.train_critic=true", "critic.kind=shared")
+    config = load_config(None, fields, {"model": str(wide)}, None, stage="rlhf")
+    limited(monkeypatch, 1000)
+    assert list(plan_chain_before(config)) == ["sft", "critic", "ppo"]
+    lines = [line.split(": ")[:2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [[stage, "peak memory"] for stage in ("sft", "critic", "ppo")]
+
+
+def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and moments, 16 bytes for each of 168 million weights, are certain: 2.5 GiB."""
+    fields = ("runtime.device=cpu", "runtime.precision=fp32", "rollout.num_prompts=1")
+    config = load_config(None, fields, {"model": str(wide)}, None, stage="ppo")
+    limited(monkeypatch, 3.2)
+    assert plan_before(config, "ppo") is not None
+    limited(monkeypatch, 2.4)
+    with pytest.raises(ConfigError, match=r"at least [2-3]\.\d GiB"):
+        plan_before(config, "ppo")
+    assert plan_before(config, "ppo", anyway=True) is not None
+
+
+def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is that of its base; counting would take seconds."""
+    adapt(save_tiny_policy(tmp_path / "policy"), tmp_path / "adapter")
+    monkeypatch.setattr("kedge.pipelines.planning.before.count_stage", lambda *_: pytest.fail("it was counted"))
+    config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path / "adapter")}, None, stage="ppo")
+    assert plan_before(config, "ppo") is None
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_a_small_model_on_short_lines_is_not_planned(stage: str, tmp_path: Path) -> None:
+    """Lines of unknown length may fill a pass."""
+    (rows := tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    field = "data.demonstrations" if stage == "sft" else "data.comparisons"
+    size = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    LlamaConfig(**size, num_hidden_layers=2).save_pretrained(tmp_path / "model")
+    flags = {"model": str(tmp_path / "model"), "runtime.device": "cpu"}
+    for data, small in ((str(rows), True), (str(tmp_path / "gone.jsonl"), False)):
+        assert is_small(load_config(None, (), {**flags, field: [data]}, None, stage=stage), stage) is small
