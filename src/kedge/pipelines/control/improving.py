@@ -103,5 +103,5 @@ def objective_of(config: Config, parts: Parts, *, remaining: float = 1.0) -> Obj
         value_clip_range=use.value_clip_range,
         value_coef=use.value_coef,
         entropy_coef=parts.coefficients.entropy_coef if is_ppo else 0.0,
-        whitens_minibatches=use.whiten_advantages == "minibatch" and is_ppo,
+        whitens_minibatches=use.whiten_advantages == "minibatch",
     )

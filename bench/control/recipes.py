@@ -1,0 +1,83 @@
+"""Settings that mean the same in every system, and what they are called in kedge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["QUIET", "RECIPES", "Recipe", "kedge_settings"]
+
+QUIET: Final[Mapping[str, Any]] = {
+    "runtime.num_threads": 1,
+    "runtime.report": False,
+    "runtime.plots": False,
+    "checkpoint.every_minutes": None,
+    "checkpoint.keep_best": "none",
+}
+"""Of kedge's runs: one thread, and no files that the benchmark does not read."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """PPO on an environment, with two networks of two layers of 64 units.
+
+    Attributes:
+        env: Gymnasium's id.
+        num_envs: Copies of the environment.
+        num_steps: Steps of each per update.
+        num_epochs: Passes over them.
+        num_minibatches: Optimizer steps per pass.
+        learning_rate: Adam's, which falls to 0 over the run.
+        gamma: γ.
+        gae_lambda: λ.
+        clip_range: ε.
+        entropy_coef: Weight of the entropy bonus.
+        max_grad_norm: Bound of the gradient's norm.
+        normalizes: Whether observations and rewards are normalized by running statistics.
+    """
+
+    env: str
+    num_envs: int = 1
+    num_steps: int = 2048
+    num_epochs: int = 10
+    num_minibatches: int = 32
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_range: float = 0.2
+    entropy_coef: float = 0.0
+    max_grad_norm: float = 0.5
+    normalizes: bool = True
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of an update."""
+        return self.num_envs * self.num_steps
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "HalfCheetah-v5": Recipe("HalfCheetah-v5"),
+    "Hopper-v5": Recipe("Hopper-v5"),
+    "CartPole-v1": Recipe(
+        "CartPole-v1",
+        num_envs=8,
+        num_steps=64,
+        num_minibatches=2,
+        learning_rate=2e-3,
+        gamma=0.98,
+        gae_lambda=0.9,
+        normalizes=False,
+    ),
+}
+
+
+def kedge_settings(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as kedge's settings."""
+    fields = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda")
+    more = ("clip_range", "entropy_coef", "max_grad_norm")
+    return {
+        **{f"control.{name}": getattr(recipe, name) for name in fields + more},
+        "control.normalize_observations": recipe.normalizes,
+        "control.reward_scaling": "std" if recipe.normalizes else "none",
+    }

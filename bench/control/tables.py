@@ -1,0 +1,79 @@
+"""The tables of the benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from bench.control.jobs import Outcome
+from kedge.algorithm.statistics import bootstrap_interval
+
+__all__ = ["learning_table", "machine_line", "markdown", "speed_table"]
+
+NAMES = {"kedge": "kedge", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL", "alone": "environment alone"}
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(each) + " |" for each in lines) + "\n"
+
+
+def speed_table(outcomes: Iterable[Outcome]) -> str:
+    """Environment steps per CPU second: the median over the rounds, with the lowest and highest."""
+    found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for each in outcomes:
+        if each.kind == "speed":
+            found[each.env, each.system, each.name].append(each.speed(first_steps=0.25 * each.total_steps))
+    rows: list[list[str]] = []
+    for (env, system, name), speeds in found.items():
+        others = {peer: found.get((env, peer, "")) for peer in ("sb3", "cleanrl", "alone")}
+        times = [f"{median(speeds) / median(each):.2f}" if each else "–" for each in others.values()]
+        label = f"{NAMES[system]}{f', {name}' if name else ''}"
+        spread = f"{median(speeds):,.0f} ({min(speeds):,.0f}–{max(speeds):,.0f})"
+        rows.append([env, label, spread, *times, str(len(speeds))])
+    head = ("environment", "system", "steps per CPU second", "× SB3", "× CleanRL", "of the environment", "rounds")
+    return markdown(head, rows)
+
+
+def learning_table(outcomes: Iterable[Outcome], *, levels: dict[str, float]) -> str:
+    """Returns at the end of the budget, or the steps to a return where runs end at one.
+
+    Args:
+        outcomes: All runs.
+        levels: The return to be reached, by environment.
+    """
+    groups: defaultdict[tuple[str, str, str, int], list[Outcome]] = defaultdict(list)
+    for each in outcomes:
+        if each.kind == "learn":
+            groups[each.env, each.system, each.name, each.total_steps].append(each)
+    rows: list[list[str]] = []
+    for (env, system, name, steps), runs in groups.items():
+        level = levels[env]
+        firsts = [each.reached(level) for each in runs]
+        reached = [each for each in firsts if each is not None]
+        finals = [each.final_return for each in runs if each.final_return is not None]
+        rows.append(
+            [
+                env,
+                f"{NAMES[system]}{f', {name}' if name else ''}",
+                f"{steps:,}",
+                f"{len(reached)} of {len(runs)}",
+                f"{median(each[0] for each in reached):,.0f}" if reached else "–",
+                f"{median(each[1] for each in reached):.1f}" if reached else "–",
+                f"{bootstrap_interval(finals)}" if finals else "–",
+                f"{median(each.cpu_seconds for each in runs):.1f}",
+            ]
+        )
+    head = (
+        "environment", "system", "steps at most", "runs that reached the return", "steps to it (median)",
+        "CPU s to it (median)", "return at the end", "CPU s (median)",
+    )  # fmt: skip
+    return markdown(head, rows)
+
+
+def machine_line(outcomes: Iterable[Outcome]) -> str:
+    """The load average under which runs were made: CPU seconds of a busy machine are longer than of an idle one."""
+    loads = [load for each in outcomes for load in each.load]
+    return f"load average during the runs: median {median(loads):.1f}, {min(loads):.1f} to {max(loads):.1f}"
