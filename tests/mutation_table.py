@@ -456,15 +456,15 @@ MUTATIONS = (
     Mutation(
         "padding-bootstrapped",
         "algorithm/gae.py",
-        "next_values = torch.where(counts, value, next_values)",
-        "next_values = value",
+        "following = torch.where(mask[..., 1:], places, length)",
+        "following = torch.where(mask[..., 1:] | True, places, length)",
         f"{ADVANTAGES}::test_with_an_outcome_reward_the_last_advantage_is_reward_minus_value",
     ),
     Mutation(
         "lambda-forgotten",
         "algorithm/gae.py",
-        "residual + gamma * gae_lambda * carried",
-        "residual + gamma * carried",
+        "else gamma * gae_lambda",
+        "else gamma",
         f"{ADVANTAGES}::test_a_hand_computed_episode",
     ),
     Mutation(

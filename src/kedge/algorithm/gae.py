@@ -67,18 +67,30 @@ def generalized_advantages(
         check_share(smallest_gae_lambda=float(gae_lambda.min()), largest_gae_lambda=float(gae_lambda.max()))
     else:
         check_share(gae_lambda=gae_lambda)
-    next_values = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
-    carried = torch.zeros_like(next_values)
+    after_row = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
+    residuals = rewards + gamma * _next_values(values, mask, after_row) - values
+    decay = gamma * gae_lambda.unsqueeze(-1) if isinstance(gae_lambda, Tensor) else gamma * gae_lambda
+    # A masked step passes on what comes behind it, 0 + 1·A, so that the loop over time has two operations.
+    residuals = torch.where(mask, residuals, 0.0)
+    decays = torch.where(mask, decay, torch.ones_like(residuals))
+    carried = torch.zeros_like(after_row)
     columns: list[Tensor] = []
-    for reward, value, counts in zip(
-        reversed(rewards.unbind(-1)), reversed(values.unbind(-1)), reversed(mask.unbind(-1)), strict=True
-    ):
-        residual = reward + gamma * next_values - value
-        carried = torch.where(counts, residual + gamma * gae_lambda * carried, carried)
-        next_values = torch.where(counts, value, next_values)
+    for residual, factor in zip(reversed(residuals.unbind(-1)), reversed(decays.unbind(-1)), strict=True):
+        carried = residual + factor * carried
         columns.append(carried)
     advantages = keep_counted(torch.stack(columns[::-1], dim=-1), mask)
     return Advantages(advantages=advantages, returns=keep_counted(advantages + values, mask))
+
+
+def _next_values(
+    values: Float[Tensor, "*batch time"], mask: Bool[Tensor, "*batch time"], after_row: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch time"]:
+    """V of the next counted step; behind the last one, `after_row`."""
+    length = mask.shape[-1]
+    places = torch.arange(1, length, device=mask.device).expand(mask[..., 1:].shape)
+    following = torch.where(mask[..., 1:], places, length).flip(-1).cummin(-1).values.flip(-1)
+    last = torch.full_like(mask[..., :1], length, dtype=torch.long)
+    return torch.cat([values, after_row.unsqueeze(-1)], -1).gather(-1, torch.cat([following, last], -1))
 
 
 @dataclass(frozen=True)
