@@ -56,7 +56,12 @@ def test_a_run_leaves_a_policy_that_acts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "changes"), [("CartPole-v1", {}), ("Pendulum-v1", {"policy_loss": "kl_penalty_adaptive"})]
+    ("env", "changes"),
+    [
+        ("CartPole-v1", {}),
+        ("Pendulum-v1", {"policy_loss": "kl_penalty_adaptive"}),
+        ("Pendulum-v1", {"memory_size": 8, "critic": "shared", "sequence_length": 8}),
+    ],
 )
 def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path, env: str, changes: dict[str, Any]) -> None:
     whole = play(tmp_path / "whole", env, **changes)
@@ -140,6 +145,7 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
         (["--env", "CartPole-v1", "--preset", "trpo", "critic=shared"], "critic=separate"),
         (["--env", "CartPole-v1", "action_bounds=wrap"], "action_bounds"),
         (["--env", "CartPole-v1", "env_options={gravity_of_mars: 3}"], "gravity_of_mars"),
+        (["--env", "CartPole-v1", "memory_size=8"], "critic=shared"),
         (["--env", "nowhere.py:make"], "nowhere.py"),
         (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
         (["--env", f"{__file__}:Blind", "video=true"], "cannot be drawn"),

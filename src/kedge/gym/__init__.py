@@ -10,6 +10,7 @@ from kedge.gym.evaluate import Recording, play_episodes, record_episode, save_an
 from kedge.gym.experience import ControlExperience, experience_of
 from kedge.gym.learner import ControlLearner
 from kedge.gym.making import AtariFrames, EnvironmentSpec, make_environment, make_environments
+from kedge.gym.memory import Memory
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.gym.rollout import Steps, collect_steps
@@ -28,6 +29,7 @@ __all__ = [
     "Environments",
     "Episode",
     "Episodes",
+    "Memory",
     "Normalization",
     "Recording",
     "Spaces",

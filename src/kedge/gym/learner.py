@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
@@ -38,7 +38,7 @@ class ControlLearner:
 
     def micro_batches(self, batch: ControlExperience) -> Iterator[tuple[Int[Tensor, " rows"], ControlExperience]]:
         """See `Learner`."""
-        if not self.ranks.are_several and (self.micro_batch is None or batch.num_rows <= self.micro_batch):
+        if not self.ranks.are_several and (self.micro_batch is None or batch.action_mask.numel() <= self.micro_batch):
             yield torch.arange(batch.num_rows), batch
             return
         for part in self.ranks.plan(batch.row_lengths, self.micro_batch):
@@ -47,14 +47,20 @@ class ControlLearner:
 
     def evaluate(self, batch: ControlExperience) -> PolicyOutputs:
         """See `Learner`; the KL from the old distribution is exact."""
-        distribution, values = self.policy(batch.observations)
+        distribution, values = self.policy(batch.observations, batch.memory)
         return PolicyOutputs(
-            logprobs=distribution.log_prob(batch.actions).unsqueeze(-1),
-            entropy=distribution.entropy().unsqueeze(-1),
-            values=values.unsqueeze(-1),
-            kl=distribution.kl(batch.parameters).unsqueeze(-1),
+            logprobs=_table(distribution.log_prob(batch.actions.flatten(0, -2)), batch),
+            entropy=_table(distribution.entropy(), batch),
+            values=_table(values, batch),
+            kl=_table(distribution.kl(batch.parameters.flatten(0, -2)), batch),
         )
 
     def evaluate_critic(self, batch: ControlExperience) -> CriticOutputs:
         """See `Learner`."""
-        return CriticOutputs(values=self.policy.values(batch.observations, alone=True).unsqueeze(-1))
+        return CriticOutputs(values=_table(self.policy.values(batch.observations, batch.memory, alone=True), batch))
+
+
+def _table(numbers: Float[Tensor, " n"], batch: ControlExperience) -> Float[Tensor, "rows time"]:
+    """A number of each step as rows; 0 on padding, which only sequences have."""
+    table = numbers.view(batch.action_mask.shape)
+    return table if batch.memory is None else torch.where(batch.action_mask, table, 0.0)

@@ -65,17 +65,17 @@ def _dense(inputs: Tensor, layers: Layers, activation: Callable[[Tensor], Tensor
 
 
 class NatureLayers(nn.Module):
-    """The convolutions for images of Mnih et al. 2015, and a layer of 512 features.
+    """The convolutions for images of Mnih et al. 2015, and dense layers behind them, of 512 units there.
 
     Args:
         spaces: Of the environment; its observations are images of bytes.
+        sizes: Units of the dense layers.
+        activation: Of the dense layers; the convolutions have ReLU.
 
-    Source: Mnih et al. 2015, methods; spec of the initialization as in baselines.
+    Source: Mnih et al. 2015, methods.
     """
 
-    num_features = 512
-
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, spaces: Spaces, sizes: Sequence[int], activation: Activation) -> None:
         super().__init__()
         self.layout = spaces.image_layout
         plan = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -84,10 +84,10 @@ class NatureLayers(nn.Module):
         for size, kernel, stride in plan:
             layers += [_orthogonal(nn.Conv2d(channels, size, kernel, stride), HIDDEN_GAIN), nn.ReLU()]
             channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        layers += [nn.Flatten(), _linear(channels * height * width, self.num_features, HIDDEN_GAIN), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
+        dense = DenseLayers(channels * height * width, sizes, activation)
+        self.layers, self.num_features = nn.Sequential(*layers, nn.Flatten(), dense), dense.num_features
 
-    def forward(self, images: Tensor) -> Float[Tensor, "n 512"]:
+    def forward(self, images: Tensor) -> Float[Tensor, "n features"]:
         """The features of images of bytes [n, …] in the environment's layout."""
         if self.layout == "hwc":
             images = images.permute(0, 3, 1, 2)
@@ -117,16 +117,19 @@ class ControlActorCritic(nn.Module):
 
     Args:
         spaces: Of the environment.
-        hidden_sizes: Widths of the layers; after the convolutions there are none.
+        hidden_sizes: Units of the layers; for images, of those behind the convolutions.
         activation: Of these layers.
         share_trunk: Policy and critic share all layers but the last; else each has its own.
         initial_log_std: log σ of every number of an action, at first. It does not depend on the state.
         action_bounds: See `ActionHead`.
         network: Makes the layers in place of `hidden_sizes`.
+        memory_size: Units of an LSTM behind the layers, for tasks whose observations do not show the whole state; the
+            trunk has to be shared. None for no memory.
         seed: Of the weights.
 
     Raises:
-        ConfigError: `network` does not make a module with features [n, f], or squashing needs bounds.
+        ConfigError: `network` does not make a module with features [n, f], squashing needs bounds, or a memory needs a
+            shared trunk.
 
     Source: the 37 details of Huang et al. 2022: orthogonal weights, gain √2 inside, 0.01 and 1 for the outputs.
     """
@@ -141,6 +144,7 @@ class ControlActorCritic(nn.Module):
         initial_log_std: float = 0.0,
         action_bounds: ActionBounds = "clip",
         network: FeatureNetwork | None = None,
+        memory_size: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -150,14 +154,17 @@ class ControlActorCritic(nn.Module):
             "activation": activation,
             "share_trunk": share_trunk,
             "action_bounds": action_bounds,
+            "memory_size": memory_size,
         }
+        if memory_size and not share_trunk:
+            raise ConfigError("a policy with a memory needs a critic that shares its layers")
         self.head = ActionHead(spaces, action_bounds)
 
         def trunk() -> nn.Module:
             if network is not None:
                 return network(spaces)
             if spaces.is_image:
-                return NatureLayers(spaces)
+                return NatureLayers(spaces, hidden_sizes, activation)
             return DenseLayers(spaces.observation_size, hidden_sizes, activation)
 
         # The global generator, which layers are initialized from, is left as it was.
@@ -166,6 +173,8 @@ class ControlActorCritic(nn.Module):
             self.policy_trunk = trunk()
             self.value_trunk = None if share_trunk else trunk()
             num_features = _num_features(self.policy_trunk, spaces)
+            self.memory = _lstm(num_features, memory_size) if memory_size else None
+            num_features = memory_size or num_features
             self.policy_output = _linear(num_features, spaces.num_outputs, POLICY_GAIN)
             self.value_output = _linear(num_features, 1, VALUE_GAIN)
         numbers = torch.full((spaces.num_outputs,), initial_log_std)
@@ -191,27 +200,60 @@ class ControlActorCritic(nn.Module):
         own = {id(each) for each in self.critic_parameters()}
         return [each for each in self.parameters() if id(each) not in own]
 
-    def distribution(self, observations: Tensor) -> Distribution:
-        """The distribution of actions in each of n states."""
-        return self.head.distribution(self.policy_output(self.policy_trunk(observations)), self.log_std)
+    def blank_memory(self, num_envs: int) -> Float[Tensor, "envs 2 units"]:
+        """The memory at the beginning of an episode, zeros: the LSTM's output and its cell. Empty without an LSTM."""
+        return torch.zeros(num_envs, 2, self.memory.hidden_size if self.memory else 0, device=self.device)
 
-    def values(self, observations: Tensor, *, alone: bool = False) -> Float[Tensor, " n"]:
-        """The critic's value of each of n states; `alone` keeps the gradient from a shared trunk."""
+    def distribution(self, observations: Tensor, memory: Tensor | None = None) -> Distribution:
+        """The distribution of actions in each state; arguments as in `forward`."""
+        return self.head.distribution(self.policy_output(self._features(observations, memory)), self.log_std)
+
+    def values(self, observations: Tensor, memory: Tensor | None = None, *, alone: bool = False) -> Tensor:
+        """The critic's value of each state [n]; `alone` keeps the gradient from a shared trunk."""
         if self.value_trunk is not None:
             return self.value_output(self.value_trunk(observations)).squeeze(-1)
-        features = self.policy_trunk(observations)
+        features = self._features(observations, memory)
         return self.value_output(features.detach() if alone else features).squeeze(-1)
 
-    def forward(self, observations: Tensor) -> tuple[Distribution, Float[Tensor, " n"]]:
-        """Distribution and values; a shared trunk runs once."""
+    def forward(self, observations: Tensor, memory: Tensor | None = None) -> tuple[Distribution, Float[Tensor, " n"]]:
+        """Distribution and values of n states; a shared trunk runs once.
+
+        Args:
+            observations: A row each. With a memory, the steps of sequences [rows, time, …], and n = rows · time.
+            memory: At the beginning of each sequence [rows, 2, units]; None for a policy without.
+        """
         if self.value_trunk is not None:
             return self.distribution(observations), self.values(observations)
-        features = self.policy_trunk(observations)
+        features = self._features(observations, memory)
         distribution = self.head.distribution(self.policy_output(features), self.log_std)
         return distribution, self.value_output(features).squeeze(-1)
 
+    def _features(self, observations: Tensor, memory: Tensor | None) -> Float[Tensor, "n features"]:
+        if self.memory is None:
+            return self.policy_trunk(observations)
+        assert memory is not None, "a policy with a memory is asked about sequences"
+        seen = self.policy_trunk(observations.flatten(0, 1)).unflatten(0, observations.shape[:2])
+        state = (memory[None, :, 0].contiguous(), memory[None, :, 1].contiguous())
+        return self.memory(seen.transpose(0, 1), state)[0].transpose(0, 1).flatten(0, 1)
+
+    def acting_function(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The policy's outputs, and the memory after them, of one observation for each of n environments.
+
+        From observations [n, …] and memory [n, 2, units]; for many calls with weights that do not change.
+        """
+        location, output, lstm = self.location_function(), self.policy_output, self.memory
+        if lstm is None:
+            return lambda observations, memory: (location(observations), memory)
+
+        def remember(observations: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+            state = (memory[None, :, 0].contiguous(), memory[None, :, 1].contiguous())
+            seen, (hidden, cell) = lstm(self.policy_trunk(observations)[None], state)
+            return output(seen[0]), torch.stack([hidden[0], cell[0]], 1)
+
+        return remember
+
     def location_function(self) -> Callable[[Tensor], Tensor]:
-        """The policy's outputs [n, outputs] as a function, for many calls with weights that do not change.
+        """The outputs [n, outputs] of a policy without memory, for many calls with weights that do not change.
 
         For dense layers it looks the weights up once: for a single state, that takes longer than the products.
         """
@@ -225,6 +267,16 @@ class ControlActorCritic(nn.Module):
         """Noise for a rollout; added to the policy's outputs, it makes `ActionHead.choose` a sample."""
         noise = self.head.draw_noise(num_steps, num_envs, generator)
         return noise if self.log_std is None else noise * self.log_std.detach().exp().cpu()
+
+
+def _lstm(num_inputs: int, num_outputs: int) -> nn.LSTM:
+    lstm = nn.LSTM(num_inputs, num_outputs)
+    for name, parameter in lstm.named_parameters():
+        if "bias" in name:
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.orthogonal_(parameter)
+    return lstm
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.gym.environments import Environments, Record, observation_buffer
+from kedge.gym.memory import Memory, MemoryRecord, blank_where
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 
@@ -31,6 +32,7 @@ class Steps:
         final_observations: The last observation of each episode that was cut off [cuts, …].
         final_steps: Step and environment of each of these.
         last_observations: What the policy acts on next [N, …].
+        memories: What a policy with a memory remembered meanwhile; None without one.
     """
 
     observations: Tensor
@@ -43,6 +45,7 @@ class Steps:
     final_observations: Tensor
     final_steps: Int[Tensor, "cuts 2"]
     last_observations: Tensor
+    memories: MemoryRecord | None = None
 
     @property
     def num_transitions(self) -> int:
@@ -57,6 +60,7 @@ def collect_steps(
     *,
     num_steps: int,
     generator: torch.Generator,
+    memory: Memory | None = None,
 ) -> Steps:
     """Let the policy act for a number of steps in every environment.
 
@@ -68,6 +72,7 @@ def collect_steps(
         normalization: Frozen statistics.
         num_steps: T, of each environment.
         generator: Of the noise, on the CPU.
+        memory: Of a policy that has one; it goes on from there. None for a blank one.
     """
     spaces, num_envs = environments.spaces, environments.num_envs
     record = Record.empty(num_steps, num_envs)
@@ -76,7 +81,9 @@ def collect_steps(
     actions = np.zeros((num_steps, num_envs, spaces.action_size), kind)
     starts = environments.starts.copy()
     noise = policy.draw_noise(num_steps, num_envs, generator).to(policy.device).unbind()
-    _act(environments, policy, normalization, noise, seen, actions, record)
+    memory = memory or Memory(policy, num_envs)
+    memories = None if policy.memory is None else MemoryRecord.empty(num_steps, memory)
+    memory.state = _act(environments, policy, normalization, noise, seen, actions, record, memory, memories).clone()
     final = sorted(record.final)
     cuts = np.stack([record.final[key] for key in final]) if final else observation_buffer(spaces, 0)
     tables = (record.rewards, record.terminated, record.truncated, record.valid, starts, cuts)
@@ -92,6 +99,7 @@ def collect_steps(
         final_observations=final_observations,
         final_steps=torch.tensor(final, dtype=torch.long).reshape(-1, 2),
         last_observations=torch.from_numpy(environments.observations.copy()),
+        memories=memories and memories.complete(memory, final),
     )
 
 
@@ -104,17 +112,15 @@ def _act(
     seen: np.ndarray,
     actions: np.ndarray,
     record: Record,
-) -> None:
+    memory: Memory,
+    memories: MemoryRecord | None,
+) -> Tensor:
     """The loop over steps, which costs as little as possible besides the network and the environments.
 
     Normalized observations are written into one buffer, which the network reads without a copy.
     """
-    location, choose, executed, device = (
-        policy.location_function(),
-        policy.head.choose,
-        policy.head.executed,
-        policy.device,
-    )
+    act, choose, executed, device = policy.acting_function(), policy.head.choose, policy.head.executed, policy.device
+    state = memory.after(environments.starts)
     buffer = normalization.normalize(environments.observations).copy()
     inputs, on_cpu = torch.from_numpy(buffer), device.type == "cpu"
     for step, perturbation in enumerate(noise):
@@ -123,6 +129,13 @@ def _act(
             np.copyto(buffer, environments.observations)
         else:
             normalization.normalize(environments.observations, out=buffer)
-        chosen = choose(location(inputs if on_cpu else inputs.to(device)) + perturbation)
+        if memories is not None:
+            memories.before[step] = state
+        location, state = act(inputs if on_cpu else inputs.to(device), state)
+        chosen = choose(location + perturbation)
         actions[step] = chosen.numpy() if on_cpu else chosen.cpu().numpy()
         environments.step(executed(actions[step]), step, record)
+        if memories is not None:
+            memories.note_cuts(step, state, record)
+            state = blank_where(environments.starts, state)
+    return state

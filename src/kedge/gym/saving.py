@@ -44,10 +44,12 @@ class ControlPolicy:
         seed: int = 0,
     ) -> None:
         self.policy, self.normalization, self.environment = policy, normalization, dict(environment or {})
+        self._memory = policy.blank_memory(1)
         self._generator = torch.Generator().manual_seed(seed)
 
     def begin_episode(self) -> None:
-        """Forget what the policy remembers of the former episode."""
+        """Forget what a policy with a memory remembers of the former episode."""
+        self._memory = self.policy.blank_memory(1)
 
     @torch.inference_mode()
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
@@ -61,7 +63,7 @@ class ControlPolicy:
         shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
         row = np.asarray(observation).reshape(1, *shape)
         read = torch.from_numpy(self.normalization.normalize(row).copy()).to(policy.device)
-        location = policy.location_function()(read)
+        location, self._memory = policy.acting_function()(read, self._memory)
         if not deterministic:
             location = location + policy.draw_noise(1, 1, self._generator)[0].to(policy.device)
         return policy.head.executed(policy.head.choose(location).cpu().numpy())[0]

@@ -93,7 +93,12 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
         parts.normalization,
         parts.coefficients,
     )
-    resumed = {"normalization": normalization, "episodes": parts.episodes, "coefficients": coefficients}
+    resumed = {
+        "normalization": normalization,
+        "episodes": parts.episodes,
+        "memory": parts.memory,
+        "coefficients": coefficients,
+    }
     with logged_steps(config, run, loop, settings.num_updates, shown=SHOWN) as log:
         loop.restore(
             TrainingState({"actor_critic": policy}, parts.optimizer, {**resumed, "environments": parts.resumable()})
@@ -105,7 +110,12 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
             with clock.phase("rollout"):
                 noise = stream(seed, "actions", update)
                 steps = collect_steps(
-                    environments, policy, normalization, num_steps=settings.loop.num_steps, generator=noise
+                    environments,
+                    policy,
+                    normalization,
+                    num_steps=settings.loop.num_steps,
+                    generator=noise,
+                    memory=parts.memory,
                 )
                 finished = parts.episodes.add(steps)
 
@@ -117,6 +127,7 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
                     normalization,
                     gamma=settings.objective.gamma,
                     gae_lambda=settings.objective.gae_lambda,
+                    sequence_length=settings.networks.sequence_length,
                 )
 
             with clock.phase("train"):

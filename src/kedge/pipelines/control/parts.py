@@ -13,6 +13,7 @@ from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.episodes import Episodes
 from kedge.gym.making import EnvironmentSpec, make_environments
+from kedge.gym.memory import Memory
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.importing import find_named
@@ -51,6 +52,7 @@ class Parts:
         environments: Played side by side.
         policy: Policy and critic.
         normalization: Statistics of observations and returns.
+        memory: What a policy with a memory remembers in each environment.
         episodes: Returns and lengths of finished episodes.
         optimizer: Of policy and critic.
         coefficients: Of the entropy bonus and the KL penalty.
@@ -60,6 +62,7 @@ class Parts:
     environments: Environments
     policy: ControlActorCritic
     normalization: Normalization
+    memory: Memory
     episodes: Episodes
     optimizer: Optimizer
     coefficients: Coefficients
@@ -109,6 +112,7 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         initial_log_std=networks.initial_log_std,
         action_bounds=use.action_bounds,
         network=_network(config, given),
+        memory_size=networks.memory_size,
         seed=stream_seed(seed, "networks"),
     ).to(run.device)
     normalization = Normalization(
@@ -127,7 +131,8 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         adam_eps=settings.loop.adam_eps,
     )
     episodes, coefficients = Episodes(use.num_envs), coefficients_of(config)
-    return Parts(environments, policy, normalization, episodes, optimizer, coefficients, given)
+    memory = Memory(policy, use.num_envs)
+    return Parts(environments, policy, normalization, memory, episodes, optimizer, coefficients, given)
 
 
 def make_run_environments(config: Config, given: Given, num_envs: int, seed: int) -> Environments:

@@ -43,3 +43,21 @@ class NetworkConfig(Group):
         source="kedge",
         text="file.py:name",
     )
+    memory_size: int | None = field(
+        None,
+        ge=1,
+        meaning="Units of an LSTM behind the layers, for tasks whose observations do not show the whole state; needs "
+        "control.critic=shared. Null: no memory.",
+        source="PPO on MuJoCo and Atari: none; A3C's LSTM on Atari: 256",
+        too_high="slow, and longer until something is remembered",
+        too_low="too little is remembered",
+    )
+    sequence_length: int = field(
+        32,
+        ge=1,
+        meaning="With a memory: the longest piece of an episode that is trained on at once, steps. Gradients reach so "
+        "far back; what was remembered before is kept.",
+        source="OpenAI Baselines' LSTM: the steps of a rollout, 128 on Atari",
+        too_high="few rows per minibatch",
+        too_low="what leads to a reward later is not remembered",
+    )

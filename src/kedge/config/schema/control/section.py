@@ -67,6 +67,12 @@ class ControlConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_memory(self) -> "ControlConfig":
+        if self.networks.memory_size and self.networks.critic != "shared":
+            raise ValueError("control.memory_size needs a critic that reads the same memory: control.critic=shared")
+        return self
+
+    @model_validator(mode="after")
     def _check_trpo(self) -> "ControlConfig":
         if self.loop.algorithm != "trpo":
             return self
