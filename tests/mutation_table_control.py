@@ -8,6 +8,7 @@ __all__ = ["CONTROL"]
 
 GRADIENT = "tests/algorithm/test_natural_gradient.py"
 TRPO = "tests/training/test_trpo.py"
+BY_HAND = "tests/gym/test_experience.py::test_five_steps_by_hand"
 
 CONTROL = (
     Mutation(
@@ -44,5 +45,47 @@ CONTROL = (
         "        -gradient,\n",
         "        gradient,\n",
         f"{TRPO}::test_the_step_is_that_of_an_explicit_fisher_matrix",
+    ),
+    Mutation(
+        "cut-episodes-taken-for-ended-ones",
+        "gym/experience.py",
+        "behind = torch.where(steps.terminated, 0.0, behind)",
+        "behind = torch.where(steps.terminated | steps.truncated, 0.0, behind)",
+        BY_HAND,
+    ),
+    Mutation(
+        "cut-episodes-valued-by-the-next-ones-first-state",
+        "gym/vectorized.py",
+        "        if self._mode != AutoresetMode.SAME_STEP:\n            return self.observations[number].copy()",
+        "        if True:\n            return self.observations[number].copy()",
+        BY_HAND,
+    ),
+    Mutation(
+        "steps-without-an-action-trained-on",
+        "gym/vectorized.py",
+        "record.valid[step] = ~self._over",
+        "record.valid[step] = True",
+        BY_HAND,
+    ),
+    Mutation(
+        "memory-kept-beyond-the-episode",
+        "gym/rollout.py",
+        "state = blank_where(environments.starts, state)",
+        "state = state.clone()",
+        "tests/gym/test_memory.py::test_sequences_equal_one_step_at_a_time",
+    ),
+    Mutation(
+        "squashed-density-without-the-slope",
+        "gym/distributions.py",
+        "self._base.log_prob(actions) - _log_slope(actions).sum(-1)",
+        "self._base.log_prob(actions)",
+        "tests/gym/test_distributions.py::test_a_squashed_gaussian_has_the_density_of_its_tanh",
+    ),
+    Mutation(
+        "environments-with-the-same-episodes",
+        "gym/replay.py",
+        "[seed, environment, episode]",
+        "[seed, episode]",
+        "tests/gym/test_rollout.py::test_a_restored_environment_goes_on_to_the_bit",
     ),
 )

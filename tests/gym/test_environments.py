@@ -144,10 +144,26 @@ def test_processes_change_nothing_and_their_death_is_one_line() -> None:
     apart.close()
 
 
+def test_closing_after_an_interrupted_step_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    environments = make_environments("CartPole-v1", 2, vectorization="async")
+    vector = environments._vector  # pyright: ignore
+
+    def interrupted(actions: Any) -> None:
+        vector.step_async(actions)
+        vector.parent_pipes[0].recv()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vector, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rolled(environments)
+    environments.close()
+    assert not any(process.is_alive() for process in vector.processes)
+
+
 def test_shorter_and_longer_episodes_are_replayed_together() -> None:
     def make() -> Environments:
         return make_environments(
-            lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.DISABLED)
+            lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.DISABLED), 3
         )
 
     one, other = make(), make()
@@ -161,13 +177,15 @@ def test_shorter_and_longer_episodes_are_replayed_together() -> None:
 
 def test_environments_that_reset_themselves_begin_anew() -> None:
     def make() -> Environments:
-        return make_environments(lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2))
+        return make_environments(lambda num_envs: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs), 2)
 
     one, other = make(), make()
     before = one.observations.copy()
     rolled(one)
     assert other.load_state_dict(one.state_dict()) == [0, 1]
     assert not np.array_equal(other.observations, before)  # not the episodes that the run began with
+    with pytest.raises(ConfigError, match="makes 1 environments; expected 3"):
+        make_environments(lambda: SyncVectorEnv([LineWorld]), 3)
 
 
 def test_a_function_in_a_file_makes_environments(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, NumericsError
 from kedge.gym import (
     ControlActorCritic,
     ControlLearner,
@@ -36,9 +37,10 @@ def acted(environments: Environments, num_steps: int, seed: int = 0) -> Steps:
     return collect_steps(environments, policy, normalization, num_steps=num_steps, generator=generator)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
 def test_a_restored_environment_goes_on_to_the_bit(name: str) -> None:
     one = make_environments(name, 2, seed=5)
+    assert not np.array_equal(*one.observations)
     acted(one, 30)
     state = json.loads(json.dumps(one.state_dict()))
     other = make_environments(name, 2, seed=5)
@@ -128,6 +130,17 @@ def test_episodes_are_counted_across_rollouts() -> None:
     assert finished == [Episode(23.0, 2)] * 2 + [Episode(43.0, 2)] * 2
     assert restored.metrics(finished)["episode/return_mean"] == 23.0
     assert restored.metrics(finished)["episode/count"] == 4
+
+
+class Broken(LineWorld):
+    def step(self, action: Any) -> Any:
+        seen, _, *rest = super().step(action)
+        return (seen, np.nan, *rest)
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    with pytest.raises(NumericsError, match="gave a reward that is not finite, in step 1 of"):
+        acted(make_environments(Broken, 2), 4)
 
 
 @pytest.mark.parametrize(

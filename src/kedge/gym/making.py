@@ -113,6 +113,10 @@ def make_environments(
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, **options)
     first = _made(spec, num_envs=num_envs)
     if isinstance(first, VectorEnv):
+        if first.num_envs != num_envs:
+            raise ConfigError(
+                f"{spec.name!r} makes {first.num_envs} environments; expected {num_envs}, the number asked for"
+            )
         return _vectorized(first, spec, seed)
     if vectorization == "async":
         first.close()
@@ -135,6 +139,7 @@ def _in_worker(spec: EnvironmentSpec, parent: int) -> gymnasium.Env[Any, Any]:
     """An environment in a process of its own. Ctrl-C is the trainer's to handle: it still needs the workers."""
     if os.getpid() != parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the trainer's handler, which a fork inherits
     return make_environment(spec)
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kedge.errors import NumericsError
 from kedge.gym.environments import Environments, Record, observation_buffer
 from kedge.gym.memory import Memory, MemoryRecord, blank_where
 from kedge.gym.networks import ControlActorCritic
@@ -73,6 +74,9 @@ def collect_steps(
         num_steps: T, of each environment.
         generator: Of the noise, on the CPU.
         memory: Of a policy that has one; it goes on from there. None for a blank one.
+
+    Raises:
+        NumericsError: A reward or an observation is NaN or infinite.
     """
     spaces, num_envs = environments.spaces, environments.num_envs
     record = Record.empty(num_steps, num_envs)
@@ -84,6 +88,7 @@ def collect_steps(
     memory = memory or Memory(policy, num_envs)
     memories = None if policy.memory is None else MemoryRecord.empty(num_steps, memory)
     memory.state = _act(environments, policy, normalization, noise, seen, actions, record, memory, memories).clone()
+    _check_finite(environments, seen, record)
     final = sorted(record.final)
     cuts = np.stack([record.final[key] for key in final]) if final else observation_buffer(spaces, 0)
     tables = (record.rewards, record.terminated, record.truncated, record.valid, starts, cuts)
@@ -101,6 +106,17 @@ def collect_steps(
         last_observations=torch.from_numpy(environments.observations.copy()),
         memories=memories and memories.complete(memory, final),
     )
+
+
+def _check_finite(environments: Environments, seen: np.ndarray, record: Record) -> None:
+    """Say what an environment did wrong before it shows as a loss that is not finite."""
+    for what, numbers in (("reward", record.rewards), ("observation", seen)):
+        if numbers.dtype != np.uint8 and not np.isfinite(numbers).all():
+            step, env = np.argwhere(~np.isfinite(numbers))[0][:2].tolist()
+            raise NumericsError(
+                f"environment {environments.name!r} gave a {what} that is not finite, in step {step + 1} of the "
+                f"rollout (environment {env + 1} of {environments.num_envs})"
+            )
 
 
 @torch.inference_mode()

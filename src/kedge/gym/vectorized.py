@@ -34,7 +34,7 @@ class VectorizedEnvironments:
 
     def __init__(self, vector: VectorEnv[Any, Any, Any], spaces: Spaces, *, seed: int, name: str) -> None:
         self.name, self.spaces, self.num_envs = name, spaces, vector.num_envs
-        self._vector, self._seed, self._resumed = vector, seed, 0
+        self._vector, self._seed, self._resumed, self._waits = vector, seed, 0, False
         # Vector environments from before the modes, such as EnvPool's, reset on the next step.
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._logs = [EpisodeLog(seed, number) for number in range(self.num_envs)]
@@ -160,8 +160,10 @@ class VectorizedEnvironments:
     @contextmanager
     def _contact(self) -> Iterator[None]:
         """Turn the end of a worker process into one line."""
+        self._waits = True
         try:
             yield
+            self._waits = False
         except (EOFError, ConnectionError) as error:
             self._abandon()
             raise EngineError(f"environment {self.name!r}: one of its processes ended unexpectedly") from error
@@ -175,5 +177,8 @@ class VectorizedEnvironments:
         self._vector.closed = True
 
     def close(self) -> None:
-        """See `Environments`."""
-        self._vector.close()
+        """See `Environments`. After a call that was interrupted, answers are missing that a close would wait for."""
+        if self._waits:
+            self._abandon()
+        else:
+            self._vector.close()
