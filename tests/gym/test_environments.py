@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -186,6 +188,39 @@ def test_environments_that_reset_themselves_begin_anew() -> None:
     assert not np.array_equal(other.observations, before)  # not the episodes that the run began with
     with pytest.raises(ConfigError, match="makes 1 environments; expected 3"):
         make_environments(lambda: SyncVectorEnv([LineWorld]), 3)
+
+
+def test_envpool_is_seeded_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in: the library is large, and not part of the tests' environment."""
+    made: list[dict[str, Any]] = []
+
+    def make(name: str, *, env_type: str, num_envs: int, seed: int, **settings: Any) -> SyncVectorEnv:
+        assert name in {"CartPole-v1"}, f"{name} is not supported"
+        made.append({"seed": seed, "env_type": env_type, **settings})
+        vector = SyncVectorEnv([lambda: gymnasium.make(name)] * num_envs)
+        begin = vector.reset
+
+        def reset(**options: Any) -> Any:
+            assert options.get("seed") is None, "EnvPool takes no seed here"
+            return begin(seed=seed)
+
+        vector.reset = reset  # pyright: ignore
+        return vector
+
+    monkeypatch.setitem(sys.modules, "envpool", SimpleNamespace(make=make))
+    one, other = (
+        make_environments("CartPole-v1", 2, seed=7, vectorization="envpool", max_episode_steps=9) for _ in range(2)
+    )
+    assert made[0] == {"seed": made[0]["seed"], "env_type": "gymnasium", "max_episode_steps": 9}
+    before = one.observations.copy()
+    assert np.array_equal(before, other.observations)
+    rolled(one)
+    assert other.load_state_dict(one.state_dict()) == [0, 1]
+    assert not np.array_equal(other.observations, before)
+    with pytest.raises(ConfigError, match=r"EnvPool.*Cartpole-v2 is not supported"):
+        make_environments("Cartpole-v2", vectorization="envpool")
+    with pytest.raises(ConfigError, match="EnvPool makes environments by name"):
+        make_environments(LineWorld, vectorization="envpool")
 
 
 def test_a_function_in_a_file_makes_environments(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObserva
 from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.in_process import InProcessEnvironments
+from kedge.gym.pool import envpool_maker
 from kedge.gym.spaces import spaces_of
 from kedge.gym.vectorized import VectorizedEnvironments
 from kedge.importing import find_named
@@ -35,7 +36,7 @@ __all__ = [
     "make_environments",
 ]
 
-Vectorization = Literal["sync", "async"]
+Vectorization = Literal["sync", "async", "envpool"]
 
 EnvironmentSource: TypeAlias = "str | Callable[..., Any]"
 """A registered id, `module:Id`, `path/to/file.py:function`, or a function; it makes an environment or a vector one."""
@@ -103,7 +104,8 @@ def make_environments(
         num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
         seed: Of the run: every episode begins from a seed of its own, derived from this one, the environment's number
             and the episode's.
-        vectorization: In this process, or each in a process of its own; without effect on a vector environment.
+        vectorization: In this process, each in a process of its own, or in the threads of EnvPool, which has its own
+            implementations and names; without effect on a function that makes a vector environment.
         options: Fields of `EnvironmentSpec`.
 
     Raises:
@@ -111,6 +113,9 @@ def make_environments(
             or actions are not supported.
     """
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, **options)
+    if vectorization == "envpool":
+        make = envpool_maker(spec.source, num_envs, spec.settings, spec.max_episode_steps)
+        return _vectorized(make(seed), spec, seed, lambda begin: _flattened(make(begin)))
     first = _made(spec, num_envs=num_envs)
     if isinstance(first, VectorEnv):
         if first.num_envs != num_envs:
@@ -128,11 +133,19 @@ def make_environments(
     return InProcessEnvironments([first, *others], spaces, seed=seed, name=spec.name)
 
 
-def _vectorized(vector: VectorEnv[Any, Any, Any], spec: EnvironmentSpec, seed: int) -> VectorizedEnvironments:
-    if not isinstance(vector.single_observation_space, Box):
-        vector = FlattenVectorObservation(vector)
+def _vectorized(
+    vector: VectorEnv[Any, Any, Any],
+    spec: EnvironmentSpec,
+    seed: int,
+    make: Callable[[int], VectorEnv[Any, Any, Any]] | None = None,
+) -> VectorizedEnvironments:
+    vector = _flattened(vector)
     spaces = spaces_of(vector.single_observation_space, vector.single_action_space, name=spec.name)
-    return VectorizedEnvironments(vector, spaces, seed=seed, name=spec.name)
+    return VectorizedEnvironments(vector, spaces, seed=seed, name=spec.name, make=make)
+
+
+def _flattened(vector: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+    return vector if isinstance(vector.single_observation_space, Box) else FlattenVectorObservation(vector)
 
 
 def _in_worker(spec: EnvironmentSpec, parent: int) -> gymnasium.Env[Any, Any]:

@@ -7,7 +7,7 @@ same step   the step that ends an episode already shows the next one's first obs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,20 @@ class VectorizedEnvironments:
         spaces: Of each environment.
         seed: Of the run.
         name: Of the environment.
+        make: Makes the vector environment from a seed, where `reset` takes none; None where it does.
     """
 
-    def __init__(self, vector: VectorEnv[Any, Any, Any], spaces: Spaces, *, seed: int, name: str) -> None:
+    def __init__(
+        self,
+        vector: VectorEnv[Any, Any, Any],
+        spaces: Spaces,
+        *,
+        seed: int,
+        name: str,
+        make: Callable[[int], VectorEnv[Any, Any, Any]] | None = None,
+    ) -> None:
         self.name, self.spaces, self.num_envs = name, spaces, vector.num_envs
-        self._vector, self._seed, self._resumed, self._waits = vector, seed, 0, False
+        self._vector, self._make, self._seed, self._resumed, self._waits = vector, make, seed, 0, False
         # Vector environments from before the modes, such as EnvPool's, reset on the next step.
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._logs = [EpisodeLog(seed, number) for number in range(self.num_envs)]
@@ -50,6 +59,9 @@ class VectorizedEnvironments:
             seeds: Any = [log.begin() for log in self._logs]
         else:
             seeds = episode_seed(self._seed, 0, self._resumed)
+        if self._make is not None:
+            self._vector.close()
+            self._vector, seeds = self._make(seeds), None
         with self._contact():
             self._shaped[:], _ = self._vector.reset(seed=seeds)
         self.starts[:], self._over[:] = True, False

@@ -31,10 +31,11 @@ class EnvironmentConfig(Group):
         too_high="each contributes short pieces of episodes, whose ends rest on the critic",
         too_low="small batches for the policy's passes, and one episode's luck decides an update",
     )
-    vectorization: Literal["sync", "async"] = field(
+    vectorization: Literal["sync", "async", "envpool"] = field(
         "sync",
-        meaning="Where the copies run: one after the other in this process (sync), or in a process each (async), which "
-        "pays where a step takes longer than about a millisecond.",
+        meaning="Where the copies run: one after the other in this process (sync), in a process each (async), which "
+        "pays where a step takes longer than about a millisecond, or in threads of EnvPool (envpool), which has its "
+        "own implementations and names (Pong-v5), and cannot restore an episode under way.",
         source="kedge, measured: sync is faster for every classic and MuJoCo task",
     )
     max_episode_steps: int | None = field(
