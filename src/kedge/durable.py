@@ -27,6 +27,7 @@ __all__ = [
     "share_as_usual",
     "sync_folder",
     "sync_tree",
+    "temporary_name",
 ]
 
 PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
@@ -44,7 +45,7 @@ def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True
     Raises:
         OSError: The system refuses; the file keeps its old contents.
     """
-    part = _part_of(path)
+    part = temporary_name(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(part, flags, 0o666)
     try:
@@ -73,7 +74,7 @@ def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
         OSError: The system refuses; the old folder is kept, and nothing is left of the new one.
     """
     make_folder(folder.parent)
-    part, old = _part_of(folder), _part_of(folder)
+    part, old = temporary_name(folder), temporary_name(folder)
     part.mkdir()
     try:
         yield part
@@ -152,14 +153,15 @@ def share_as_usual(folder: Path) -> None:
             path.chmod(mode)
 
 
+def temporary_name(path: Path) -> Path:
+    """A random name beside a path. What a killed process leaves under it, `remove_parts` deletes."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+
+
 def _sync_file(path: Path) -> None:
     # Windows forces only files that are open for writing; elsewhere that would need the permission to write.
     with path.open("rb+" if sys.platform == "win32" else "rb") as file:
         os.fsync(file.fileno())
-
-
-def _part_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 
 def _remove(path: Path) -> None:

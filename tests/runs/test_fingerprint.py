@@ -19,3 +19,42 @@ def test_a_changed_file_of_a_model_folder_is_noticed(name: str, tmp_path: Path) 
     file.write_text("after")
     (line,) = changed_inputs(saved, input_hashes(config))
     assert line == "model: the files have changed since the run started"
+
+
+def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "model/config.json": "{}",
+        "model/chat_template.jinja": "{{ messages }}",
+        "model/additional_chat_templates/tools.jinja": "{{ tools }}",
+        "model/modeling.py": "x = 1",
+        "data/deep/train.ndjson": "{}",
+        "data/test.jsonl": "{}",
+        "code/reward.py": "import json, words\nfrom .lists import (\n    rare,\n)\nfrom package import part\n",
+        "code/words.py": "import deeper",
+        "code/lists.py": "",
+        "code/rare.py": "",
+        "code/unread.py": "",
+        "package/__init__.py": "",
+        "package/part.py": "from . import sibling",
+        "package/sibling.py": "",
+        "deeper.py": "def broken(",
+        "judge.py": "import words",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    overrides = ["model=model", "data.prompts=[data:train]", "rlhf.labeller=judge:rank"]
+    config = load_config(overrides=overrides, flags={"reward": ["code/reward.py:length"]})
+    saved = input_hashes(config)
+    noticed = {}
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text} ")
+        noticed[name] = {line.partition(":")[0] for line in changed_inputs(saved, input_hashes(config))}
+        (tmp_path / name).write_text(text)
+    folders = {"model": {"model"}, "data": {"data.prompts"}, "code": {"reward"}, "package": {"reward"}}
+    expected = {name: folders.get(name.partition("/")[0], {"reward"}) for name in files}
+    assert noticed == expected | {"judge.py": {"rlhf.labeller"}, "code/unread.py": set(), "code/rare.py": set()}
+    before = input_hashes(config)["data.prompts"]
+    (tmp_path / "data/deep/train.ndjson").rename(tmp_path / "data/train.ndjson")
+    assert input_hashes(config)["data.prompts"] != before

@@ -1,6 +1,7 @@
 """The `kedge` command. Pipelines are imported only when they run, so that `--help` is instant."""
 
 import atexit
+import errno
 import gc
 import sys
 from typing import Annotated
@@ -13,9 +14,13 @@ from kedge.config import RANKED
 from kedge.errors import ConfigError, KedgeError, PushError
 from kedge.invocation import mark_command_line, num_ranks
 from kedge.memory import Exhaustion, is_out_of_memory
+from kedge.texts import printable
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
+
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+"""What a full or failing disk refuses, wherever that is."""
 
 # Commands inherit the names of the help option.
 app = typer.Typer(
@@ -73,7 +78,18 @@ def _run() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1 if isinstance(error, PushError) else 2)
     except Exception as error:
-        if num_ranks() > 1 or not is_out_of_memory(error):
+        line = _line_of(error)
+        if num_ranks() > 1 or line is None:
             raise
-        typer.echo(f"error: {Exhaustion.of(error, 'the command')}", err=True)
+        typer.echo(f"error: {line}", err=True)
         sys.exit(2)
+
+
+def _line_of(error: Exception) -> str | None:
+    """An error of the machine in one line; None for a bug, which keeps its traceback."""
+    if is_out_of_memory(error):
+        return str(Exhaustion.of(error, "the command"))
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        place = "" if error.filename is None else f"{printable(str(error.filename))} "
+        return f"{place}cannot be written: {error.strerror}"
+    return None

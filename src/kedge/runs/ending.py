@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
-from kedge.errors import OutOfMemoryError
+from kedge.errors import OutOfMemoryError, OutputError
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
 from kedge.invocation import is_command_line, is_first_rank
 from kedge.logs.progress import say
-from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, kept_checkpoints
+from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
@@ -77,6 +77,8 @@ def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if not _in_chain.get() and _can_resume(folder):
+            if isinstance(error, OutputError) and (kept := _newest_checkpoint(folder)):
+                say(f"Saved last: {printable(str(kept))}")
             changes = error.settings if isinstance(error, OutOfMemoryError) else {}
             by_command = is_command_line() or bool(changes)
             call = resuming_call(config, stage, folder, by_command=by_command, changes=changes)
@@ -156,6 +158,13 @@ def say_findings(folder: Path) -> None:
 
 def _written(call: Call) -> str:
     return call.shell() if is_command_line() else call.python()
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that was saved last, of the run or of a stage of the chain."""
+    places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
+    kept = [checkpoint_folder(place, number) for place in places for number in kept_checkpoints(place)]
+    return max(kept, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
 def _can_resume(folder: Path) -> bool:

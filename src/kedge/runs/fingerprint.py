@@ -13,19 +13,25 @@ from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
+from kedge.runs.code_files import code_files
+from kedge.texts import names_function
 from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
 
 DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
-MODEL_FILES = ("*.safetensors", "value_head/*.safetensors", "*.json", "*.txt", "*.model")
+MODEL_FILES = (
+    *("*.safetensors", "value_head/*.safetensors", "*.json", "*.txt", "*.model", "*.tiktoken", "*.py"),
+    *("*.jinja", "additional_chat_templates/*.jinja"),
+)
 
 
 def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
-    memory. Rows passed in memory are hashed as JSON.
+    memory, nor what a function reads. Of a function given by name, the modules that it imports from its folder or the
+    working directory are hashed as well. Rows passed in memory are hashed as JSON.
 
     Args:
         config: The resolved configuration.
@@ -42,9 +48,10 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
             for name in ("demonstrations", "comparisons", "prompts", "eval_prompts")
         },
         "data.pretraining": list(config.data.pretraining),
-        "control.env": [config.control.environment.env or ""],
-        "control.network": [config.control.networks.network or ""],
-        "reward": [term.source if term.is_function else find_model(term.source) for term in config.reward],
+        "control.env": [config.control.environment.env] if config.control.environment.env else [],
+        "control.network": [config.control.networks.network] if config.control.networks.network else [],
+        "rlhf.labeller": [_place(config.rlhf.labeller)] if config.rlhf.labeller else [],
+        "reward": [_place(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
@@ -72,28 +79,36 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
 
 def _hash_of(sources: list[str]) -> str:
     """One hash over all files that the names refer to; empty if there are none."""
-    files = [path for source in sources for path in (*_files(source), *_base_files(source))]
+    files = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:
-        return _digest(f"{path.name} {record_file(path).sha256}\n".encode() for path in files)
+        return _digest(f"{name} {record_file(path).sha256}\n".encode() for name, path in files)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
 
-def _base_files(source: str) -> list[Path]:
+def _place(source: str) -> str:
+    """The place of a function or model."""
+    return source if names_function(source) else find_model(source)
+
+
+def _base_files(source: str) -> list[tuple[str, Path]]:
     """The files of the model that an adapter belongs to."""
     return _files(read_adapter(source).base) if is_adapter(os.path.expanduser(source)) else []
 
 
-def _files(source: str) -> list[Path]:
-    """The files that a name refers to: the file, a folder's data or model files, or a reward function's source."""
+def _files(source: str) -> list[tuple[str, Path]]:
+    """The files that a name refers to, each with its name: the file, a folder's data or model files, or code."""
     path = Path(os.path.expanduser(source))
     before_colon = Path(os.path.expanduser(source.rpartition(":")[0] or source))
     folder = path if os.path.exists(path) else before_colon  # folder:split is a part of the folder
     if os.path.isdir(folder):
         data = {file for pattern in DATA_FILES for file in folder.rglob(pattern)}
         found = data | {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-        return sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
-    return next(([file] for file in (path, before_colon) if os.path.isfile(file)), [])
+        files = sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
+        return [(file.relative_to(folder).as_posix(), file) for file in files]
+    if names_function(source):
+        return [(file.name, file) for file in code_files(source)]
+    return next(([(file.name, file)] for file in (path, before_colon) if os.path.isfile(file)), [])
 
 
 def _digest(pieces: Iterable[bytes]) -> str:

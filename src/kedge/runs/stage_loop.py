@@ -35,9 +35,11 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
         model: The trained model, for the checkpoints.
 
     Raises:
+        ModelError: The model cannot be saved.
         KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
         OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
     """
+    run.ranks.first(lambda: model.try_saving(run.folder))
     # Samples of "update 0" precede the first update: a run that starts over writes them again.
     last = (run.checkpoint.update if run.checkpoint else 0) or -1
     for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE):

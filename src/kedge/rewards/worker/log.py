@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kedge.output import writing
+
 __all__ = ["RewardLog"]
 
 _LIMIT = 1 << 20
@@ -48,6 +50,6 @@ class RewardLog:
         if self._path is None or not self._waiting or not self._path.parent.is_dir():
             del self._waiting[:-1000]
             return
-        with self._path.open("ab") as file:
+        with writing(self._path), self._path.open("ab") as file:
             file.write(b"".join(self._waiting))
         self._waiting.clear()

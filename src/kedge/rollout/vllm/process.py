@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kedge.output import writing
 from kedge.rollout.vllm import supervisor
 
 __all__ = ["ServerProcess"]
@@ -33,7 +34,7 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path) -> None:
         self._log = log
-        with log.open("ab") as output:
+        with writing(log), log.open("ab") as output:
             self._start = output.tell()
             self._process = subprocess.Popen(
                 # -I: neither PYTHONPATH, which is the server's, nor the working directory count.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from kedge.durable import sync_folder
+from kedge.durable import sync_folder, temporary_name
+from kedge.errors import KedgeError, ModelError
 from kedge.models.run_models import SHARDED_WEIGHTS
+from kedge.output import MODEL_FOLDER
 from kedge.ranks.sharding import whole_state_dict
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
@@ -59,6 +62,27 @@ class CheckpointModel:
     def __init__(self, module: nn.Module, save: Callable[[Path, int, dict[str, Tensor] | None], object]) -> None:
         self._module, self._save = module, save
         self._is_plain = False
+
+    def try_saving(self, folder: Path) -> None:
+        """Save everything but the weights, and delete it: what cannot be saved must not be found out after training.
+
+        Args:
+            folder: An existing folder.
+
+        Raises:
+            ModelError: transformers refuses, such as for settings in `config.json` that exclude each other.
+            OutputError: The folder cannot be written.
+        """
+        trial = temporary_name(folder / MODEL_FOLDER)
+        try:
+            self._save(trial, 0, {})
+        except KedgeError:
+            raise
+        except Exception as error:  # the model's code may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"the trained model could not be saved with its config.json as it is: {reason}") from error
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
 
     def parameters(self) -> list[nn.Parameter]:
         """The model's parameters, trained or not."""

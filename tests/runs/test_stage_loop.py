@@ -1,0 +1,24 @@
+"""Before a stage trains, it saves its model once without weights: what cannot be saved is found out first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kedge.config import config_from_settings
+from kedge.errors import ModelError
+from kedge.pipelines.sft import run_sft
+from tests.tiny import save_tiny_policy
+
+
+def test_a_model_that_cannot_be_saved_is_one_line_before_training(tmp_path: Path, capsys) -> None:
+    source = save_tiny_policy(tmp_path / "policy")
+    settings = json.loads((source / "config.json").read_bytes())
+    (source / "config.json").write_text(json.dumps({**settings, "output_attentions": True}))
+    config = config_from_settings("sft", {"model": str(source), "out": str(tmp_path / "run"), "data.eval_fraction": 0})
+    with pytest.raises(ModelError, match=r"could not be saved with its config\.json as it is: .*output_attentions"):
+        run_sft(config, demonstrations=[{"prompt": "Deck:", "completion": " Aye."}] * 4)
+    assert "loss" not in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
