@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from kedge.logs.incidents import add_incident, describe_row, read_incidents
-from kedge.output import DIAGNOSTIC_FILES
+from kedge.logs.incidents import add_incident, describe_row, read_incidents, truncate_incidents
+from kedge.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models
 
@@ -39,3 +39,13 @@ def test_a_response_has_all_known_values(complete):
     if complete:
         torch.testing.assert_close(torch.tensor(row["values"]), experience.values[2, :length])
         assert row["score"] == float(experience.scores[2])
+
+
+def test_a_resumed_run_keeps_earlier_incidents_and_what_stopped_it(tmp_path):
+    rows = [(1, "skip"), (3, "rollback"), (3, "stop"), (4, "skip")]
+    for update, consequence in rows:
+        add_incident(tmp_path, {"update": update, "consequence": consequence})
+    path = tmp_path / INCIDENTS_FILE
+    path.write_bytes(b'[1]\n{"half": \n' + path.read_bytes() + b'{"update": 1, "conse')
+    truncate_incidents(tmp_path, 2)
+    assert [(row["update"], row["consequence"]) for row in read_incidents(tmp_path)] == [(1, "skip"), (3, "stop")]

@@ -26,3 +26,17 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_row(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read_json_lines(tmp_path / "log.jsonl") == [{"update": 1}]
+
+
+def test_half_a_row_that_a_killed_process_left_is_removed_before_the_next_row(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for left, kept in (
+        (b'{"upd', 0),
+        (b'{"update": 1}\n{"update": 2, "te', 1),
+        (b'{"update": 1}\n' + b"x" * 70_000, 1),
+    ):
+        path.write_bytes(left)
+        lines = JsonLines(path)
+        lines.write({"update": 9})
+        lines.close()
+        assert [row["update"] for row in read_json_lines(path)] == [*range(1, kept + 1), 9]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.token_pieces import token_pieces
 from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
-from kedge.output import INCIDENTS_FILE
+from kedge.output import INCIDENTS_FILE, replace_file
 
-__all__ = ["add_incident", "describe_row", "read_incidents"]
+__all__ = ["add_incident", "describe_row", "read_incidents", "truncate_incidents"]
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
@@ -26,6 +27,29 @@ def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
     """
     with closing(JsonLines(folder / INCIDENTS_FILE)) as lines:
         lines.write(_with_nonfinite_as_text(incident))
+
+
+def truncate_incidents(folder: Path, last_update: int) -> None:
+    """Remove the incidents of later updates, which a run resumed after `last_update` has again, and damaged lines.
+
+    Those that stopped the run stay: they say why there was a stop.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    path = folder / INCIDENTS_FILE
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    kept = [line + b"\n" for line in lines if _stays(line, last_update)]
+    if len(kept) < len(lines) - 1:
+        replace_file(path, kept)
+
+
+def _stays(line: bytes, last_update: int) -> bool:
+    try:
+        row = json.loads(line)
+        return row["consequence"] == "stop" or int(row["update"]) <= last_update
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return False
 
 
 def read_incidents(folder: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kedge.durable import sync_folder
+from kedge.durable import replace_contents, sync_folder
 from kedge.errors import DataError
 from kedge.output import replace_file, writing
 
 __all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
+
+PIECE_BYTES = 1 << 16
 
 LONGEST_INT = 8192
 """Largest integer written in decimal, in bits: Python refuses to convert more than 4,300 digits."""
@@ -29,7 +32,7 @@ class JsonLines:
     Equal rows give equal bytes. NaN and ±∞ become null.
 
     Args:
-        path: The file; created if missing, never truncated.
+        path: The file; created if missing. Half a row at its end, left by a killed process, is removed.
 
     Raises:
         OutputError: It cannot be opened.
@@ -38,7 +41,8 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing(path):
-            self._file = path.open("ab", buffering=0)  # a buffer would keep, and try again, what a full disk refuses
+            self._file = path.open("ab+", buffering=0)  # a buffer would keep, and try again, what a full disk refuses
+            self._file.truncate(_whole_rows(self._file))
         self._is_new = True
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -69,10 +73,20 @@ class JsonLines:
         if self._file.closed:
             return
         with writing(self._path):
+            if not self._path.exists() and self._path.parent.is_dir():
+                self._write_again()
             os.fsync(self._file.fileno())
-            if self._is_new and self._path.parent.is_dir():  # it may have been moved
+            if self._is_new and self._path.parent.is_dir():
                 sync_folder(self._path.parent)
         self._is_new = False
+
+    def _write_again(self) -> None:
+        """Continue in a new file with the same rows: the folder was moved or deleted, and there is a new one."""
+        self._file.seek(0)
+        rows = self._file.readall()
+        self._file.close()
+        replace_contents(self._path, [rows])
+        self._file = self._path.open("ab+", buffering=0)
 
     def close(self) -> None:
         """Force all rows to disk and close the file."""
@@ -80,6 +94,19 @@ class JsonLines:
             self.sync()
         finally:
             self._file.close()
+
+
+def _whole_rows(file: io.FileIO) -> int:
+    """The length of a file up to its last newline, in bytes."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - PIECE_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -126,7 +153,7 @@ def truncate_rows(path: Path, last_update: int) -> int:
 def _update_of(line: bytes, path: Path, number: int) -> int:
     try:
         return int(json.loads(line)["update"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise DataError(f"{str(path)!r}, line {number}: not a row with an update") from error
 
 

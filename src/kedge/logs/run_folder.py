@@ -36,19 +36,22 @@ def create_run_folder(path: str | Path) -> Path:
     return folder
 
 
-def discard_run_folder(folder: Path) -> None:
-    """Remove the folder of a run that has no results; diagnostic files stay.
+def discard_run_folder(folder: Path) -> bool:
+    """Remove the folder of a run that has no results; diagnostic files stay. Returns whether it had none.
 
     Only what a run writes before its first result is removed. If there is anything else, nothing is.
     """
+    if not folder.is_dir():
+        return False
     kept = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
     paths = [path for path in folder.iterdir() if path.name not in kept and not is_part(path)]
     if not all(path.name in BEFORE_RESULTS or _is_empty_log(path) for path in paths):
-        return
+        return False
     for path in paths:
         path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
+    return True
 
 
 def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> Path:

@@ -116,6 +116,7 @@ def run_reward(
             **training,
             **settings.model_dump(exclude={"base"}),
         )
+        run.sync()
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
         weights = gathered_state(model.classifier, run.ranks)
         if run.ranks.is_first:

@@ -125,6 +125,7 @@ def run_sft(
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         weights = gathered_state(model.causal, run.ranks)
         if run.ranks.is_first:
+            run.sync()
             save(run.folder / "model", facts, weights, ended=True)
         end_training(config, run, outcome)
     results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}

@@ -25,7 +25,7 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
-from kedge.durable import remove_parts, sync_folder
+from kedge.durable import make_folder, remove_parts, sync_folder
 from kedge.errors import ConfigError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
@@ -145,12 +145,28 @@ class Run:
         """Mark the run as finished and write its summary. Called once everything that it leaves is on the disk."""
         mark_finished(self.folder, self.stage, summary)
 
-    def abandon(self) -> None:
-        """Remove the folder that `start` created, unless it contains log rows or other files.
+    def abandon(self) -> bool:
+        """Remove the folder that `start` created, unless it contains log rows or other files; whether it did not.
 
         The corrected command can then use the same folder. The file of rejected rows is kept.
         """
-        discard_run_folder(self.folder)
+        return discard_run_folder(self.folder)
+
+    def sync(self) -> None:
+        """If the folder was moved or deleted during the run, begin a new one, for the next checkpoint and the model.
+
+        Called before whatever the run leaves is written.
+
+        Raises:
+            OutputError: The folder cannot be created.
+        """
+        if is_run(self.folder):
+            return
+        say(f"{self.folder} was moved or deleted during the run: a new folder gets the logs, checkpoints and the model")
+        with writing(self.folder):
+            make_folder(self.folder)
+        claim(self.folder)
+        write_config(self.folder, self.config_text, self.facts)
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -223,8 +239,8 @@ def open_run(
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
     folder = shared if ranks.is_first else _temporary_folder()
-    # Diagnostics of an earlier run in this folder.
-    for path in () if resumed else (folder / name for name in sorted(DIAGNOSTIC_FILES)):
+    # Diagnostics of an earlier run in this folder; a resumed run reads its data, and rejects rows, again.
+    for path in (folder / name for name in sorted({REJECTED_FILE} if resumed else DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
     return Run(

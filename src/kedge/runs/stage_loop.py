@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from kedge.config import Config, best_metric
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
+from kedge.logs.incidents import truncate_incidents
 from kedge.logs.json_lines import truncate_rows
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.progress import Progress, say
@@ -23,6 +24,10 @@ from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.stopping import stopping
 
 __all__ = ["logged_steps", "stage_loop"]
+
+
+LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE)
+"""The logs whose rows a resumed run writes again from its checkpoint on."""
 
 
 @contextmanager
@@ -42,8 +47,9 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
     run.ranks.first(lambda: model.try_saving(run.folder))
     # Samples of "update 0" precede the first update: a run that starts over writes them again.
     last = (run.checkpoint.update if run.checkpoint else 0) or -1
-    for name in (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE):
+    for name in LOGS:
         truncate_rows(run.folder / name, last)
+    truncate_incidents(run.folder, last)
     with stopping(ranks=run.ranks) as stop:
         loop = CheckpointedLoop(
             run.shared_folder / CHECKPOINTS,
@@ -82,7 +88,7 @@ def logged_steps(
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as log,
     ):
-        loop.sync_before_saving(log)
+        loop.sync_before_saving(run, log)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log.write(step, metrics)

@@ -14,6 +14,7 @@ import torch
 from kedge.errors import NumericsError
 from kedge.logs.incidents import read_incidents
 from kedge.logs.metrics import read_metrics
+from kedge.logs.samples import read_samples
 from kedge.models import ActorCritic
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo import steps as ppo_steps
@@ -350,6 +351,17 @@ def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, 
         run_ppo(split, prompts=PROMPTS, reward=alarming)
     run_ppo(split, prompts=PROMPTS, reward=alarming, resume=Resume())
     assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_a_run_that_resumes_from_its_start_has_the_samples_of_the_start_once(configured, tmp_path, monkeypatch):
+    config = configured(on_nonfinite="rollback", num_updates=1, num_fixed_prompts=2)  # which saves the start
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo_steps.PpoSteps, "improve", lambda *_, **__: (_ for _ in ()).throw(SystemExit))
+        with pytest.raises(SystemExit):
+            run_ppo(config, prompts=PROMPTS, reward=vowels)
+    assert (tmp_path / "run" / "checkpoints" / "update-000000").is_dir()
+    run_ppo(config, prompts=PROMPTS, reward=vowels, resume=Resume())
+    assert [row["fixed"] for row in read_samples(tmp_path / "run") if row["update"] == 0] == [0, 1]
 
 
 def test_a_run_that_was_stopped_by_nan_goes_on_without_it(configured, tmp_path):

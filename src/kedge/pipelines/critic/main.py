@@ -113,6 +113,7 @@ def run_critic(
                 **training,
                 **config.critic.training(),
             )
+            run.sync()
             summary = _write_summary(config, run, sampled, loss, outcome)
             weights = gathered_state(inputs.saved, run.ranks)
             if run.ranks.is_first:

@@ -166,7 +166,7 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
     ):
         progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
         progress.say(roles.stop_tokens.line)
-        loop.sync_before_saving(metrics, details, samples, evaluations, critic_checks)
+        loop.sync_before_saving(run, metrics, details, samples, evaluations, critic_checks)
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )

@@ -91,7 +91,7 @@ def run_ppo(
     run.start()
     write_roles(run, roles)
     outcome: dict[str, object] = {}
-    fits = True
+    fits = has_results = True
     with resumable(config, run.folder, "ppo"), closing(roles.engine):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
@@ -99,10 +99,10 @@ def run_ppo(
                 outcome = loop.summary()
         except KedgeError as error:
             fits = not isinstance(error, OutOfMemoryError)
-            run.abandon()
+            has_results = not run.abandon()
             raise
         finally:
-            metrics = save_result(config, run, roles, interrupted=not outcome, model=fits)
+            metrics = save_result(config, run, roles, interrupted=not outcome, model=fits) if has_results else []
     end_stage(config, run, {**outcome, **compared(planned, run.device)})
     return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
 

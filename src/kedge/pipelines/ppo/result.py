@@ -12,7 +12,6 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
-from kedge.output import CONFIG_FILE
 from kedge.pipelines.ppo.roles import Roles
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
@@ -48,8 +47,6 @@ def save_result(
 ) -> list[dict[str, Any]]:
     """Save the policy and write the report, also for an interrupted run; return the metrics.
 
-    Does nothing for an abandoned run.
-
     Args:
         config: The run's configuration.
         run: The run.
@@ -57,8 +54,7 @@ def save_result(
         interrupted: The run did not reach its end.
         model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
     """
-    if not (run.folder / CONFIG_FILE).exists():
-        return []
+    run.sync()
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     if not model:
         pass

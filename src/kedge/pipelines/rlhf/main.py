@@ -119,6 +119,7 @@ def run_rlhf(
 
     summary = summarize(sft, rounds)
     if run.ranks.is_first:
+        run.sync()
         write_summary(run.folder, summary)
         run.finish({})
         print_rounds(run.folder, summary)
