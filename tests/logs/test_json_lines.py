@@ -30,11 +30,8 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_row(tmp_path: Path) -> None:
 
 def test_half_a_row_that_a_killed_process_left_is_removed_before_the_next_row(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    for left, kept in (
-        (b'{"upd', 0),
-        (b'{"update": 1}\n{"update": 2, "te', 1),
-        (b'{"update": 1}\n' + b"x" * 70_000, 1),
-    ):
+    row = b'{"update": 1}\n'
+    for left, kept in ((b'{"upd', 0), (row + b'{"update": 2, "te', 1), (row + b"x" * 70_000, 1)):
         path.write_bytes(left)
         lines = JsonLines(path)
         lines.write({"update": 9})

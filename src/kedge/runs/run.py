@@ -17,11 +17,8 @@ import torch
 from kedge.config import (
     RANKED,
     Config,
-    changed_settings,
     check_stage,
     choose_output,
-    effective_settings,
-    load_config,
     resolved_yaml,
     with_values,
 )
@@ -34,7 +31,6 @@ from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.quantized import load_bitsandbytes
 from kedge.output import (
     CHECKPOINTS,
-    CONFIG_FILE,
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
     REJECTED_FILE,
@@ -51,6 +47,7 @@ from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.finished import TRAINED, mark_finished
 from kedge.runs.in_memory import describe_in_memory
 from kedge.runs.publish import check_publishing
+from kedge.runs.unchanged import THREADS, check_unchanged, threads_before
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import OptimizerKind, check_optimizer
 from kedge.training.runtime import (
@@ -62,11 +59,6 @@ from kedge.training.runtime import (
 )
 
 __all__ = ["REJECTED_FILE", "Resume", "Run", "offloads", "open_run", "pass_tokens"]
-
-
-CRITIC = "ppo.critic"
-"""Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
-where `ppo.advantage` needs none, e.g. with `to_go`."""
 
 
 @dataclass(frozen=True)
@@ -229,13 +221,15 @@ def open_run(
         width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
         precision = resolve_precision(config.runtime.precision, device, width=width)
     keep_freed_memory()
-    set_threads(config.runtime.num_threads)
+    threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     if config.runtime.offload_frozen and not offloads(config, device):
         say(f"runtime.offload_frozen has no effect on {device}: it moves weights from a GPU to the host's memory")
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision}
+    if device.type == "cpu":
+        facts[THREADS] = threads
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
     folder = shared if ranks.is_first else _temporary_folder()
@@ -319,7 +313,7 @@ def _checkpoint_to_resume(
     """The newest valid checkpoint, after checking that the run may go on from it."""
     checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
     longer = lengthening(folder, config, stage)
-    _check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
+    check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
     if longer:
         check_extension(folder, checkpoint)
         progress = checkpoint.state["progress"] if checkpoint else {}
@@ -332,24 +326,3 @@ def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="kedge-rank-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def _check_unchanged(
-    config: Config,
-    folder: Path,
-    fingerprint: Mapping[str, str],
-    checkpoint: Checkpoint | None,
-    allowed: tuple[str, ...],
-) -> None:
-    """Reject resuming with changed settings or inputs, except the allowed ones."""
-    saved, current = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
-    changes = changed_settings(saved, current, allowed=allowed)
-    if checkpoint is not None:
-        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
-    if changes:
-        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
-        if any(change.startswith(f"{CRITIC}:") for change in changes):
-            critic = saved["ppo"]["critic"]
-            raise ConfigError(f"{because}. It was trained with {CRITIC}={critic}: resume it with that setting")
-        names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
-        raise ConfigError(f"{because}. If this is intended: {names}")
