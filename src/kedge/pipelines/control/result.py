@@ -12,7 +12,6 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.gym.saving import load_control_policy, save_control_policy
 from kedge.logs.metrics import METRICS_FILE, read_metrics
-from kedge.output import CONFIG_FILE
 from kedge.pipelines.control.parts import Parts
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
@@ -76,8 +75,7 @@ def save_result(config: Config, run: Run, parts: Parts, *, interrupted: bool) ->
         parts: Its parts.
         interrupted: The run did not reach its end.
     """
-    if not (run.folder / CONFIG_FILE).exists():
-        return []
+    run.sync()
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
     _save(config, parts, run.folder / "model", metrics)
     leave_stage_report(config, run.folder, interrupted=interrupted)
