@@ -9,7 +9,7 @@ from typing import Any
 
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge.inspect.doctor.first_update import FIRST_UPDATE_TOO_LARGE, NUM_FIRST
-from kedge.inspect.record import RunRecord, read_run
+from kedge.inspect.record import RunRecord, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.output import is_run
@@ -57,10 +57,11 @@ def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examin
         DataError: The folder is not a run, or a file is damaged.
     """
     stages = [path for path in sorted(folder.glob("*")) if is_run(path)]
-    if not stages:
-        return {str(folder): examine(read_run(folder), advice=advice)}
-    records = sorted((read_run(path) for path in stages), key=_stage_order)
-    return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
+    with readable(folder):
+        if not stages:
+            return {str(folder): examine(read_run(folder), advice=advice)}
+        records = sorted((read_run(path) for path in stages), key=_stage_order)
+        return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
 
 
 class LiveDoctor:

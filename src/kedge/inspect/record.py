@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from kedge.errors import DataError
+from kedge.errors import DataError, KedgeError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
-from kedge.logs.json_lines import read_json_lines
-from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.logs.json_lines import read_rows
+from kedge.logs.metrics import METRICS_FILE, with_current_names
 from kedge.logs.phases import JUDGING
+from kedge.logs.progress import say
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import (
     BEST_FILE,
@@ -39,10 +43,12 @@ __all__ = [
     "RunRecord",
     "build_record",
     "last_written",
+    "measured",
     "read_config",
     "read_json_object",
     "read_results",
     "read_run",
+    "readable",
 ]
 
 QUIET_SECONDS = 60.0
@@ -50,6 +56,9 @@ QUIET_SECONDS = 60.0
 
 JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once, during which nothing is written."""
+
+LARGEST = 1e300
+DEEPEST, OPENING = 100, {"[": 1, "{": 1, "]": -1, "}": -1}
 
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
@@ -136,34 +145,66 @@ class RunRecord:
         )
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRecord:
     """Read a run's folder, also of a running run. Files that its stage does not write are empty.
 
+    Args:
+        folder: The folder.
+        on_skipped: Called with a line for each file some of whose lines are damaged; they are left out.
+
     Raises:
-        DataError: The folder is not a run's, or a file in it is damaged.
+        DataError: The folder is not a run's, or a JSON or YAML file in it is damaged.
     """
     facts, config = read_config(folder)
+    rows = partial(read_rows, numbered=True, on_skipped=on_skipped)
     return build_record(
         folder,
         facts,
         config,
-        metrics=read_metrics(folder) if (folder / METRICS_FILE).is_file() else [],
-        details=_rows(folder / DETAILS_FILE),
-        samples=_rows(folder / SAMPLES_FILE),
-        incidents=_rows(folder / INCIDENTS_FILE),
-        progress=_rows(folder / PROGRESS_FILE),
-        results=read_results(folder, facts),
+        metrics=[measured(row) for row in rows(folder / METRICS_FILE)],
+        details=rows(folder / DETAILS_FILE),
+        samples=rows(folder / SAMPLES_FILE),
+        incidents=rows(folder / INCIDENTS_FILE),
+        progress=rows(folder / PROGRESS_FILE),
+        results=read_results(folder, facts, on_skipped=on_skipped),
+        on_skipped=on_skipped,
     )
 
 
-def read_results(folder: Path, facts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The judged pairs or responses of a stage without updates; empty for other stages.
+def measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.jsonl` under current names, without what is no finite number or null."""
+    return {name: value for name, value in with_current_names(row).items() if value is None or _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Context in which a run's record is used.
 
     Raises:
-        DataError: The file is damaged.
+        DataError: Something in its files is not what any run writes, such as a text in the place of a number.
     """
+    try:
+        yield
+    except KedgeError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{folder} cannot be shown, since one of its files has an entry that no run writes "
+            f"({type(error).__name__}: {error}; {Path(place.filename).name}, line {place.lineno})"
+        ) from error
+
+
+def read_results(
+    folder: Path, facts: Mapping[str, str], *, on_skipped: Callable[[str], None] = say
+) -> list[dict[str, Any]]:
+    """The judged pairs or responses of a stage without updates; empty for other stages. For `on_skipped`, see there."""
     name = RESULTS.get(facts.get("stage", ""))
-    return _rows(folder / name) if name else []
+    return read_rows(folder / name, numbered=False, on_skipped=on_skipped) if name else []
 
 
 def build_record(
@@ -177,6 +218,7 @@ def build_record(
     incidents: Sequence[dict[str, Any]],
     progress: Sequence[dict[str, Any]] = (),
     results: Sequence[dict[str, Any]] = (),
+    on_skipped: Callable[[str], None] = lambda line: None,
 ) -> RunRecord:
     """A run's record from the rows of its logs; its small JSON files are read here.
 
@@ -194,8 +236,8 @@ def build_record(
         details=details,
         samples=samples,
         incidents=incidents,
-        evaluations=_rows(folder / EVALUATIONS_FILE),
-        critic_checks=_rows(folder / CRITIC_CHECKS_FILE),
+        evaluations=read_rows(folder / EVALUATIONS_FILE, numbered=True, on_skipped=on_skipped),
+        critic_checks=read_rows(folder / CRITIC_CHECKS_FILE, numbered=True, on_skipped=on_skipped),
         best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
         is_best_kept=best_checkpoint(folder) is not None,
         roles=read_json_object(folder / ROLES_FILE),
@@ -218,9 +260,11 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
         raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
     text = path.read_text(encoding="utf-8", errors="replace")
     header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
+    if max(itertools.accumulate((OPENING.get(character, 0) for character in text), initial=0)) > DEEPEST:
+        raise DataError(f"{str(path)!r} is damaged: more than {DEEPEST} levels")  # which would take the parser minutes
     try:
         settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is damaged: {error}") from error
     return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
 
@@ -244,7 +288,7 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         found = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is damaged: {error}") from error
     return found if isinstance(found, Mapping) else {}
 
@@ -264,7 +308,3 @@ def _is_called(name: str, term: Mapping[str, Any]) -> bool:
     """Whether a reward term's metric has this name: the term's own, or the last part of its source."""
     source = str(term.get("source") or "")
     return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path) if path.is_file() else []

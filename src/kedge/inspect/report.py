@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
 from kedge.inspect.page.demo import demo_frontier, demo_headlines
-from kedge.inspect.record import RunRecord, read_json_object, read_run
+from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
 from kedge.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
@@ -65,19 +65,30 @@ def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice =
 
 
 def collect_page(
-    folders: Sequence[Path], *, ending: Ending | None = None, advice: Advice = no_advice
+    folders: Sequence[Path],
+    *,
+    ending: Ending | None = None,
+    advice: Advice = no_advice,
+    on_skipped: Callable[[str], None] = say,
 ) -> dict[str, Any]:
-    """The data of the page about these runs; see `page_data`.
+    """The data of the page about these runs; see `page_data`, and `read_run` for `on_skipped`.
 
     Raises:
         DataError: As `write_report`.
     """
+    with readable(folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))):
+        return _collect_page(folders, ending, advice, on_skipped)
+
+
+def _collect_page(
+    folders: Sequence[Path], ending: Ending | None, advice: Advice, on_skipped: Callable[[str], None]
+) -> dict[str, Any]:
     sweep = read_sweep(folders[0]) if len(folders) == 1 and is_sweep(folders[0]) else None
     if sweep is None:
         named = _named([path for folder in folders for path in runs_in(folder)])
     else:
         named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
-    runs = [_reported(name, path, ending, advice) for name, path in named.items()]
+    runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
     trained = {run.record.folder.resolve() for run in runs}
     return page_data(
         [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
@@ -111,8 +122,10 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return {name: path for path, name in found.items()}
 
 
-def _reported(name: str, path: Path, ending: Ending | None, advice: Advice) -> ReportedRun:
-    record = read_run(path)
+def _reported(
+    name: str, path: Path, ending: Ending | None, advice: Advice, on_skipped: Callable[[str], None]
+) -> ReportedRun:
+    record = read_run(path, on_skipped=on_skipped)
     if ending is not None and record.state == "running":
         record = replace(record, state=ending)
     examined = examine(record, advice=advice)
@@ -140,7 +153,7 @@ def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRec
     found = {}
     for folder in sorted(folder for folder in folders - exclude if is_run(folder)):
         try:
-            trained = read_run(folder)
+            trained = read_run(folder, on_skipped=lambda line: None)
         except DataError:  # a damaged folder of another run is not this report's business
             continue
         if trained.stage == "reward":

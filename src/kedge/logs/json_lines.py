@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from kedge.durable import replace_contents, sync_folder
 from kedge.errors import DataError
 from kedge.output import replace_file, writing
 
-__all__ = ["JsonLines", "plain_json", "read_json_lines", "truncate_rows"]
+__all__ = ["JsonLines", "parse_row", "plain_json", "read_json_lines", "read_rows", "skipped_lines", "truncate_rows"]
 
 PIECE_BYTES = 1 << 16
 
@@ -107,6 +107,50 @@ def _whole_rows(file: io.FileIO) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def parse_row(line: str | bytes, *, numbered: bool) -> dict[str, Any] | None:
+    """A line as a row; None if it is none.
+
+    Args:
+        line: The line.
+        numbered: Whether rows have an update.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # too many digits or levels, too
+        return None
+    if not isinstance(row, dict) or (numbered and not _is_update(row.get("update"))):
+        return None
+    return row
+
+
+def skipped_lines(path: Path, lines: Sequence[int]) -> str:
+    """What to tell about lines that are no rows, by their numbers."""
+    first = f"line {lines[0]}" if len(lines) == 1 else f"{len(lines):,} lines, first line {lines[0]}"
+    return f"{path}: {first}: damaged, left out"
+
+
+def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The rows of a file of a run, which may still be written to; empty if there is none.
+
+    Args:
+        path: The file.
+        numbered: Whether rows have an update.
+        on_skipped: Called with a line about lines that are no rows; the last one may be incomplete.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        return []
+    *lines, last = path.read_bytes().split(b"\n")
+    found = [parse_row(line, numbered=numbered) for line in lines]
+    skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
+    if skipped:
+        on_skipped(skipped_lines(path, skipped))
+    return [row for row in [*found, parse_row(last, numbered=numbered) if last else None] if row is not None]
+
+
+def _is_update(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import DataError
 from kedge.inspect.watch.tail import Tail
 from kedge.logs.json_lines import read_json_lines, truncate_rows
 
@@ -112,8 +111,16 @@ def test_rows_without_an_update_are_left_out(tmp_path):
     assert updates(tail) == [1, 2]
 
 
-def test_damage_is_reported(tmp_path: Path):
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path):
     path = tmp_path / "log.jsonl"
-    path.write_text('{"update": 1}\n{"upd\n{"update": 2}\n')
-    with pytest.raises(DataError, match=r"log\.jsonl' is damaged: a line is not JSON"):
-        Tail(path).read()
+    path.write_text('{"update": 1}\n{"upd\n[1]\n{"update": ' + "9" * 5000 + "}\n" + "[" * 9000 + '\n{"update": 2}\n')
+    tail = Tail(path)
+    tail.read()
+    assert updates(tail) == [1, 2]
+    assert tail.skipped == 4
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "log.jsonl")
+    tail = Tail(tmp_path / "log.jsonl")
+    assert not tail.read()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import Examination, Finding
-from kedge.inspect.record import RESULTS, RunRecord, build_record, last_written, read_config
+from kedge.inspect.record import RESULTS, RunRecord, build_record, last_written, measured, read_config, readable
 from kedge.inspect.watch.tail import Tail
 from kedge.logs.details import DETAILS_FILE
-from kedge.logs.metrics import METRICS_FILE, with_current_names
+from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
 from kedge.output import CONFIG_FILE, INCIDENTS_FILE, PROGRESS_FILE
 
@@ -35,12 +35,14 @@ class Snapshot:
         examination: The doctor's findings, most severe first, and what it could not judge.
         age: Seconds since its last row, or since its start.
         is_new: Whether it has rows that the snapshot before did not have.
+        skipped: Lines of its files that are damaged, and left out.
     """
 
     record: RunRecord
     examination: Examination
     age: float
     is_new: bool = True
+    skipped: int = 0
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -58,7 +60,7 @@ class Follower:
 
     def __init__(self, folder: Path, examine: Callable[[RunRecord], Examination]) -> None:
         self.folder, self._examine = folder, examine
-        self._metrics = Tail(folder / METRICS_FILE, convert=with_current_names)
+        self._metrics = Tail(folder / METRICS_FILE, convert=measured)
         self._details = Tail(folder / DETAILS_FILE)
         self._incidents = Tail(folder / INCIDENTS_FILE)
         self._samples = Tail(folder / SAMPLES_FILE, keep=NEWEST_SAMPLES, last_bytes=SAMPLE_BYTES)
@@ -81,6 +83,10 @@ class Follower:
         Raises:
             DataError: The folder is not a run's, or a file in it is damaged.
         """
+        with readable(self.folder):
+            return self._look()
+
+    def _look(self) -> Snapshot:
         grown = [log.read() for log in self._logs]
         is_new, self._is_first = self._is_first or any(grown), False
         self._is_undiagnosed |= is_new
@@ -99,7 +105,8 @@ class Follower:
         self._is_undiagnosed |= record.state != self._last_state  # the summary is written after the last row
         self._last_state = record.state
         self._update_examination(record)
-        return Snapshot(record, self._examination, max(0.0, time.time() - last_written(self.folder)), is_new)
+        age, skipped = max(0.0, time.time() - last_written(self.folder)), sum(log.skipped for log in self._logs)
+        return Snapshot(record, self._examination, age, is_new, skipped)
 
     def _read_config(self) -> tuple[Mapping[str, str], Mapping[str, Any]]:
         """Facts and configuration, parsed again after a resumed run has rewritten them."""

@@ -76,6 +76,8 @@ def _head(snapshot: Snapshot) -> Iterator[RenderableType]:
     title.add_row(name, Text.assemble((state, style), (f", wrote {format_duration(snapshot.age)} ago", "dim")))
     yield title
     yield _progress(record) if record.has_updates else draw_phase(record)
+    if snapshot.skipped:
+        yield Text(f"{snapshot.skipped:,} damaged lines in its files are left out", style="yellow")
     if record.ended_early:
         yield Text(printable(f"ended early: {record.ended_early}"), style="yellow")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import DataError
+from kedge.logs.json_lines import parse_row
 
 __all__ = ["Tail"]
 
@@ -27,6 +27,9 @@ class Tail:
         last_bytes: Number of bytes to read from the end of the file at first; None reads all.
         convert: Applied to each row.
         numbered: Whether rows have an update number; rows without one are then left out.
+
+    Attributes:
+        skipped: Lines that were no rows.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Tail:
         self._rows: deque[dict[str, Any]] = deque(maxlen=keep)
         self._file: tuple[int, int] | None = None
         self._offset, self._is_within_line = 0, False
+        self.skipped = 0
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
@@ -49,12 +53,10 @@ class Tail:
         return list(self._rows)
 
     def read(self) -> bool:
-        """Read what is new; return whether anything is.
-
-        Raises:
-            DataError: A complete line is not JSON.
-        """
+        """Read what is new; return whether anything is."""
         try:
+            if not stat.S_ISREG(self._path.stat().st_mode):  # a pipe would be waited for
+                return self._restart(None, 0)
             with self._path.open("rb", buffering=0) as file:
                 return self._read(file)
         except FileNotFoundError:
@@ -80,13 +82,11 @@ class Tail:
         is_changed = not (identity is None and self._file is None)
         self._file, self._offset, self._is_within_line = identity, offset, offset > 0
         self._rows.clear()
+        self.skipped = 0
         return is_changed
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            raise DataError(f"{str(self._path)!r} is damaged: a line is not JSON ({error})") from error
-        if not isinstance(row, dict) or (self._numbered and not isinstance(row.get("update"), int)):
-            return None
-        return self._convert(row)
+        row = parse_row(line, numbered=self._numbered)
+        if row is None and line.strip():
+            self.skipped += 1
+        return None if row is None else self._convert(row)

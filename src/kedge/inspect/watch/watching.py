@@ -14,7 +14,7 @@ from rich.text import Text
 from kedge.errors import DataError
 from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import render_page
-from kedge.inspect.record import QUIET_SECONDS, RESULTS, last_written
+from kedge.inspect.record import QUIET_SECONDS, RESULTS, last_written, readable
 from kedge.inspect.report import collect_page, runs_in
 from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
 from kedge.inspect.watch.sweep import SweepFollower, draw_sweep
@@ -69,7 +69,8 @@ def watch_run(folder: Path, console: Console, *, once: bool = False, advice: Adv
         _watch_sweep(folder, console, once=once)
         return
     if once or not console.is_terminal:
-        console.print(draw_frame(Follower(_active_run(folder), partial(examine, advice=advice)).look(), console))
+        with readable(folder):
+            console.print(draw_frame(Follower(_active_run(folder), partial(examine, advice=advice)).look(), console))
         return
     snapshot = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -117,7 +118,7 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> Loc
     collect_page([folder])
     page = LivePage(
         version=lambda: _version(folder),
-        data=lambda: collect_page([folder], advice=advice),
+        data=lambda: collect_page([folder], advice=advice, on_skipped=lambda line: None),
         render=lambda data, live: render_page(data, live=live),
     )
     return page_server(page, port=port)
@@ -126,7 +127,8 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> Loc
 def _frame(snapshot: Snapshot | None, folder: Path, console: Console) -> RenderableType:
     if snapshot is None:
         return Text(f"{printable(str(folder))} has no run yet: waiting for one to start")
-    return draw_frame(snapshot, console, height=console.height)
+    with readable(folder):
+        return draw_frame(snapshot, console, height=console.height)
 
 
 def _snapshots(folder: Path, advice: Advice) -> Iterator[Snapshot | None]:
