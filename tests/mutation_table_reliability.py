@@ -258,9 +258,9 @@ RELIABILITY = (
     Mutation(
         "workers-outlive-kedge",
         "rewards/worker/main.py",
-        "    time.sleep(GRACE)\n    _end_group(process)\n",
+        "    _end_with_kedge(tie)\n",
         "",
-        f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs_with_a_child]",
+        f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs_in_c_with_a_child]",
     ),
     Mutation(
         "one-retry-too-few",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import json
 import os
 import random
 import re
@@ -110,6 +111,23 @@ def hangs_with_a_child(completions, note):
 
 def hangs_in_c(completions):
     re.fullmatch("(a|a)*b", "a" * 64)
+
+
+def hangs_in_c_with_a_child(completions, note):
+    subprocess.Popen(["sleep", "1000"])
+    with open(note[0], "w") as file:
+        file.write("begun")
+    re.fullmatch("(a|a)*b", "a" * 64)  # runs no code of Python, and no other thread
+
+
+def fakes_replies(completions):
+    result = {"scores": [1.0], "memory": 1}
+    for number in range(64):
+        for fake in ({"result": result}, {"result": 7}, {"error": 7, "row": "x"}, {"error": "mine"}):
+            for descriptor in range(3, 16):
+                with contextlib.suppress(OSError):
+                    os.write(descriptor, json.dumps({"id": number, **fake}).encode() + b"\n")
+    return [2.0] * len(completions)
 
 
 def hangs_on_request(completions):

@@ -21,6 +21,7 @@ import pytest
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, Responses
 from kedge.rewards.retries import CallTimeout
+from kedge.rewards.worker import client, codec
 from kedge.rewards.worker.client import RemoteFunction
 from tests.processes import children_with_a_group, members, processes
 
@@ -244,6 +245,22 @@ def test_a_function_may_close_its_output_and_read_its_input(remote):
     assert remote("reads_its_input").score(batch("a")) == [0.0]
 
 
+def test_replies_that_the_function_writes_itself_do_not_count(remote):
+    function = remote("fakes_replies")
+    for _ in range(2):
+        assert function.score(batch("a", "b")) == [2.0, 2.0]
+
+
+def test_a_reply_of_another_form_is_one_line(remote, monkeypatch):
+    function = remote("lengths")
+    for fake in ({"scores": [1.0], "memory": 1}, {"scores": "x", "memory": 1}, {"scores": [1.0, 2.0]}, 7, None):
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "decode", lambda line, fake=fake: {**codec.decode(line), "result": fake})
+            with pytest.raises(RewardError, match=r"lengths: its process sent|lengths returned"):
+                function.score(batch("a", "b"))
+    assert function.score(batch("a", "b")) == [1.0, 1.0]
+
+
 def test_a_fork_that_returns_replies_once(remote):
     function = remote("forks")
     assert function.score(batch("a", "bb")) == [1.0, 2.0]
@@ -320,7 +337,18 @@ def test_the_worker_outlives_the_thread_that_started_it(remote):
     assert found[0].score(batch("a")) == [float(found[0]._worker._process.pid)]
 
 
-@pytest.mark.parametrize("name", ["lengths", "hangs_with_a_child", "leaves_a_child"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lengths",
+        "hangs_with_a_child",
+        "leaves_a_child",
+        pytest.param(
+            "hangs_in_c_with_a_child",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel kills it"),
+        ),
+    ],
+)
 def test_the_worker_ends_when_kedge_is_killed(name, tmp_path, request):
     note = tmp_path / "note"
     program = (
@@ -337,7 +365,7 @@ def test_the_worker_ends_when_kedge_is_killed(name, tmp_path, request):
     ) as kedge:
         worker = int(kedge.stdout.readline())
         request.addfinalizer(lambda: end(worker))
-        if name == "hangs_with_a_child":
+        if name.startswith("hangs"):
             # An idle worker would end by itself: the call must be running when kedge is killed.
             assert eventually(note.exists, seconds=60.0)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.retries import CallLimits, CallTimeout
-from kedge.rewards.source import Responses, Score
+from kedge.rewards.source import Responses, Score, checked_scores
 from kedge.rewards.worker.codec import decode, encode
 from kedge.rewards.worker.log import RewardLog
 from kedge.rewards.worker.process import WorkerEnded, WorkerProcess, WorkerTimeout
@@ -55,7 +56,6 @@ class RemoteFunction:
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
         self._first_memory: int | None = None
-        self._last_number = 0
         if bad := [name for name, value in self._loading["settings"].items() if not _is_encodable(value)]:
             raise RewardError(f"{self.name}: setting {bad[0]!r} cannot be sent to another process")
         self._worker = self._new_worker()
@@ -93,8 +93,10 @@ class RemoteFunction:
 
         def scores() -> Sequence[Score]:
             result = collect()
+            # The function could have written to the connection itself: only scores count.
+            found = checked_scores(result["scores"], name=self.name, lengths=responses.lengths)
             self._check_memory(result["memory"])
-            return result["scores"]
+            return found
 
         return scores
 
@@ -136,9 +138,9 @@ class RemoteFunction:
         return collect
 
     def _message(self, what: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
-        self._last_number += 1
-        message = {"id": self._last_number, "do": what, "name": self.name, "arguments": arguments}
-        return self._last_number, encode(message)
+        number = secrets.randbits(64)  # which the function does not know by counting
+        message = {"id": number, "do": what, "name": self.name, "arguments": arguments}
+        return number, encode(message)
 
     def _reply(self, worker: WorkerProcess, number: int, what: str, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
@@ -146,12 +148,13 @@ class RemoteFunction:
         try:
             while reply.get("id") != number:  # skips replies to abandoned requests
                 reply = decode(worker.receive(deadline))
+            _check_reply(reply, what)
         except WorkerTimeout as error:
             doing = "importing its module" if what == "load" else "a call"
             raise self._failed(CallTimeout(f"{self.name}: {doing} took over {seconds:g} s; it was killed")) from error
         except WorkerEnded as error:
             raise self._failed(RewardError(f"{self.name}: its process {error}")) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             worker.kill()
             raise self._failed(RewardError(f"{self.name}: its process sent something other than scores")) from error
         if "error" in reply:
@@ -159,7 +162,7 @@ class RemoteFunction:
             error = RewardError(message) if row is None else NonfiniteScoreError(message, row)
             raise self._failed(error, reply["traceback"])
         self._log.end()
-        return reply["result"]
+        return reply.get("result")
 
     def _failed(self, error: RewardError, traceback: str = "") -> RewardError:
         self._log.end(*traceback.splitlines(), f"[{error}]")
@@ -173,6 +176,24 @@ class RemoteFunction:
         if grown > self._limits.memory_growth:
             self._log.end(f"[replaced: its process has grown by {grown / 2**20:,.0f} MiB since its first call]")
             self._worker.close()
+
+
+def _check_reply(reply: Mapping[str, Any], what: str) -> None:
+    """Check the form of a reply.
+
+    Raises:
+        ValueError: It has another.
+    """
+    forms: dict[str, Any] = {"error": str, "traceback": str, "row": (int, type(None))}
+    if "error" not in reply:
+        results: dict[str, dict[str, Any]] = {
+            "load": {"name": str, "argument_names": (list, type(None))},
+            "score": {"scores": object, "memory": int},
+        }
+        forms, result = results.get(what, {}), reply.get("result")
+        reply = result if isinstance(result, dict) else {}
+    if not all(name in reply and isinstance(reply[name], form) for name, form in forms.items()):
+        raise ValueError("not a reply")
 
 
 def _source_of(spec: str) -> bytes | None:

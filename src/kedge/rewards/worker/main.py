@@ -1,7 +1,7 @@
 """The worker process of a reward function: loads the function, and answers requests to score responses.
 
-It ends when kedge does: when the connection closes, it has a second to finish, then its process group is killed. It
-imports nothing beyond what the function needs.
+It ends when kedge does: when the connection closes, it has a second to finish, then its process group is killed; when
+kedge itself is killed, at once, where the system can. It imports nothing beyond what the function needs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ LAST_RESORT = 3600.0
 """Seconds after a call's deadline at which the kernel ends a worker that kedge could not, because it died itself."""
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, tie: int) -> None:
     """Answer requests until the connection closes.
 
     Args:
         descriptor: The worker's end of the connection, an open file descriptor.
+        tie: The reading end of a pipe that closes when kedge ends.
     """
+    _end_with_kedge(tie)
     process, closed = os.getpid(), threading.Event()
     # Registered first, so that it runs last. While kedge is running, it reads this process's exit status instead.
     atexit.register(lambda: _end_group(process) if closed.is_set() else None)
@@ -61,6 +63,24 @@ def main(descriptor: int) -> None:
         if os.getpid() != process:
             os._exit(0)  # a fork made by the function; only the original answers
         connection.sendall(encode(reply))
+
+
+def _end_with_kedge(tie: int) -> None:
+    """Let the kernel kill this process and its children when a pipe closes: a loop in C runs no code that could.
+
+    Linux alone can. The signal for a parent's death would come with the end of the thread that started this process.
+    """
+    if sys.platform != "linux":
+        return
+    import fcntl
+
+    os.set_inheritable(tie, False)
+    fcntl.fcntl(tie, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(tie, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(tie, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
+    with suppress(BlockingIOError):
+        if not os.read(tie, 1):  # kedge has ended before this
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class _Session:

@@ -20,7 +20,8 @@ __all__ = ["WorkerEnded", "WorkerProcess", "WorkerTimeout"]
 
 # The worker gets kedge's own `sys.path`, so that names refer to the same modules in both.
 _BOOT = (
-    "import sys; _, n, *sys.path = sys.argv; del sys.argv[1:]; from kedge.rewards.worker.main import main; main(int(n))"
+    "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from kedge.rewards.worker.main import main; "
+    "main(int(n), int(tie))"
 )
 _POLL_INTERVAL = 0.2
 _CHUNK = 1 << 16
@@ -39,7 +40,8 @@ class WorkerProcess:
 
     It has its own session and process group: Ctrl-C in a terminal does not reach it, and its children are killed with
     it. It cannot block the caller, whether it never replies, never reads a request or prints without end. It is killed
-    when this object is garbage-collected or kedge exits; if kedge itself is killed, the worker notices and exits.
+    when this object is garbage-collected or kedge exits; if kedge itself is killed, the kernel kills it (Linux), or it
+    notices and exits.
 
     Args:
         on_output: Called with the process's output as it is read.
@@ -49,14 +51,15 @@ class WorkerProcess:
         self._on_output = on_output
         self._outgoing, self._incoming = bytearray(), bytearray()
         self._connection, theirs = socket.socketpair()
-        with theirs:
+        tied, tie = os.pipe()  # nothing is sent: it closes when kedge ends, however that happens
+        with theirs, os.fdopen(tied, "rb", 0):
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, str(theirs.fileno()), *map(str, sys.path)],
+                [sys.executable, "-u", "-c", _BOOT, str(theirs.fileno()), str(tied), *map(str, sys.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), tied],
                 start_new_session=True,
                 # Sets of strings iterate in the same order in every process: a resumed run gets the same scores.
                 env={"PYTHONHASHSEED": "0", **os.environ},
@@ -65,7 +68,7 @@ class WorkerProcess:
         self._connection.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
         self._watched = [self._connection.fileno(), self._output.fileno()]
-        self._parts = (self._process, self._connection, self._output, os.getpid())
+        self._parts = (self._process, self._connection, self._output, tie, os.getpid())
         self._finalizer = weakref.finalize(self, _end, *self._parts, grace=GRACE)
 
     @property
@@ -166,7 +169,13 @@ class WorkerProcess:
 
 
 def _end(
-    process: subprocess.Popen[bytes], connection: socket.socket, output: IO[bytes], owner: int, *, grace: float
+    process: subprocess.Popen[bytes],
+    connection: socket.socket,
+    output: IO[bytes],
+    tie: int,
+    owner: int,
+    *,
+    grace: float,
 ) -> None:
     """End a process: close its connection, wait up to `grace` seconds for it to exit, then kill its process group."""
     if os.getpid() != owner:
@@ -181,3 +190,4 @@ def _end(
     with suppress(subprocess.TimeoutExpired):  # a process blocked in the kernel, as by a dead disk, cannot be reaped
         process.wait(GRACE)
     output.close()
+    os.close(tie)
