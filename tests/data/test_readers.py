@@ -20,6 +20,8 @@ from kedge.data import (
     read_prompts,
     write_rejections,
 )
+from kedge.data.chat import apply_template
+from kedge.data.rejections import RowError
 from kedge.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
@@ -305,6 +307,19 @@ def test_a_conversation_is_encoded_as_its_template_writes_it():
     assert rendered == RENDERED + "Because.<eos>\n"
     assert CHAT.decode([*halves.prompt, *halves.completion]) == rendered.rstrip()
     assert [id for id in halves.completion if id == CHAT.eos_token_id] == [CHAT.eos_token_id]
+
+
+def test_named_templates_may_have_line_breaks_in_their_blocks():
+    template = "{%- for message in messages\n%}{{ message['content'] }}{% endfor %}"
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    tokenizer.chat_template = {"default": template, "tools": "{{ 'b' }}"}
+    assert apply_template(tokenizer, [QUESTION]) == QUESTION["content"]
+    tokenizer.chat_template = {"default": template, "tools": "{{ 9 ** 9 }}"}
+    with pytest.raises(DataError, match="power operator"):
+        apply_template(tokenizer, [QUESTION])
+    tokenizer.chat_template = "{{ '\\ud800' }}"
+    with pytest.raises(RowError, match="rejects the conversation"):
+        apply_template(tokenizer, [QUESTION])
 
 
 def test_a_row_that_the_chat_template_rejects_is_a_bad_row():

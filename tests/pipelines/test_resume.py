@@ -345,6 +345,12 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
         0,
         "run has finished: there is nothing to resume. To extend it, raise ppo.num_updates.\n",
     )
+    for more, said in (
+        (["ppo.gamma=0.9"], "run has finished, with other settings (ppo.gamma: 1.0 in the run, 0.9 now)"),
+        (["--allow-changes", "ppo.gama"], "--allow-changes ppo.gama: there is no such field or section; did you mean"),
+    ):
+        other = forked_kedge("ppo", "--resume", "run", *more, cwd=tmp_path)
+        assert (other.returncode, said in other.stderr) == (2, True), other.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,22 @@ def test_a_signal_is_a_request_until_the_block_looks_for_it(signum, error):
     assert error is KeyboardInterrupt or caught.value.code == 143
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_lost_terminal_is_a_request_too_unless_it_is_ignored(is_ignored):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        with stopping() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert asked.requested != is_ignored
+            if not is_ignored:
+                with pytest.raises(Terminated) as caught:
+                    asked.raise_if_requested()
+                assert caught.value.code == 129
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over():
     started = time.monotonic()
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.command import Command
+from kedge.texts import printable
 
 __all__ = ["app"]
 
@@ -53,7 +54,7 @@ def report(
     from kedge.config import field_advice
     from kedge.inspect.report import write_report
 
-    typer.echo(write_report(runs, out, advice=field_advice))
+    typer.echo(printable(str(write_report(runs, out, advice=field_advice))))
 
 
 @app.command(cls=Command)

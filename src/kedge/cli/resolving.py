@@ -1,14 +1,25 @@
 """Resolves the command line to the configuration of a stage, and `--resume`."""
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from kedge.config import Config, check_stage, choose_output, load_config, with_values
+from kedge.config import (
+    Config,
+    changed_settings,
+    check_stage,
+    choose_output,
+    effective_settings,
+    load_config,
+    with_values,
+)
 from kedge.errors import ConfigError
 from kedge.invocation import num_ranks
 from kedge.output import CONFIG_FILE, is_run
+from kedge.texts import printable
 
 __all__ = ["resolve", "resume_from"]
 
@@ -44,15 +55,44 @@ def resume_from(config: Config, stage: str, resume: str | None, allow_changes: l
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
         return None
+    for name in allow_changes or ():
+        _check_field(name)
     from kedge.runs.extension import LENGTHS
     from kedge.runs.finished import finished_run
     from kedge.runs.run import Resume
 
     if folder := finished_run(config):
         extend = f" To extend it, raise {LENGTHS[stage]}." if stage in LENGTHS else ""
-        typer.echo(f"{folder} has finished: there is nothing to resume.{extend}")
+        _check_same_settings(folder, config, stage, allow_changes or ())
+        typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))
+
+
+def _check_field(name: str) -> None:
+    """Check that `--allow-changes` names a field or a section (`ConfigError` if not)."""
+    sections = Config().model_dump(mode="json")
+    fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
+    known = [*sections, *fields]
+    if name.partition("[")[0] not in known and not name.startswith(("reward[", "data.", "rollout.", "reward.")):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"--allow-changes {name}: there is no such field or section{hint}")
+
+
+def _check_same_settings(folder: Path, config: Config, stage: str, allowed: Collection[str]) -> None:
+    """Check that a run that has finished is asked for with its own settings; it may be asked to be shorter.
+
+    Raises:
+        ConfigError: Other settings are given, under which there would be another result.
+    """
+    from kedge.runs.extension import LENGTHS
+
+    saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
+    # What is given as text or as a Python object is not in the configuration.
+    free = ("data", "reward", "rlhf.labeller", *LENGTHS.values(), "ppo.eval_patience", "ppo.max_kl", *allowed)
+    if changes := changed_settings(saved, now, allowed=free):
+        raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
 
 
 def time_dry_run(config: Config, stage: str, resume: str | None) -> None:

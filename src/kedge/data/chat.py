@@ -123,10 +123,13 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
         RowError: The template rejects these messages, or its output is too long.
     """
     try:
-        if _takes_powers(str(settings.get("chat_template") or tokenizer.chat_template)):
+        template = settings.get("chat_template") or tokenizer.chat_template
+        named: dict[str, Any] = template if isinstance(template, dict) else {"": template}
+        if any(_takes_powers(str(each)) for each in named.values()):
             raise DataError("the chat template uses the power operator (**), which may never finish")
         with memory_limit(private_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
+        text.encode()  # not half of a surrogate pair, which no tokenizer takes
     except DataError:
         raise
     except MemoryError as error:

@@ -92,7 +92,8 @@ def say(line: str) -> None:
     if not is_first_rank():
         return
     stream = sys.stdout if in_notebook() else sys.stderr
-    Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False).print(line, markup=False)
+    shown = "\n".join(map(printable, line.split("\n")))  # names of folders can contain a terminal's commands
+    Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False).print(shown, markup=False)
 
 
 def format_duration(seconds: float) -> str:

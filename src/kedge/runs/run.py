@@ -23,7 +23,7 @@ from kedge.config import (
     with_values,
 )
 from kedge.durable import make_folder, remove_parts, sync_folder
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
@@ -36,6 +36,7 @@ from kedge.output import (
     REJECTED_FILE,
     check_output,
     is_run,
+    kept_checkpoints,
     writing,
 )
 from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
@@ -310,8 +311,20 @@ def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
 def _checkpoint_to_resume(
     config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume, ranks: Ranks
 ) -> Checkpoint | None:
-    """The newest valid checkpoint, after checking that the run may go on from it."""
+    """The newest valid checkpoint, after checking that the run may go on from it.
+
+    Raises:
+        DataError: There are checkpoints, but none is whole, or it is that of another stage.
+        ConfigError: Settings or inputs have changed.
+    """
     checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)
+    if checkpoint is None and any(kept_checkpoints(folder)):
+        raise DataError(
+            f"{folder / CHECKPOINTS} has no whole checkpoint; to train from the start and lose what is left of them, "
+            "delete that folder"
+        )
+    if checkpoint is not None and checkpoint.manifest.kind != stage:
+        raise DataError(f"{checkpoint.folder} is a checkpoint of kedge {checkpoint.manifest.kind}, not of {stage}")
     longer = lengthening(folder, config, stage)
     check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
     if longer:

@@ -1,4 +1,4 @@
-"""Handles SIGTERM and Ctrl-C: how a run stops early."""
+"""Handles SIGTERM, SIGHUP and Ctrl-C: how a run stops early."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ RANKS_GRACE_SECONDS = 8.0
 """The same with several ranks, which launchers kill after 30 seconds; saving has to fit in as well."""
 
 
-class Terminated(SystemExit):
-    """SIGTERM stopped the run; uncaught, it exits the interpreter with code 143."""
+HANGUP = None if sys.platform == "win32" else signal.SIGHUP
+"""The terminal is gone, such as a lost connection."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP stopped the run; uncaught, it exits the interpreter with code 143 or 129."""
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(128 + signum)
 
 
 class Stopping:
@@ -62,7 +66,7 @@ class Stopping:
 
         Raises:
             KeyboardInterrupt: On Ctrl-C.
-            Terminated: On SIGTERM.
+            Terminated: On SIGTERM and SIGHUP.
         """
         signum = self._ranks.largest(self._signal or 0)
         self.was_agreed = bool(signum)
@@ -74,15 +78,15 @@ class Stopping:
 
 
 def _raise_for(signum: int) -> None:
-    if signum == signal.SIGTERM:
-        raise Terminated
+    if signum in (signal.SIGTERM, HANGUP):
+        raise Terminated(signum)
     if signum:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterator[Stopping]:
-    """Within this context, SIGTERM and Ctrl-C are requests; the block checks for them where it can stop cleanly.
+    """Within this context, SIGTERM, SIGHUP and Ctrl-C are requests; the block checks for them where it can stop.
 
     A block that has not checked within the grace period is interrupted wherever it is, with the exception of
     `raise_if_requested`. Outside the main thread Python delivers no signals, and this context does nothing.
@@ -98,6 +102,8 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
+        if signum == HANGUP:
+            _leave_terminal()
         stop.request(signum)
         _set_timer(grace)
 
@@ -105,6 +111,8 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         stop.raise_own()
 
     handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, **({_TIMER: on_timer} if _TIMER else {})}
+    if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:  # not under nohup
+        handlers[HANGUP] = on_signal
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield stop
@@ -139,6 +147,15 @@ _TIMER = None if sys.platform == "win32" else signal.SIGALRM
 def _set_timer(seconds: float) -> None:
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _leave_terminal() -> None:
+    """Send output nowhere if it went to a terminal that is gone: writing to it would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if os.isatty(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _exit_at_once(signum: int) -> None:

@@ -68,12 +68,14 @@ def read_manifest(path: Path) -> Manifest:
         fields = None
     if not isinstance(fields, dict) or fields.pop("sha256", None) is None or _canonical_json(fields) != text:
         raise DataError(f"{path}: is damaged (its hash does not match)")
-    if (found := fields.pop("format")) not in READABLE:
-        raise DataError(
-            f"{path}: has format {found} of kedge {fields['kedge_version']}; this version reads format {READABLE[-1]}"
-        )
-    files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
-    return Manifest(**fields, files=files)
+    if (found := fields.pop("format", None)) not in READABLE:
+        version = fields.get("kedge_version")
+        raise DataError(f"{path}: has format {found} of kedge {version}; this version reads format {READABLE[-1]}")
+    try:
+        files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
+        return Manifest(**fields, files=files)
+    except (LookupError, TypeError, AttributeError) as error:  # its hash is right: another version wrote it
+        raise DataError(f"{path}: has other fields than this version of kedge reads ({error})") from error
 
 
 def check_files(folder: Path, files: Mapping[str, FileRecord], ranks: Ranks = ALONE) -> None:

@@ -148,20 +148,27 @@ class RunState:
         self._state = state
         if self._found is None:
             return
-        self._load_weights(state, self._found)
-        progress = self._found.state["progress"]
+        try:
+            self._restore(state, self._found)
+        except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: another version wrote it
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._found.folder}: this version of kedge cannot restore it ({reason})") from error
+
+    def _restore(self, state: TrainingState, found: Checkpoint) -> None:
+        self._load_weights(state, found)
+        progress = found.state["progress"]
         for name in sorted(state.parts.keys() - progress.keys()):
             raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
         for name, part in state.parts.items():
             part.load_state_dict(progress[name])
         for name in state.added.keys() & progress.keys():
             state.added[name].load_state_dict(progress[name])
-        if state.ahead is not None and AHEAD in self._found.state:
-            state.ahead.load(self._found.tensors(AHEAD), self._found.state[AHEAD])
+        if state.ahead is not None and AHEAD in found.state:
+            state.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
         if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
             self._best.load_state_dict(progress["best"])
             self.point_at_best()
-        restore_random_state(self._found.tensors("random"), self._found.state["random"])
+        restore_random_state(found.tensors("random"), found.state["random"])
 
     def restore_weights(self, *, on_rejected: Callable[[str], None]) -> None:
         """Restore weights and optimizer from the newest valid checkpoint; arguments as in `roll_back` of the loop.
