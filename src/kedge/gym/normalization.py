@@ -140,15 +140,15 @@ class Normalization:
         """Add a rollout's rewards to the statistics of the discounted return; before the experience is made."""
         if self.rewards != "std":
             return
-        rewards, valid = steps.rewards.numpy(), steps.valid.numpy()
+        valid = steps.valid.numpy()
+        rewards = np.where(valid, steps.rewards.numpy(), 0.0)
         ends = (steps.terminated | steps.truncated).numpy()
-        returns = np.empty_like(rewards)
-        running = np.where(steps.starts.numpy(), 0.0, self._returns)
-        for step, (reward, counts, end) in enumerate(zip(rewards, valid, ends, strict=True)):
-            running = np.where(counts, running * self.gamma + reward, running)
-            returns[step] = running
-            running = np.where(end, 0.0, running)
-        self._returns = running
+        begins = np.concatenate([steps.starts.numpy()[None], ends[:-1]])
+        decays = np.where(begins, 0.0, np.where(valid, self.gamma, 1.0))
+        returns, running = np.empty_like(rewards), self._returns
+        for step, (decay, reward) in enumerate(zip(decays, rewards, strict=True)):
+            returns[step] = running = running * decay + reward
+        self._returns = np.where(ends[-1], 0.0, running)
         self.return_moments.update(returns[valid][:, None])
 
     def observe(self, steps: Steps) -> None:
