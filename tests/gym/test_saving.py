@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -74,15 +77,46 @@ def test_a_network_of_ones_own_is_asked_for(tmp_path: Path) -> None:
     assert loaded.act(np.zeros(4)) in (0, 1)
 
 
-@pytest.mark.parametrize("damage", ["{}", "not json", '{"format": 2}', '{"format": 1, "spaces": 1, "network": 1}'])
-def test_a_damaged_folder_is_one_line(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["{}", "not json", '{"format": 2}', '{"format": 1, "spaces": 1}', "[" * 100_000])
+def test_a_damaged_description_is_one_line(tmp_path: Path, damage: str) -> None:
     saved(tmp_path / "policy")
     with pytest.raises(ModelError, match=r"no control\.json"):
         load_control_policy(tmp_path)
+    (tmp_path / "policy" / "control.json").write_text(damage)
+    with pytest.raises(ModelError, match=r"control\.json"):
+        load_control_policy(tmp_path / "policy")
+
+
+def test_every_damaged_value_is_one_line(tmp_path: Path) -> None:
+    """Each value of the description in turn is replaced by values of other types; no other error comes out."""
+    saved(tmp_path / "policy", hidden_sizes=(4,))
+    path = tmp_path / "policy" / "control.json"
+    text = path.read_text()
+    whole = json.loads(text)
+    refused: list[str] = []
+    for keys in places(whole):
+        for value in (None, "x", -1, [], {}, [[1]], float("nan")):
+            described = json.loads(text)
+            owner = described
+            for key in keys[:-1]:
+                owner = owner[key]
+            owner[keys[-1]] = value
+            path.write_text(json.dumps(described))
+            try:
+                load_control_policy(tmp_path / "policy").act(np.zeros(3))
+            except ModelError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert not any("\n" in line for line in refused)
+    path.write_text(text)
     weights = tmp_path / "policy" / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ModelError, match="not a control policy that can be loaded"):
         load_control_policy(tmp_path / "policy")
-    (tmp_path / "policy" / "control.json").write_text(damage)
-    with pytest.raises(ModelError, match=r"control\.json"):
-        load_control_policy(tmp_path / "policy")
+
+
+def places(described: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
+    for key, value in described.items():
+        yield (*before, key)
+        if isinstance(value, dict) and key != "environment":
+            yield from places(value, *before, key)

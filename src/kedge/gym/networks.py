@@ -156,6 +156,8 @@ class ControlActorCritic(nn.Module):
             "action_bounds": action_bounds,
             "memory_size": memory_size,
         }
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation {activation!r} is unknown; expected {' or '.join(ACTIVATIONS)}")
         if memory_size and not share_trunk:
             raise ConfigError("a policy with a memory needs a critic that shares its layers")
         self.head = ActionHead(spaces, action_bounds)

@@ -9,10 +9,12 @@ update, the policy would be another one in its first step; here its first ratio 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+
+from kedge.errors import ConfigError
 
 if TYPE_CHECKING:
     from kedge.gym.rollout import Steps
@@ -64,9 +66,14 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self._squares.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
-        self.count = int(state["count"])
-        self.mean, self._squares = np.array(state["mean"], np.float64), np.array(state["squares"], np.float64)
+        """Restore a `state_dict`; a ValueError if it is of other numbers, or not finite."""
+        mean, squares = np.array(state["mean"], np.float64), np.array(state["squares"], np.float64)
+        if not mean.shape == squares.shape == self.mean.shape:
+            raise ValueError(f"statistics of {mean.size} and {squares.size} numbers; expected {self.mean.size}")
+        count = int(state["count"])
+        if not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all() and count >= 0):
+            raise ValueError("statistics that are not finite, or negative")
+        self.count, self.mean, self._squares = count, mean, squares
 
 
 class Normalization:
@@ -79,6 +86,9 @@ class Normalization:
         rewards: Divide by the standard deviation of the discounted return; keep only the sign; or leave them.
         gamma: Discount of that return.
         clip: Largest size of a normalized number.
+
+    Raises:
+        ConfigError: `rewards` is unknown, or `clip` is not above 0.
     """
 
     def __init__(
@@ -91,7 +101,9 @@ class Normalization:
         gamma: float = 0.99,
         clip: float = 10.0,
     ) -> None:
-        self.observations, self.gamma, self.clip = observations, gamma, clip
+        self.observations, self.gamma, self.clip = bool(observations), float(gamma), float(clip)
+        if not self.clip > 0 or rewards not in get_args(RewardScaling):
+            raise ConfigError(f"normalization: rewards={rewards!r}, clip={clip}; expected a clip above 0")
         self.rewards: RewardScaling = rewards
         self.observation_moments = RunningMoments(observation_size)
         self.return_moments = RunningMoments(1)

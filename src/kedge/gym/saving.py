@@ -118,10 +118,10 @@ def load_control_policy(folder: str | Path, *, network: FeatureNetwork | None = 
     """
     folder = Path(folder)
     described = _description(folder)
-    settings = dict(described["network"])
-    if settings.pop("is_custom") and network is None:
-        raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")
     try:
+        settings = dict(described["network"])
+        if settings.pop("is_custom") and network is None:
+            raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")
         spaces = Spaces.from_json(described["spaces"])
         policy = ControlActorCritic(spaces, network=network, **settings)
         policy.load_state_dict(load_file(folder / WEIGHTS_FILE))
@@ -129,12 +129,15 @@ def load_control_policy(folder: str | Path, *, network: FeatureNetwork | None = 
         saved = state.pop("state")
         normalization = Normalization(spaces.observation_size, len(saved["running_returns"]), **state)
         normalization.load_state_dict(saved)
-    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        loaded = ControlPolicy(policy.eval(), normalization, described["environment"], seed)
+    except ModelError:
+        raise
+    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, LookupError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{folder}: not a control policy that can be loaded: {reason}") from error
     if not all(weight.isfinite().all() for weight in policy.parameters()):
         raise ModelError(f"{folder / WEIGHTS_FILE}: the policy contains NaN or infinity")
-    return ControlPolicy(policy.eval(), normalization, described.get("environment"), seed)
+    return loaded
 
 
 def _description(folder: Path) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _description(folder: Path) -> dict[str, Any]:
         number = described["format"]
     except OSError as error:
         raise ModelError(f"{folder} is not the folder of a control policy: it has no {DESCRIPTION_FILE}") from error
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: it does not describe a control policy") from error
     if number != FORMAT or not {"spaces", "network", "normalization"} <= described.keys():
         raise ModelError(f"{path} has the format {number!r}; this version of kedge reads {FORMAT}")

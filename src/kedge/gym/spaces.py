@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -34,6 +34,9 @@ class Spaces:
         action_start: The smallest choice of each component; 0 for switches and numbers.
         action_low: The lower bound of each number; empty for other kinds.
         action_high: The upper bound of each number; empty for other kinds.
+
+    Raises:
+        ConfigError: The fields contradict each other.
     """
 
     observation_shape: tuple[int, ...]
@@ -44,6 +47,13 @@ class Spaces:
     action_start: tuple[int, ...]
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        bounds = len(self.action_sizes) if self.action_kind == "continuous" else 0
+        if self.action_kind not in get_args(ActionKind) or math.prod(self.action_shape) != len(self.action_sizes):
+            raise ConfigError(f"actions of the kind {self.action_kind!r} and the shape {self.action_shape}")
+        if not len(self.action_low) == len(self.action_high) == bounds or len(self.action_start) != self.action_size:
+            raise ConfigError(f"{self.action_size} numbers of an action with {len(self.action_low)} bounds")
 
     @property
     def is_image(self) -> bool:
