@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from kedge.gym import (
     collect_steps,
     experience_of,
     make_environments,
+    replay,
 )
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
@@ -66,6 +67,25 @@ def test_an_environment_that_cannot_be_repeated_begins_a_new_episode() -> None:
     # What was left of the former episode does not count in the new one's return.
     episodes.add(acted(other, 2))
     assert episodes.state_dict()["total"] == [2.0]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_episode_that_is_too_long_to_replay_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, vectorization: Literal["sync", "async"]
+) -> None:
+    monkeypatch.setattr(replay, "MOST_ACTIONS", 10)
+    one, other = (make_environments("Pendulum-v1", seed=5, vectorization=vectorization) for _ in range(2))
+    acted(one, 10)
+    assert other.load_state_dict(one.state_dict()) == []
+    acted(one, 1)
+    state = one.state_dict()
+    acted(one, 5)
+    assert one.state_dict()["environments"][0]["shape"] == [0]
+    assert other.load_state_dict(state) == [0]
+    assert other.starts.all()
+    assert other.load_state_dict(other.state_dict()) == []
+    one.close()
+    other.close()
 
 
 @pytest.mark.usefixtures("unchecked")

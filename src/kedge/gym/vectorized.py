@@ -130,7 +130,9 @@ class VectorizedEnvironments:
         whole = self._replay()
         self.starts[:] = [not log.actions for log in self._logs]
         same = [
-            ok and fingerprint(self._shaped[number]) == state["environments"][number]["observation"]
+            ok
+            and self._logs[number].is_whole
+            and fingerprint(self._shaped[number]) == state["environments"][number]["observation"]
             for number, ok in enumerate(whole)
         ]
         others = ~np.array(same)
