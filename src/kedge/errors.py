@@ -24,6 +24,7 @@ __all__ = [
     "RewardError",
     "ShapeError",
     "UnscoredError",
+    "is_panic",
 ]
 
 
@@ -40,6 +41,11 @@ class KedgeError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What IPython and notebooks show in place of a traceback through kedge: the line."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust, such as tokenizers, has panicked: its exception is no `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 class ShapeError(KedgeError, ValueError):

@@ -11,10 +11,10 @@ import typer
 from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, stages, sweep
 from kedge.cli.command import Group
 from kedge.config import RANKED
-from kedge.errors import ConfigError, KedgeError, PushError
+from kedge.errors import ConfigError, KedgeError, PushError, is_panic
 from kedge.invocation import mark_command_line, num_ranks
 from kedge.memory import Exhaustion, is_out_of_memory
-from kedge.texts import printable
+from kedge.texts import error_text, printable
 from kedge.version import __version__
 
 __all__ = ["app", "main"]
@@ -77,7 +77,7 @@ def _run() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(1 if isinstance(error, PushError) else 2)
-    except Exception as error:
+    except BaseException as error:
         line = _line_of(error)
         if num_ranks() > 1 or line is None:
             raise
@@ -85,8 +85,10 @@ def _run() -> None:
         sys.exit(2)
 
 
-def _line_of(error: Exception) -> str | None:
-    """An error of the machine in one line; None for a bug, which keeps its traceback."""
+def _line_of(error: BaseException) -> str | None:
+    """An error of the machine, or of a library on a model's files, in one line; None for a bug and for an exit."""
+    if is_panic(error):
+        return f"a library failed, such as on the regular expressions of a tokenizer.json: {error_text(error)}"
     if is_out_of_memory(error):
         return str(Exhaustion.of(error, "the command"))
     if isinstance(error, OSError) and error.errno in REFUSED:

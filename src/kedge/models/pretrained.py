@@ -41,6 +41,7 @@ __all__ = [
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
 
+MAX_LABELS = 10_000
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
 
@@ -66,8 +67,8 @@ def check_source(source: str | Path) -> str:
     """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
 
     Raises:
-        ModelError: The source looks like a path but does not exist, is a folder without a config.json, a run without
-            such a model, or a name that the hub cannot have or that cannot be looked up.
+        ModelError: The source looks like a path but does not exist, is a folder without a config.json or with too many
+            labels, a run without such a model, or a name that the hub cannot have or that cannot be looked up.
     """
     source = find_model(source)
     path, folder = Path(source), os.path.expanduser(source)
@@ -81,13 +82,24 @@ def check_source(source: str | Path) -> str:
             f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
         )
     if os.path.isdir(folder):
+        _check_labels(folder)
         return folder
     if (fault := hub_fault(str(source), "model")) is not None:
         raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
     return adapter_snapshot(str(source)) or str(source)
 
 
-def loading_reason(error: Exception) -> str:
+def _check_labels(folder: str) -> None:
+    """Refuse a number of labels for which transformers would fill the memory with their names."""
+    try:
+        count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
+    except (OSError, ValueError, AttributeError, RecursionError):  # reported by whoever loads it
+        return
+    if isinstance(count, (int, float)) and count > MAX_LABELS:
+        raise ModelError(f"model {folder!r}: config.json has {count:,} labels; at most {MAX_LABELS:,} are supported")
+
+
+def loading_reason(error: BaseException) -> str:
     """An error of transformers as one line."""
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:
@@ -159,6 +171,7 @@ def load_pretrained(
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
     fuse_activations(loaded.model)
+    loaded.model.config.return_dict = True  # whatever config.json says: kedge reads outputs by name
     return loaded
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.data.chat import end_of_turn
-from kedge.errors import ModelError
+from kedge.errors import ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.pretrained import base_source, check_source, loading_reason, quiet_transformers
 
@@ -37,7 +37,9 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
             ensure_pad_token(tokenizer)
             tokenizer.decode(tokenizer.encode("Some bad settings only show up on use."))
-    except Exception as error:  # untrusted files: tokenizers raises plain Exception for any problem
+    except BaseException as error:  # untrusted files: tokenizers raises plain Exception for any problem, or panics
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     return tokenizer
