@@ -1,7 +1,8 @@
 """`python -m bench.plan`: predicted and measured memory and time of short runs, each in a process of its own.
 
 The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
-docs/memory.md from them, `--sizes` the table of model sizes and cards there, which needs no measurements.
+docs/memory.md from them, `--pictures` draws the pictures there. `--sizes` writes the table of model sizes and cards,
+which needs no measurements.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 
 from bench.plan.cases import CASES, Case
 from bench.plan.page import summary, with_table
+from bench.plan.pictures import draw_pictures
 from bench.plan.sizes import with_sizes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS, PAGE = ROOT / "bench" / "results" / "plan.json", ROOT / "docs" / "memory.md"
+PICTURES = ROOT / "docs" / "pictures"
 HOW = ("live", "process", "probe")
 STEP = 3
 """Every how many-th run is timed and probed; a probe takes as long as four runs."""
@@ -28,12 +31,15 @@ STEP = 3
 def main() -> None:
     """Measure what is missing, and print medians and worst cases."""
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    if not {"--page", "--sizes"} & set(sys.argv):
+    if not {"--page", "--pictures", "--sizes"} & set(sys.argv):
         for how in [name for name in HOW if name in sys.argv[1:]] or HOW:
             for case in CASES[:: STEP if how != "live" else 1]:
                 if (case.stage == "ppo" or how == "live") and how not in results.get(case.name, {}):
                     results.setdefault(case.name, {})[how] = measure(case, how)
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if "--pictures" in sys.argv:
+        draw_pictures(results, PICTURES)
+        return
     if "--sizes" in sys.argv:
         PAGE.write_text(with_sizes(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return

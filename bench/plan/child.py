@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import resource
 import sys
@@ -48,6 +49,21 @@ def config_of(case: Case) -> PreTrainedConfig:
     )
 
 
+class HeapState(ctypes.Structure):
+    """What glibc's `mallinfo2` returns; `arena` is the heap's size."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    ))  # fmt: skip
+
+
+def heap_bytes() -> int:
+    """The size of the heap; a run that keeps freed memory never makes it smaller, so at its end it is the largest."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = HeapState
+    return int(mallinfo().arena)
+
+
 def make_models(case: Case, folder: Path) -> None:
     """A policy and a reward model with random weights."""
     for name in ("policy", "reward"):
@@ -86,6 +102,7 @@ def main() -> None:
             "planned times": {phase.name: phase.seconds for phase in plan.phases},
             "speed": [speed.flops, speed.bandwidth, speed.call],
         }
+        heap = heap_bytes()
         baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         counter, ends = LiveBytes(), list[float]()
         if how == "probe":
@@ -99,6 +116,7 @@ def main() -> None:
             (run_ppo if case.stage == "ppo" else run_critic)(
                 config, reward=given, callback=lambda update: ends.append(clock())
             )
+            found["heap"] = (heap_bytes() - heap) / MIB
             found["process"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB - baseline) / MIB
             if case.stage == "ppo":
                 found["seconds"] = ends[-1] - ends[-2]

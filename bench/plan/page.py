@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.plan.cases import CASES, Case
 
-__all__ = ["BEGIN", "END", "summary", "with_table"]
+__all__ = ["BEGIN", "END", "Results", "summary", "with_table"]
 
 BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -28,6 +28,13 @@ def summary(results: Results) -> str:
         worst = max(errors, key=abs)
         middle = 100 * median(map(abs, errors))
         lines.append(f"- {name}: median {middle:.1f} %, worst {100 * worst:+.1f} %, of {len(errors)} runs")
+    grown = [row for row in results.values() if "heap" in row.get("process", {})]
+    if grown:
+        heaps = sorted(row["process"]["heap"] / row["live"]["live"] for row in grown)
+        rest = sorted(row["process"]["process"] - row["process"]["heap"] for row in grown)
+        spans = f"{heaps[0]:.2f} to {heaps[-1]:.2f} times the live bytes, median {median(heaps):.2f}"
+        others = f"{rest[0]:,.0f} to {rest[-1]:,.0f} MiB, median {median(rest):,.0f}"
+        lines.append(f"- the heap: {spans}; what the process grows by besides: {others}; of {len(grown)} runs")
     return "\n".join(lines)
 
 
@@ -50,10 +57,9 @@ COLUMNS = (
 
 
 def _table(results: Results) -> str:
-    lines = [
-        "| model | adapter, critic | rows | planned | live bytes | error | probed | process | update | measured |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    names = ["model", "adapter, critic", "rows", "planned", "live bytes", "error", "probed"]
+    names += ["heap", "process", "update", "measured"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for case in CASES:
         row = results.get(case.name, {})
         if "live" in row:
@@ -74,7 +80,8 @@ def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"{live['live']:,.1f}",
         f"{100 * (live['planned'] / live['live'] - 1):+.1f} %",
         f"{probe['probed']:,.1f}" if probe else "–",
-        f"{process['process']:,.0f}" if process else "–",
+        f"{process['heap']:,.0f}" if "heap" in process else "–",
+        f"{process['process']:,.0f}" if "heap" in process else "–",
         f"{process['planned seconds']:.1f} s" if process else "–",
         f"{process['seconds']:.1f} s" if process else "–",
     ]

@@ -14,8 +14,9 @@ from kedge.config import load_config
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.plan import count_ppo, plan_of
 from kedge.plan.devices import DEVICES
+from kedge.plan.machine import MachinePlan
 
-__all__ = ["SIZES_BEGIN", "SIZES_END", "with_sizes"]
+__all__ = ["GIB", "RUNS", "SIZES", "SIZES_BEGIN", "SIZES_END", "plan_of_size", "with_sizes"]
 
 SIZES_BEGIN, SIZES_END = "<!-- sizes:begin -->", "<!-- sizes:end -->"
 GIB = 2**30
@@ -72,12 +73,17 @@ def _table() -> str:
     return "\n".join(lines)
 
 
-def _cell(model: PreTrainedConfig, settings: Mapping[str, Any]) -> str:
-    """The peak in GiB, and the smallest card that holds it."""
+def plan_of_size(model: PreTrainedConfig, settings: Mapping[str, Any]) -> MachinePlan:
+    """The plan of a PPO run of this shape on a card."""
     with TemporaryDirectory(prefix="kedge-bench-plan-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.to_dict(), default=str))
         flags = {"model": folder, "rollout.max_new_tokens": RESPONSE, **settings}
         config = load_config(None, (), flags, None, stage="ppo")
-        plan = plan_of(count_ppo(config, accelerator=True, lengths=Lengths((PROMPT,))))
+        return plan_of(count_ppo(config, accelerator=True, lengths=Lengths((PROMPT,))))
+
+
+def _cell(model: PreTrainedConfig, settings: Mapping[str, Any]) -> str:
+    """The peak in GiB, and the smallest card that holds it."""
+    plan = plan_of_size(model, settings)
     fitting = [name for name in CARDS if plan.needed <= (DEVICES[name].memory or 0)]
     return f"{plan.needed / GIB:,.0f} ({fitting[0]})" if fitting else f"{plan.needed / GIB:,.0f}"

@@ -26,8 +26,8 @@ SHALLOW = 2
 PROCESS = 0.6 * 2**30
 """Of Python, torch and transformers."""
 ALLOCATOR, ALLOCATOR_ON_CPU = 0.06, 0.2
-"""Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; on a CPU, the median of
-`python -m bench.plan`, where freed memory is kept for the next pass."""
+"""Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
+pass, and a fifth is a usual value, not a bound: docs/memory.md."""
 
 
 Count: TypeAlias = PpoCount | CriticCount | SupervisedCount
