@@ -165,7 +165,7 @@ def double_sided_policy_loss(
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
     """1 − ε and 1 + ε_high, which is ε unless given."""
     check_positive(clip_range=clip_range)
-    if clip_range >= 1.0:
+    if not torch.compiler.is_compiling() and clip_range >= 1.0:
         raise ConfigError(f"clip_range must be below 1, got {clip_range}: 1 − clip_range bounds the ratio")
     if clip_range_high is None:
         clip_range_high = clip_range

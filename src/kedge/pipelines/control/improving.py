@@ -71,6 +71,9 @@ def improve(
     if loop.algorithm == "trpo":
         region = TrustRegion(max_kl=use.trpo_kl, damping=use.trpo_damping, iterations=use.trpo_iterations)
         result = trpo_update(learner, parts.optimizer, experience, objective, region=region, **epochs)
+    elif parts.compiled is not None:
+        before_changes()
+        result = parts.compiled(experience, objective, **epochs)
     else:
         result = ppo_update(
             learner, parts.optimizer, experience, objective, early_stop_kl=loop.early_stop_kl, **epochs)  # fmt: skip

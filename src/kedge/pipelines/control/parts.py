@@ -12,13 +12,16 @@ from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.episodes import Episodes
+from kedge.gym.experience import ControlExperience
 from kedge.gym.making import EnvironmentSpec, make_environments
 from kedge.gym.memory import Memory
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.importing import find_named
 from kedge.logs.progress import say
+from kedge.pipelines.control.compiling import compiled_update
 from kedge.runs.run import Run
+from kedge.training.compiled import CompiledUpdate
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
@@ -56,6 +59,7 @@ class Parts:
         episodes: Returns and lengths of finished episodes.
         optimizer: Of policy and critic.
         coefficients: Of the entropy bonus and the KL penalty.
+        compiled: PPO's update as a graph; None if it is not compiled.
         given: Functions from Python.
     """
 
@@ -66,6 +70,7 @@ class Parts:
     episodes: Episodes
     optimizer: Optimizer
     coefficients: Coefficients
+    compiled: CompiledUpdate[ControlExperience] | None
     given: Given
 
     def resumable(self) -> _Resumable:
@@ -131,8 +136,8 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         adam_eps=settings.loop.adam_eps,
     )
     episodes, coefficients = Episodes(use.num_envs), coefficients_of(config)
-    memory = Memory(policy, use.num_envs)
-    return Parts(environments, policy, normalization, memory, episodes, optimizer, coefficients, given)
+    memory, compiled = Memory(policy, use.num_envs), compiled_update(config, policy, optimizer)
+    return Parts(environments, policy, normalization, memory, episodes, optimizer, coefficients, compiled, given)
 
 
 def make_run_environments(config: Config, given: Given, num_envs: int, seed: int) -> Environments:

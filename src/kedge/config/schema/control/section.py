@@ -87,3 +87,24 @@ class ControlConfig(Section):
                 "it out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> "ControlConfig":
+        if self.loop.compile is not True:
+            return self
+        if self.loop.algorithm != "ppo":
+            raise ValueError(
+                f"control.compile=true compiles the steps of PPO, and control.algorithm={self.loop.algorithm} has "
+                "others; leave it out"
+            )
+        if self.networks.memory_size:
+            raise ValueError(
+                "control.compile=true needs rows of one length, and with control.memory_size they are pieces of "
+                "episodes; leave it out"
+            )
+        if self.loop.early_stop_kl is not None:
+            raise ValueError(
+                "control.early_stop_kl needs the KL of every step before the next, and with control.compile=true it is "
+                "known after the update; use control.compile=false"
+            )
+        return self
