@@ -18,6 +18,9 @@ from kedge.errors import NumericsError
 
 __all__ = ["main"]
 
+train = kedge.control
+"""Looked up beforehand: the package imports what a function needs when it is looked up."""
+
 RETURN = "episode/return_mean"
 WINDOW = 100
 """Episodes in the mean of which a return is reported, in every system."""
@@ -56,7 +59,7 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     failed = ""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            kedge.control(env=recipe.env, out=Path(folder) / "run", on_update=mark, **settings)
+            train(env=recipe.env, out=Path(folder) / "run", on_update=mark, **settings)
         except NumericsError as error:
             failed = str(error)
     packages = ("torch", "gymnasium", "numpy")

@@ -97,6 +97,15 @@ def test_the_variants_take_the_steps_that_define_them(tmp_path: Path, preset: st
         assert all(row["policy/distance_moved"] <= 0.01 for row in result.metrics)
 
 
+@pytest.mark.parametrize("changes", [{}, {"memory_size": 8, "sequence_length": 16}])
+def test_trpos_critic_does_not_move_a_policy_that_shares_its_network(tmp_path: Path, changes: dict[str, Any]) -> None:
+    result = play(tmp_path / "run", updates=2, preset="trpo", critic="shared", **changes)
+    for row in result.metrics:
+        assert 0.0 < row["policy/distance_moved"] <= 0.01
+        assert row["policy/distance_moved"] == pytest.approx(row["policy/approx_kl"], rel=1e-4)
+        assert row["value/grad_norm"] > 0.0
+
+
 class Bandit(gymnasium.Env):
     """Action 1 pays, action 0 does not, whatever is seen; an episode has 8 steps."""
 
@@ -142,7 +151,7 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
         ([], "control.env"),
         (["--env", "CartPole-v1", "num_minibatches=7"], "does not divide"),
         (["--env", "CartPole-v1", "total_steps=10"], "less than one update"),
-        (["--env", "CartPole-v1", "--preset", "trpo", "critic=shared"], "critic=separate"),
+        (["--env", "CartPole-v1", "--preset", "trpo", "policy_loss=unclipped"], "leave it out"),
         (["--env", "CartPole-v1", "action_bounds=wrap"], "action_bounds"),
         (["--env", "CartPole-v1", "env_options={gravity_of_mars: 3}"], "gravity_of_mars"),
         (["--env", "CartPole-v1", "memory_size=8"], "critic=shared"),

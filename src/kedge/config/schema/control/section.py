@@ -76,11 +76,6 @@ class ControlConfig(Section):
     def _check_trpo(self) -> "ControlConfig":
         if self.loop.algorithm != "trpo":
             return self
-        if self.networks.critic == "shared":
-            raise ValueError(
-                "control.algorithm=trpo bounds the KL of a step of the policy, and with control.critic=shared the "
-                "critic's steps move the policy, too; use control.critic=separate"
-            )
         if self.objective.policy_loss != "clipped":
             raise ValueError(
                 f"control.policy_loss={self.objective.policy_loss} is PPO's; control.algorithm=trpo has its own: leave "
