@@ -25,7 +25,7 @@ from bench.control.tables import machine_line, markdown
 from bench.processes import BenchError
 from bench.study.statistics import Strata, with_interval
 
-__all__ = ["VARIANTS", "Variant", "final_return", "main", "scores_of", "table"]
+__all__ = ["VARIANTS", "Variant", "final_return", "longest", "main", "scores_of", "table"]
 
 HERE = Path(__file__).parent
 RECORD, WORK = HERE / "results" / "table1.jsonl", HERE / ".work" / "table1"
@@ -130,6 +130,12 @@ def jobs_of(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
                 yield variant.name, Job("table", "kedge", recipe, seed, steps, settings=settings, metrics=(KL, RETURN))
 
 
+def longest(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The runs of each task with the most steps: a trial with fewer is not mixed with them."""
+    steps = {each.env: max(other.total_steps for other in outcomes if other.env == each.env) for each in outcomes}
+    return [each for each in outcomes if each.total_steps == steps[each.env]]
+
+
 def final_return(outcome: Outcome) -> float:
     """Mean return of the last 100 episodes, or of all where there were fewer.
 
@@ -166,6 +172,7 @@ def scores_of(outcomes: Sequence[Outcome]) -> dict[str, Strata]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """The table: scores with 95 % intervals, the KL of an update, and the paper's scores."""
+    outcomes = longest(outcomes)
     scores = scores_of(outcomes)
     kls: dict[str, list[float]] = defaultdict(list)
     failed: dict[str, int] = defaultdict(int)

@@ -117,6 +117,11 @@ def test_scores_are_scaled_from_the_untrained_policy_to_the_best_variant():
     assert found == {"a": [[pytest.approx(0.5), pytest.approx(1.5)], [pytest.approx(0.5)]], "b": [[-0.5], [1.0]]}
 
 
+def test_a_short_trial_is_not_mixed_with_the_runs_of_full_length():
+    full, trial = outcome(total_steps=400), outcome(total_steps=100)
+    assert table1.longest([trial, full, replace(trial, env="Hopper-v5")]) == [full, replace(trial, env="Hopper-v5")]
+
+
 def test_the_table_has_a_row_per_variant_that_was_run():
     names = [VARIANTS[0].name, VARIANTS[2].name]
     runs = [

@@ -98,6 +98,8 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
         "ent-coef": recipe["entropy_coef"],
         "max-grad-norm": recipe["max_grad_norm"],
     }
+    if recipe["early_stop_kl"] is not None:
+        flags["target-kl"] = 1.5 * recipe["early_stop_kl"]  # here the factor of the others is part of it
     pairs = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     sys.argv = [str(script), *pairs, "--no-clip-vloss", "--no-cuda"]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives

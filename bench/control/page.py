@@ -8,7 +8,7 @@ from typing import Final
 from bench.control.jobs import Outcome
 from bench.control.oracle import Compared, oracle_table
 from bench.control.tables import learning_table, machine_line, speed_table
-from bench.table1 import TASKS, table
+from bench.table1 import longest, table
 
 __all__ = ["LEVELS", "page"]
 
@@ -72,6 +72,8 @@ def page(runs: Sequence[Outcome], steps: Sequence[Compared], variants: Sequence[
         speed=speed_table(runs),
         learning=learning_table(runs, levels=LEVELS),
         oracle=oracle_table(steps),
-        tasks=", ".join(f"{env}: {count:,} steps" for env, count in TASKS.items()),
+        tasks=", ".join(
+            f"{env}: {steps:,} steps" for env, steps in sorted({(e.env, e.total_steps) for e in longest(variants)})
+        ),
         table=table(variants) if variants else "Not run yet.\n",
     )

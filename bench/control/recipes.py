@@ -35,6 +35,7 @@ class Recipe:
         entropy_coef: Weight of the entropy bonus.
         max_grad_norm: Bound of the gradient's norm.
         normalizes: Whether observations and rewards are normalized by running statistics.
+        early_stop_kl: The policy's steps of an update end at 1.5 times this KL; None: they do not.
     """
 
     env: str
@@ -49,6 +50,7 @@ class Recipe:
     entropy_coef: float = 0.0
     max_grad_norm: float = 0.5
     normalizes: bool = True
+    early_stop_kl: float | None = None
 
     @property
     def steps_per_update(self) -> int:
@@ -68,6 +70,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         gamma=0.98,
         gae_lambda=0.9,
         normalizes=False,
+        early_stop_kl=0.01,  # whitened advantages of a solved task are noise, which a full update follows too far
     ),
 }
 
@@ -75,7 +78,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 def kedge_settings(recipe: Recipe) -> dict[str, Any]:
     """A recipe as kedge's settings."""
     fields = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda")
-    more = ("clip_range", "entropy_coef", "max_grad_norm")
+    more = ("clip_range", "entropy_coef", "max_grad_norm", "early_stop_kl")
     return {
         **{f"control.{name}": getattr(recipe, name) for name in fields + more},
         "control.normalize_observations": recipe.normalizes,

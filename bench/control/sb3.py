@@ -70,6 +70,7 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
         ent_coef=recipe["entropy_coef"],
         vf_coef=0.25,  # of the squared error: kedge's 0.5 of half of it
         max_grad_norm=recipe["max_grad_norm"],
+        target_kl=recipe["early_stop_kl"],
         stats_window_size=WINDOW,
         policy_kwargs={
             "net_arch": {"pi": [64, 64], "vf": [64, 64]},
