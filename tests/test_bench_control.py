@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import bench.control.__main__ as bench_control
 from bench import table1
 from bench.control import jobs
 from bench.control.jobs import Job, Outcome, Peers, read_outcomes, run_jobs
@@ -16,6 +17,8 @@ from bench.control.tables import learning_table, speed_table
 from bench.processes import BenchError
 from bench.table1 import KL, RETURN, TASKS, VARIANTS, scores_of
 from kedge.config import config_from_settings
+
+PAGE = Path(__file__).parents[1] / "docs" / "control-results.md"
 
 MARKS: list[list[float | None]] = [[100, 9.0, 10.0, None], [200, 10.0, 12.0, 400.0], [400, 11.0, 14.0, 480.0]]
 """The first update took long, as one that is compiled does."""
@@ -115,6 +118,14 @@ def test_scores_are_scaled_from_the_untrained_policy_to_the_best_variant():
         run("a", second, 1, 0.0, 50.0), run("b", second, 1, 0.0, 100.0),
     ])  # fmt: skip
     assert found == {"a": [[pytest.approx(0.5), pytest.approx(1.5)], [pytest.approx(0.5)]], "b": [[-0.5], [1.0]]}
+
+
+def test_the_page_is_that_of_the_recorded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_control, "PAGE", tmp_path / "page.md")
+    bench_control.publish(bench_control.RECORD)
+    assert PAGE.read_text(encoding="utf-8") == (tmp_path / "page.md").read_text(encoding="utf-8"), (
+        "run `python -m bench.control page`"
+    )
 
 
 def test_a_short_trial_is_not_mixed_with_the_runs_of_full_length():

@@ -26,12 +26,15 @@ Every system runs in a process of its own, with one thread and the same settings
 units, the same rollouts, epochs, minibatches and learning rates. After each of its updates it notes environment steps
 and CPU seconds of its process; imports are not counted. The systems take turns, so that a slow minute does not fall on
 one of them. Stable-Baselines3 and CleanRL's scripts are as published; of Gymnasium two names are replaced for CleanRL,
-which is written for an older version. Versions: {versions}. {machine}
+which is written for an older version. {machine}
+
+Versions: {versions}.
 
 ## Speed
 
 Environment steps per CPU second, median over the rounds with the lowest and highest; the first quarter of a run is not
-counted. The environment alone is one copy that is stepped with random actions: what no system can exceed.
+counted. A ratio is the median of those within a round. The environment alone is one copy that is stepped with random
+actions: what no system can exceed.
 
 {speed}
 ## Learning
@@ -47,14 +50,18 @@ of a Gaussian over the numbers of an action instead of adding it up, so with thr
 kedge's from 0.
 
 {oracle}
+
 ## Table 1 of PPO in miniature
 
+{table}"""
+
+TABLE: Final = """\
 {tasks}. Constant learning rate, no bound of the gradient, actions as the policy drew them: as in the code behind the
 paper. A run's score is the mean return of its last 100 episodes, scaled per task from 0 (untrained) to 1 (the best
 variant's mean), with a 95 % interval by stratified bootstrap over the seeds. The paper's column has seven tasks of
 earlier versions, with a million steps.
 
-{table}"""
+{rows}"""
 
 
 def page(runs: Sequence[Outcome], steps: Sequence[Compared], variants: Sequence[Outcome]) -> str:
@@ -72,8 +79,10 @@ def page(runs: Sequence[Outcome], steps: Sequence[Compared], variants: Sequence[
         speed=speed_table(runs),
         learning=learning_table(runs, levels=LEVELS),
         oracle=oracle_table(steps),
-        tasks=", ".join(
-            f"{env}: {steps:,} steps" for env, steps in sorted({(e.env, e.total_steps) for e in longest(variants)})
-        ),
-        table=table(variants) if variants else "Not run yet.\n",
+        table=_table(variants) if variants else "Not run yet: `python -m bench.table1` takes hours and is resumable.\n",
     )
+
+
+def _table(variants: Sequence[Outcome]) -> str:
+    steps = sorted({(each.env, each.total_steps) for each in longest(variants)})
+    return TABLE.format(tasks=", ".join(f"{env}: {count:,} steps" for env, count in steps), rows=table(variants))

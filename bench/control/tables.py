@@ -21,7 +21,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def speed_table(outcomes: Iterable[Outcome]) -> str:
-    """Environment steps per CPU second: the median over the rounds, with the lowest and highest."""
+    """Environment steps per CPU second: the median over the rounds, with the lowest and highest, and ratios."""
     found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     for each in outcomes:
         if each.kind == "speed":
@@ -29,12 +29,17 @@ def speed_table(outcomes: Iterable[Outcome]) -> str:
     rows: list[list[str]] = []
     for (env, system, name), speeds in found.items():
         others = {peer: found.get((env, peer, "")) for peer in ("sb3", "cleanrl", "alone")}
-        times = [f"{median(speeds) / median(each):.2f}" if each else "–" for each in others.values()]
+        times = [f"{_ratio(speeds, each):.2f}" if each else "–" for each in others.values()]
         label = f"{NAMES[system]}{f', {name}' if name else ''}"
         spread = f"{median(speeds):,.0f} ({min(speeds):,.0f}–{max(speeds):,.0f})"
         rows.append([env, label, spread, *times, str(len(speeds))])
     head = ("environment", "system", "steps per CPU second", "× SB3", "× CleanRL", "of the environment", "rounds")
     return markdown(head, rows)
+
+
+def _ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
+    """The median over the rounds of the ratio within a round, whose runs are close in time."""
+    return median(one / other for one, other in zip(speeds, others, strict=False))
 
 
 def learning_table(outcomes: Iterable[Outcome], *, levels: dict[str, float]) -> str:
