@@ -13,6 +13,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from kedge.errors import DataError
 from kedge.inspect.page.plain import plain_verdict
 
 __all__ = ["MARKER", "is_page", "render_page"]
@@ -86,5 +87,8 @@ def _policy(script: str, *, connect: str) -> str:
 
 
 def _as_json(data: Mapping[str, Any]) -> str:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # what kedge itself writes is finite
+        raise DataError(f"a file of the run has a number that no page can show ({error})") from error
     return text.translate(str.maketrans(ESCAPED))
