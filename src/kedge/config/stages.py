@@ -1,6 +1,6 @@
 """The stages: the sections that each reads, and the fields that it requires."""
 
-import importlib.util
+import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,8 +119,10 @@ def check_stage(config: Config, stage: str) -> None:
 
 def _check_control(config: Config) -> None:
     """Check what only a run in an environment needs, or cannot have."""
-    if importlib.util.find_spec("gymnasium") is None:
-        raise ConfigError("kedge control needs Gymnasium: pip install 'kedge[control]'")
+    try:
+        importlib.metadata.version("gymnasium")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError("kedge control needs Gymnasium: pip install 'kedge[control]'") from error
     refused = {
         "push.repo": config.push.repo,
         "schedules": config.schedules,
