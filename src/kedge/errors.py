@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineError",
+    "EnvError",
     "KedgeError",
     "LostContactError",
     "ModelError",
@@ -62,6 +63,10 @@ class DataError(KedgeError, ValueError):
 
 class EngineError(KedgeError, RuntimeError):
     """A sampling engine that cannot be started, cannot be reached, or gave an unusable answer."""
+
+
+class EnvError(KedgeError, RuntimeError):
+    """An environment that raised an error, gave something that cannot be used, or cannot be drawn."""
 
 
 class LostContactError(KedgeError, ConnectionError):

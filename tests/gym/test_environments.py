@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from kedge.errors import ConfigError, EngineError
+from kedge.errors import ConfigError, EnvError
 from kedge.gym import (
     ControlActorCritic,
     ControlLearner,
@@ -141,7 +141,7 @@ def test_processes_change_nothing_and_their_death_is_one_line() -> None:
     assert here.load_state_dict(again.state_dict()) == []
     [worker, _] = again._vector.processes  # pyright: ignore
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match="one of its processes ended"):
+    with pytest.raises(EnvError, match="one of its processes ended"):
         rolled(again)
     apart.close()
 
@@ -270,5 +270,5 @@ def test_an_episode_is_recorded_and_saved(tmp_path: Path) -> None:
         assert (saved.size, saved.n_frames, saved.info["duration"]) == ((32, 24), 5, 100)  # pyright: ignore
     blind = EnvironmentSpec(lambda render_mode=None: LineWorld())
     line = make_environments(blind)
-    with pytest.raises(EngineError, match="cannot be drawn"):
+    with pytest.raises(EnvError, match="cannot be drawn"):
         record_episode(blind, ControlPolicy(ControlActorCritic(line.spaces), Normalization(2)))

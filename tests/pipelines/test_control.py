@@ -176,3 +176,32 @@ def test_mistakes_are_one_line(
     assert said in error
     assert len(error.strip().splitlines()) == 1
     assert not out.exists()
+
+
+class BreaksLater(gymnasium.Env[Any, Any]):
+    """Its step after so many raises an error."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("fell over")
+        return np.zeros(1, np.float32), 1.0, self.left % 10 == 0, False, {}
+
+
+def test_an_environment_that_breaks_leaves_what_was_learned_and_nothing_in_the_first_update(tmp_path: Path) -> None:
+    with pytest.raises(kedge.KedgeError, match="fell over"):
+        play(tmp_path / "first", lambda: BreaksLater(30))
+    assert not (tmp_path / "first").exists()
+    with pytest.raises(kedge.KedgeError, match="fell over"):
+        play(tmp_path / "third", lambda: BreaksLater(150))  # of each of two environments, 64 in an update
+    assert len((tmp_path / "third" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert kedge.load_control_policy(tmp_path / "third" / "model").act(np.zeros(1, np.float32)) in (0, 1)

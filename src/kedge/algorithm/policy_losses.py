@@ -6,13 +6,15 @@ All have the tensors and options of the first; only the settings of the formula 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import Unpack
 
 from kedge.algorithm.checks import check_positive
-from kedge.algorithm.surrogate import PolicyLoss, SurrogateOptions, Tokens
+from kedge.algorithm.surrogate import PolicyLoss, Surrogate, SurrogateOptions, Tokens
 from kedge.errors import ConfigError
 
 __all__ = [
@@ -20,8 +22,38 @@ __all__ = [
     "clipped_policy_loss",
     "double_sided_policy_loss",
     "kl_penalty_policy_loss",
+    "named_surrogate",
     "unclipped_policy_loss",
 ]
+
+
+def named_surrogate(
+    name: str,
+    *,
+    clip_range: float,
+    clip_range_high: float | None = None,
+    dual_clip: float | None = None,
+    kl_coef: float = 0.0,
+) -> Surrogate:
+    """The policy loss that `policy_loss` in the configuration names, with its settings.
+
+    Args:
+        name: `clipped`, `unclipped`, `kl_penalty_fixed`, `kl_penalty_adaptive`, `cispo` or `double_sided`.
+        clip_range: ε.
+        clip_range_high: ε_high; None for ε.
+        dual_clip: Bound of ρ for negative advantages; None for none.
+        kl_coef: β of the KL penalty, as it is now.
+    """
+    high = clip_range if clip_range_high is None else clip_range_high
+    surrogates: dict[str, Surrogate] = {
+        "clipped": partial(clipped_policy_loss, clip_range=clip_range, clip_range_high=high, dual_clip=dual_clip),
+        "unclipped": unclipped_policy_loss,
+        "kl_penalty_fixed": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
+        "kl_penalty_adaptive": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
+        "cispo": partial(cispo_policy_loss, clip_range_high=high),
+        "double_sided": partial(double_sided_policy_loss, clip_range=clip_range, clip_range_high=high),
+    }
+    return surrogates[name]
 
 
 def clipped_policy_loss(

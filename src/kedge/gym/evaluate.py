@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kedge.errors import ConfigError, EngineError
+from kedge.errors import ConfigError, EnvError
 from kedge.gym.environments import Environments, Record
 from kedge.gym.episodes import Episode
 from kedge.gym.making import EnvironmentSpec, make_environment
@@ -107,7 +107,7 @@ def record_episode(
 
     Raises:
         ConfigError: The environment cannot be made.
-        EngineError: It cannot be drawn here: it has no pictures, or there is no OpenGL without a screen.
+        EnvError: It cannot be drawn here: it has no pictures, or there is no OpenGL without a screen.
     """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a screen
@@ -136,9 +136,9 @@ def _picture(environment: Any, name: str) -> np.ndarray[Any, Any]:
     # Drawing libraries raise errors of their own: no display, no driver, a missing package.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise EngineError(f"environment {name!r} cannot be drawn here: {reason}") from error
+        raise EnvError(f"environment {name!r} cannot be drawn here: {reason}") from error
     if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[-1] != 3:
-        raise EngineError(f"environment {name!r} cannot be drawn: its render() gave no RGB image")
+        raise EnvError(f"environment {name!r} cannot be drawn: its render() gave no RGB image")
     return picture
 
 

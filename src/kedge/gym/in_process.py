@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from kedge.gym.environments import Record, observation_buffer
+from kedge.gym.failures import failure_of
 from kedge.gym.replay import EpisodeLog, fingerprint
 from kedge.gym.spaces import Spaces
 
@@ -23,6 +24,9 @@ class InProcessEnvironments:
         spaces: Of each.
         seed: Of the run; with the environment's number and the episode's it makes the episode's seed.
         name: Of the environment.
+
+    Raises:
+        EnvError: An environment raises an error, here or later, or gives something that cannot be used.
     """
 
     def __init__(
@@ -39,24 +43,43 @@ class InProcessEnvironments:
             self._begin(number)
 
     def _begin(self, number: int) -> None:
-        self._shaped[number], _ = self._environments[number].reset(seed=self._logs[number].begin())
+        self._reset(number, self._logs[number].begin())
         self.starts[number] = True
+
+    def _reset(self, number: int, seed: int) -> None:
+        shape = self.spaces.observation_shape
+        try:
+            observation, _ = self._environments[number].reset(seed=seed)
+            if np.shape(observation) != shape:  # numpy would repeat a smaller one
+                raise ValueError(f"an observation of shape {np.shape(observation)}")
+            self._shaped[number] = observation
+        except Exception as error:  # of the user's code
+            raise failure_of(self.name, "reset", error, shape) from error
+
+    def _take(self, number: int, action: Any) -> tuple[float, bool, bool]:
+        """Take a step; return the reward, whether the episode ended, and whether it was cut off."""
+        shape = self.spaces.observation_shape
+        try:
+            observation, reward, terminated, truncated, _ = self._environments[number].step(action)
+            if np.shape(observation) != shape:
+                raise ValueError(f"an observation of shape {np.shape(observation)}")
+            self._shaped[number] = observation
+            return float(reward), bool(terminated), bool(truncated)
+        except Exception as error:  # of the user's code
+            raise failure_of(self.name, "step", error, shape) from error
 
     def step(self, actions: Any, step: int, record: Record) -> None:
         """See `Environments`."""
-        for number, environment in enumerate(self._environments):
+        for number in range(self.num_envs):
             action = actions[number]
-            observation, reward, terminated, truncated, _ = environment.step(action)
-            record.rewards[step, number] = reward
+            record.rewards[step, number], terminated, truncated = self._take(number, action)
             self._logs[number].actions.append(action)
             if terminated or truncated:
                 record.terminated[step, number], record.truncated[step, number] = terminated, truncated
                 if not terminated:
-                    self._shaped[number] = observation
                     record.final[step, number] = self.observations[number].copy()
                 self._begin(number)
             else:
-                self._shaped[number] = observation
                 self.starts[number] = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,15 +91,14 @@ class InProcessEnvironments:
         return [number for number, each in enumerate(state["environments"]) if not self._replay(number, each)]
 
     def _replay(self, number: int, state: Mapping[str, Any]) -> bool:
-        log, environment = self._logs[number], self._environments[number]
+        log = self._logs[number]
         log.load_state_dict(state)
-        observation, _ = environment.reset(seed=log.seed)
+        self._reset(number, log.seed)
         ended = False
         for action in log.actions:
-            observation, _, terminated, truncated, _ = environment.step(action)
-            if ended := bool(terminated or truncated):
+            _, terminated, truncated = self._take(number, action)
+            if ended := terminated or truncated:
                 break
-        self._shaped[number] = observation
         self.starts[number] = not log.actions
         if ended or not log.is_whole or fingerprint(self._shaped[number]) != state["observation"]:
             self._begin(number)

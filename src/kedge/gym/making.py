@@ -13,19 +13,20 @@ from typing import Any, Literal, TypeAlias
 
 import gymnasium
 from gymnasium import error as gymnasium_errors
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, KedgeError
 from kedge.gym.environments import Environments
+from kedge.gym.failures import place_of
 from kedge.gym.in_process import InProcessEnvironments
 from kedge.gym.pool import envpool_maker
 from kedge.gym.spaces import spaces_of
 from kedge.gym.vectorized import VectorizedEnvironments
 from kedge.importing import find_named
-from kedge.texts import names_function
+from kedge.texts import error_text, names_function
 
 __all__ = [
     "AtariFrames",
@@ -187,14 +188,21 @@ def _made(
         ) from error
     except gymnasium_errors.Error as error:
         raise ConfigError(f"environment {spec.name!r}: {error}{_nearest(spec.name)}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"environment {spec.name!r} cannot be made with {settings}: {error}") from error
+    except KedgeError:
+        raise
+    except Exception as error:  # of the user's code
+        with_what = f" with {settings}" if settings else ""
+        reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
+        raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason}") from error
     if isinstance(made, VectorEnv):
         return made
     if not isinstance(made, gymnasium.Env):
         raise ConfigError(f"environment {spec.name!r} is {type(made).__name__}; expected a gymnasium.Env")
     for wrapper in spec.wrappers:
         made = wrapper(made)
+    for what in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, what, None), Space):
+            raise ConfigError(f"environment {spec.name!r} has no {what}: it must be a gymnasium.spaces.Space")
     return made if isinstance(made.observation_space, Box) else FlattenObservation(made)
 
 

@@ -110,11 +110,11 @@ def collect_steps(
 
 def _check_finite(environments: Environments, seen: np.ndarray, record: Record) -> None:
     """Say what an environment did wrong before it shows as a loss that is not finite."""
-    for what, numbers in (("reward", record.rewards), ("observation", seen)):
+    for what, numbers in (("a reward", record.rewards), ("an observation", seen)):
         if numbers.dtype != np.uint8 and not np.isfinite(numbers).all():
             step, env = np.argwhere(~np.isfinite(numbers))[0][:2].tolist()
             raise NumericsError(
-                f"environment {environments.name!r} gave a {what} that is not finite, in step {step + 1} of the "
+                f"environment {environments.name!r} gave {what} that is not finite, in step {step + 1} of the "
                 f"rollout (environment {env + 1} of {environments.num_envs})"
             )
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from kedge.errors import EngineError
+from kedge.errors import EnvError
 from kedge.gym.environments import Array, Record, observation_buffer
+from kedge.gym.failures import failure_of
 from kedge.gym.replay import EpisodeLog, episode_seed, fingerprint
 from kedge.gym.spaces import Spaces
 
@@ -62,15 +63,15 @@ class VectorizedEnvironments:
         if self._make is not None:
             self._vector.close()
             self._vector, seeds = self._make(seeds), None
-        with self._contact():
+        with self._contact("reset"):
             self._shaped[:], _ = self._vector.reset(seed=seeds)
         self.starts[:], self._over[:] = True, False
 
     def step(self, actions: Any, step: int, record: Record) -> None:
         """See `Environments`."""
-        with self._contact():
-            seen, rewards, terminated, truncated, infos = self._vector.step(self._batched(actions))
-        record.rewards[step], record.terminated[step], record.truncated[step] = rewards, terminated, truncated
+        with self._contact("step"):
+            self._shaped[:], rewards, terminated, truncated, infos = self._vector.step(self._batched(actions))
+            record.rewards[step], record.terminated[step], record.truncated[step] = rewards, terminated, truncated
         ended = record.terminated[step] | record.truncated[step]
         if self._mode == AutoresetMode.NEXT_STEP:
             record.valid[step] = ~self._over
@@ -78,7 +79,6 @@ class VectorizedEnvironments:
                 row[step] &= ~self._over
             ended &= ~self._over
         cut = record.truncated[step] & ~record.terminated[step]
-        self._shaped[:] = seen
         for number in np.flatnonzero(cut).tolist():
             record.final[step, number] = self._final(infos, number)
         self._finish(actions, ended)
@@ -89,7 +89,7 @@ class VectorizedEnvironments:
             return self.observations[number].copy()
         finals = infos.get("final_obs")
         if finals is None or finals[number] is None:
-            raise EngineError(f"environment {self.name!r} gave no infos['final_obs'] of an episode that was cut off")
+            raise EnvError(f"environment {self.name!r} gave no infos['final_obs'] of an episode that was cut off")
         last = observation_buffer(self.spaces, 1)
         last.reshape(self.spaces.observation_shape)[:] = finals[number]
         return last[0]
@@ -110,7 +110,7 @@ class VectorizedEnvironments:
         if not mask.any():
             return
         seeds: Any = [log.begin() if counts else None for log, counts in zip(self._logs, mask, strict=True)]
-        with self._contact():
+        with self._contact("reset"):
             self._shaped[:], _ = self._vector.reset(seed=seeds, options={"reset_mask": mask.copy()})
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class VectorizedEnvironments:
         some = next((log.actions[0] for log in self._logs if log.actions), None)
         whole = [True] * self.num_envs
         seeds: Any = [log.seed for log in self._logs]
-        with self._contact():
+        with self._contact("step"):
             self._shaped[:], _ = self._vector.reset(seed=seeds)
             for step in range(longest):
                 begins = [longest - length for length in lengths]
@@ -172,15 +172,17 @@ class VectorizedEnvironments:
         return np.asarray(actions, dtype=self._vector.action_space.dtype)
 
     @contextmanager
-    def _contact(self) -> Iterator[None]:
-        """Turn the end of a worker process into one line."""
+    def _contact(self, call: str) -> Iterator[None]:
+        """Turn errors of the environments, and the end of a worker process, into one line."""
         self._waits = True
         try:
             yield
             self._waits = False
         except (EOFError, ConnectionError) as error:
             self._abandon()
-            raise EngineError(f"environment {self.name!r}: one of its processes ended unexpectedly") from error
+            raise EnvError(f"environment {self.name!r}: one of its processes ended unexpectedly") from error
+        except Exception as error:  # of the user's code
+            raise failure_of(self.name, call, error, self._shaped.shape) from error
 
     def _abandon(self) -> None:
         """End the other processes: an orderly close would wait for the one that is gone."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from kedge.algorithm.masking import masked_whiten
-from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
-from kedge.algorithm.surrogate import Surrogate
+from kedge.algorithm.policy_losses import named_surrogate
 from kedge.config import Config
 from kedge.gym.experience import ControlExperience
 from kedge.gym.learner import ControlLearner
@@ -92,17 +90,14 @@ def objective_of(config: Config, parts: Parts, *, remaining: float = 1.0) -> Obj
         remaining: Share of the learning rate that its schedule has left, which the clip range may follow.
     """
     use = config.control.objective
-    clip = use.clip_range * (remaining if use.anneal_clip_range else 1.0)
-    kl_penalty = partial(kl_penalty_policy_loss, kl_coef=parts.coefficients.surrogate_kl_coef)
-    surrogates: dict[str, Surrogate] = {
-        "clipped": partial(clipped_policy_loss, clip_range=clip),
-        "unclipped": unclipped_policy_loss,
-        "kl_penalty_fixed": kl_penalty,
-        "kl_penalty_adaptive": kl_penalty,
-    }
     is_ppo = config.control.loop.algorithm == "ppo"
+    surrogate = named_surrogate(
+        use.policy_loss if is_ppo else "unclipped",
+        clip_range=use.clip_range * (remaining if use.anneal_clip_range else 1.0),
+        kl_coef=parts.coefficients.surrogate_kl_coef,
+    )
     return Objective(
-        surrogate=surrogates[use.policy_loss] if is_ppo else unclipped_policy_loss,
+        surrogate=surrogate,
         value_clip_range=use.value_clip_range,
         value_coef=use.value_coef,
         entropy_coef=parts.coefficients.entropy_coef if is_ppo else 0.0,

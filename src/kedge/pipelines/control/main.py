@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from kedge.config import Config
+from kedge.errors import KedgeError
 from kedge.gym.experience import experience_of
 from kedge.gym.rollout import collect_steps
 from kedge.logs.metrics import read_metrics
@@ -44,7 +45,7 @@ def run_control(
     """Train a policy in `config.control.env`.
 
     On Ctrl-C, SIGTERM or an error after the first update, a checkpoint and the policy so far are saved before the
-    exception is raised again.
+    exception is raised again. An error in the first update, such as a failing environment, leaves no folder.
 
     Args:
         config: The resolved configuration.
@@ -65,7 +66,7 @@ def run_control(
     if config.control.video:
         check_video(config, parts)
     run.start()
-    watcher, outcome = Watcher(callback, parts.policy), {}
+    watcher, outcome, has_results = Watcher(callback, parts.policy), {}, True
     with resumable(config, run.folder, "control"), closing(parts.environments):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, parts)) as loop:
@@ -78,73 +79,61 @@ def run_control(
                 outcome = loop.summary()
             if config.control.video:
                 record_video(config, parts, run.folder)
+        except KedgeError:
+            has_results = not run.abandon()
+            raise
         finally:
-            metrics = save_result(config, run, parts, interrupted=not outcome)
+            metrics = save_result(config, run, parts, interrupted=not outcome) if has_results else []
     end_stage(config, run, outcome)
     return ControlResult(run.folder, metrics)
 
 
 def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpdate) -> None:
     """The loop: each update plays, estimates advantages, and improves policy and critic."""
-    settings, seed = config.control, config.runtime.seed
-    environments, policy, normalization, coefficients = (
-        parts.environments,
-        parts.policy,
-        parts.normalization,
-        parts.coefficients,
-    )
-    resumed = {
-        "normalization": normalization,
-        "episodes": parts.episodes,
-        "memory": parts.memory,
-        "coefficients": coefficients,
-    }
+    settings, gae = config.control, config.control.objective
     with logged_steps(config, run, loop, settings.num_updates, shown=SHOWN) as log:
-        loop.restore(
-            TrainingState({"actor_critic": policy}, parts.optimizer, {**resumed, "environments": parts.resumable()})
-        )
+        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed()))
         evaluations = Evaluations(config, parts)
         for update in loop.steps(settings.num_updates):
             clock = Stopwatch(run.device)
 
             with clock.phase("rollout"):
-                noise = stream(seed, "actions", update)
                 steps = collect_steps(
-                    environments,
-                    policy,
-                    normalization,
+                    parts.environments,
+                    parts.policy,
+                    parts.normalization,
                     num_steps=settings.loop.num_steps,
-                    generator=noise,
+                    generator=stream(config.runtime.seed, "actions", update),
                     memory=parts.memory,
                 )
                 finished = parts.episodes.add(steps)
 
             with clock.phase("experience"):
-                normalization.observe_rewards(steps)
+                parts.normalization.observe_rewards(steps)
                 experience = experience_of(
                     steps,
-                    policy,
-                    normalization,
-                    gamma=settings.objective.gamma,
-                    gae_lambda=settings.objective.gae_lambda,
+                    parts.policy,
+                    parts.normalization,
+                    gamma=gae.gamma,
+                    gae_lambda=gae.gae_lambda,
                     sequence_length=settings.networks.sequence_length,
                 )
 
             with clock.phase("train"):
                 result, moved = improve(config, parts, experience, update, before_changes=loop.begin_changes)
-            normalization.observe(steps)
+            parts.normalization.observe(steps)
 
             metrics = {
                 **parts.episodes.metrics(finished),
                 **describe(experience),
                 **result.metrics(),
                 **moved,
-                **coefficients.metrics(),
+                **parts.coefficients.metrics(),
                 **clock.metrics(num_tokens=steps.num_transitions),
                 **memory_in_use(run.device),
                 **evaluations.metrics(update),
                 "control/steps": update * settings.steps_per_update,
             }
             log(update, metrics)
-            coefficients.adapt(metrics, num_responses=len(finished))
+            parts.coefficients.adapt(metrics, num_responses=len(finished))
             after_update(update, metrics)

@@ -21,6 +21,7 @@ from kedge.importing import find_named
 from kedge.logs.progress import say
 from kedge.pipelines.control.compiling import compiled_update
 from kedge.runs.run import Run
+from kedge.training.checkpoint.run_state import Stateful
 from kedge.training.compiled import CompiledUpdate
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.optimizer import build_optimizer
@@ -73,9 +74,15 @@ class Parts:
     compiled: CompiledUpdate[ControlExperience] | None
     given: Given
 
-    def resumable(self) -> _Resumable:
-        """The environments, as a part that checkpoints hold."""
-        return _Resumable(self.environments)
+    def resumed(self) -> dict[str, Stateful]:
+        """What checkpoints hold besides the weights and the optimizer's state."""
+        return {
+            "normalization": self.normalization,
+            "episodes": self.episodes,
+            "memory": self.memory,
+            "coefficients": self.coefficients,
+            "environments": _Resumable(self.environments),
+        }
 
 
 @dataclass(frozen=True)

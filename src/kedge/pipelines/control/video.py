@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kedge.config import Config
-from kedge.errors import ConfigError, EngineError
+from kedge.errors import ConfigError, EnvError
 from kedge.gym.evaluate import Recording, record_episode, save_animation
 from kedge.gym.saving import ControlPolicy
 from kedge.output import VIDEO_FILE
@@ -26,7 +26,7 @@ def check_video(config: Config, parts: Parts) -> None:
     """
     try:
         _record(config, parts, most_steps=1)
-    except EngineError as error:
+    except EnvError as error:
         raise ConfigError(f"control.video=true: {error}; leave it out, or install a renderer") from error
 
 
@@ -34,7 +34,7 @@ def record_video(config: Config, parts: Parts, folder: Path) -> None:
     """Record an episode of the policy.
 
     Raises:
-        EngineError: The environment cannot be drawn any longer.
+        EnvError: The environment cannot be drawn any longer.
         OutputError: The file cannot be written.
     """
     save_animation(_record(config, parts, most_steps=MOST_STEPS), folder / VIDEO_FILE)

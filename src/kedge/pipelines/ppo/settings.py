@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from kedge.algorithm.advantages import (
     Advantage,
     GeneralizedAdvantage,
@@ -21,13 +19,7 @@ from kedge.algorithm.group_advantages import (
     ProcessAdvantage,
 )
 from kedge.algorithm.histogram import Bins
-from kedge.algorithm.policy_losses import (
-    cispo_policy_loss,
-    clipped_policy_loss,
-    double_sided_policy_loss,
-    kl_penalty_policy_loss,
-    unclipped_policy_loss,
-)
+from kedge.algorithm.policy_losses import named_surrogate
 from kedge.algorithm.surrogate import Surrogate
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
@@ -89,17 +81,13 @@ def process_advantage_of(config: Config) -> Advantage | None:
 def surrogate_of(config: Config, coefficients: Coefficients) -> Surrogate:
     """The policy loss selected by `ppo.policy_loss`."""
     use = config.ppo.objective
-    low, high = use.clip_range, use.clip_range if use.clip_range_high is None else use.clip_range_high
-    kl_penalty = partial(kl_penalty_policy_loss, kl_coef=coefficients.surrogate_kl_coef)
-    surrogates: dict[str, Surrogate] = {
-        "clipped": partial(clipped_policy_loss, clip_range=low, clip_range_high=high, dual_clip=use.dual_clip),
-        "unclipped": unclipped_policy_loss,
-        "kl_penalty_fixed": kl_penalty,
-        "kl_penalty_adaptive": kl_penalty,
-        "cispo": partial(cispo_policy_loss, clip_range_high=high),
-        "double_sided": partial(double_sided_policy_loss, clip_range=low, clip_range_high=high),
-    }
-    return surrogates[use.policy_loss]
+    return named_surrogate(
+        use.policy_loss,
+        clip_range=use.clip_range,
+        clip_range_high=use.clip_range_high,
+        dual_clip=use.dual_clip,
+        kl_coef=coefficients.surrogate_kl_coef,
+    )
 
 
 def coefficients_of(config: Config) -> Coefficients:
