@@ -61,6 +61,11 @@ def test_live_bytes_of_a_product_by_hand() -> None:
         assert counter.work.flops == 2 * 16 * 64 * 32
         del product, square
     assert counter.live == 4 * (64 * 32 + 16 * 64)
+    with counter:
+        torch.exp(rows.view(-1))  # the view computes nothing
+    assert vars(counter.work) == {
+        "flops": 2 * 16 * 64 * 32, "bytes": 4 * (64 * 32 + 3 * 16 * 32), "functions": 4 * 2 * 16 * 64, "calls": 3
+    }  # fmt: skip
     assert counter.peak == 4 * (64 * 32 + 16 * 64 + 2 * 16 * 32)
 
 

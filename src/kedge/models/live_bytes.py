@@ -18,6 +18,17 @@ __all__ = ["LiveBytes", "Work", "watch_gradients"]
 DEVICE = torch.ops.prim.device.default
 """Asks a tensor without contents for its device, once or twice per operation; computes nothing."""
 
+FUNCTIONS = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "cumsum", "erf", "exp",
+        "expm1", "gelu", "gelu_backward", "log", "log1p", "logsumexp", "pow", "rsqrt", "sigmoid", "sigmoid_backward",
+        "silu", "silu_backward", "softplus", "softplus_backward", "sort", "tanh", "tanh_backward", "topk",
+    )
+}  # fmt: skip
+"""Operations that take many instructions per number: on a CPU, which has few units, they cost more than what they read
+and write."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -26,11 +37,13 @@ class Work:
     Attributes:
         flops: Of matrix products and attention.
         bytes: Read and written by all other operations, and by products whose factors are larger than their result.
+        functions: Read and written, in bytes, by operations that compute a function such as exp of every number.
         calls: Operations that compute something; views are free.
     """
 
     flops: float = 0.0
     bytes: float = 0.0
+    functions: float = 0.0
     calls: float = 0.0
 
 
@@ -49,7 +62,7 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self.gradients, self._gradients_now = 0, 0
-        self._flops = self._bytes = self._calls = 0.0
+        self._flops = self._bytes = self._functions = self._calls = 0.0
         self._known: dict[int, weakref.ref[Any]] = {}
 
     @classmethod
@@ -76,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
     @property
     def work(self) -> Work:
         """What was computed so far."""
-        return Work(self._flops, self._bytes, self._calls)
+        return Work(self._flops, self._bytes, self._functions, self._calls)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -94,7 +107,9 @@ class LiveBytes(TorchDispatchMode):
         if not func.is_view:
             self._calls += 1
             formula = flop_registry.get(func._overloadpacket)
-            if formula is None:
+            if func._overloadpacket in FUNCTIONS:
+                self._functions += size
+            elif formula is None:
                 self._bytes += size
             else:
                 self._flops += formula(*args, **kwargs, out_val=result)

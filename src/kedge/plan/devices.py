@@ -47,7 +47,7 @@ class Device:
 
 
 def _card(name: str, memory: float, flops: float, bandwidth: float, source: str) -> Device:
-    speed = Speed(flops * PRODUCTS, bandwidth * STREAMS, LAUNCH, f"its data sheet ({source})")
+    speed = Speed(flops * PRODUCTS, bandwidth * STREAMS, bandwidth * STREAMS, LAUNCH, f"its data sheet ({source})")
     return Device(name, memory * USABLE, accelerator=True, speed=speed, bound=f"the memory of {name}")
 
 

@@ -62,19 +62,23 @@ class Speed:
     Attributes:
         flops: Of matrix products in the run's precision, FLOP/s.
         bandwidth: Of memory, for everything else, byte/s.
+        functions: The same of operations that compute a function such as exp of every number, byte/s.
         call: Seconds of overhead per operation.
         origin: Where the figures are from.
     """
 
     flops: float
     bandwidth: float
+    functions: float
     call: float
     origin: str
 
     def seconds(self, figures: Mapping[str, float], prefix: str, times: float = 1.0) -> float:
-        """Seconds of a counted pass, `PREFIX.flops`, `.bytes` and `.calls`, so many times."""
-        flops, size, calls = (figures[f"{prefix}.{name}"] for name in ("flops", "bytes", "calls"))
-        return times * (flops / self.flops + size / self.bandwidth + calls * self.call)
+        """Seconds of a counted pass, `PREFIX.flops`, `.bytes`, `.functions` and `.calls`, so many times."""
+        flops, size, functions, calls = (
+            figures[f"{prefix}.{name}"] for name in ("flops", "bytes", "functions", "calls")
+        )
+        return times * (flops / self.flops + size / self.bandwidth + functions / self.functions + calls * self.call)
 
 
 @dataclass(frozen=True)

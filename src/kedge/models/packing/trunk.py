@@ -94,8 +94,10 @@ class Trunk:
             ModelError: The model has no such layers, or computes something else when it recomputes.
         """
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        # Newer versions of transformers have another name for it, and warn of this one.
+        enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
         try:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
+            enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
         except ValueError:
             layers = []
         if not layers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -161,4 +162,4 @@ def held_by(models: Sequence[nn.Module]) -> Iterator[Tensor]:
 
 
 def _work(work: Work) -> Figures:
-    return {"flops": work.flops, "bytes": work.bytes, "calls": work.calls}
+    return asdict(work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -210,8 +210,8 @@ class PpoCount:
             nonlocal work
             done = counter.work
             figures[f"{name}.peak"] = counter.restart() - above
-            for each in ("flops", "bytes", "calls"):
-                figures[f"{name}.{each}"] = getattr(done, each) - getattr(work, each)
+            for each, before in asdict(work).items():
+                figures[f"{name}.{each}"] = getattr(done, each) - before
             work = done
 
         work = counter.work

@@ -72,6 +72,7 @@ def measured_speed(
     flops = 4 * rows.numel() * layer.out_features / _seconds(product, device, clock)
     numbers = torch.zeros(STREAMED, device=device)
     bandwidth = 3 * numbers.nbytes / _seconds(lambda: numbers * numbers, device, clock)
+    functions = 2 * numbers.nbytes / _seconds(numbers.exp, device, clock)
     small = nn.Parameter(torch.zeros(16, device=device))
 
     def many() -> Tensor:
@@ -81,7 +82,7 @@ def measured_speed(
         return each
 
     call = _seconds(many, device, clock) / CALLS
-    return Speed(REACHED * flops, REACHED * bandwidth, call / REACHED, "measured on this machine")
+    return Speed(REACHED * flops, REACHED * bandwidth, REACHED * functions, call / REACHED, "measured on this machine")
 
 
 def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
