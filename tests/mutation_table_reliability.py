@@ -222,7 +222,7 @@ RELIABILITY = (
     # Reward functions.
     Mutation(
         "children-left-alive",
-        "rewards/worker/process.py",
+        "workers/process.py",
         "os.killpg(process.pid, signal.SIGKILL)",
         "os.kill(process.pid, signal.SIGKILL)",
         f"{REMOTE}::test_a_timeout_kills_the_worker_with_its_children_and_the_next_call_gets_a_new_one",
@@ -236,7 +236,7 @@ RELIABILITY = (
     ),
     Mutation(
         "ctrl-c-leaves-the-worker-running",
-        "rewards/worker/process.py",
+        "workers/process.py",
         "except BaseException:  # includes Ctrl-C",
         "except Exception:  # includes Ctrl-C",
         f"{REMOTE}::test_ctrl_c_ends_the_call_and_its_reply_is_not_read_by_the_next",
@@ -257,7 +257,7 @@ RELIABILITY = (
     ),
     Mutation(
         "workers-outlive-kedge",
-        "rewards/worker/main.py",
+        "workers/serving.py",
         "    _end_with_kedge(tie)\n",
         "",
         f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs_in_c_with_a_child]",

@@ -20,8 +20,8 @@ from kedge.data import (
     read_prompts,
     write_rejections,
 )
-from kedge.data.chat import apply_template
 from kedge.data.rejections import RowError
+from kedge.data.rendering import apply_template
 from kedge.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
@@ -314,9 +314,6 @@ def test_named_templates_may_have_line_breaks_in_their_blocks():
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
     tokenizer.chat_template = {"default": template, "tools": "{{ 'b' }}"}
     assert apply_template(tokenizer, [QUESTION]) == QUESTION["content"]
-    tokenizer.chat_template = {"default": template, "tools": "{{ 9 ** 9 }}"}
-    with pytest.raises(DataError, match="power operator"):
-        apply_template(tokenizer, [QUESTION])
     tokenizer.chat_template = "{{ '\\ud800' }}"
     with pytest.raises(RowError, match="rejects the conversation"):
         apply_template(tokenizer, [QUESTION])

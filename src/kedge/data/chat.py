@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kedge.data.deadline import deadline
 from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
+from kedge.data.rendering import apply_template
 from kedge.errors import DataError
-from kedge.memory import memory_limit, private_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
-    "apply_template",
     "end_of_turn",
     "render_answer",
     "render_prompt",
     "shared_messages",
     "special_tokens",
 ]
-
-TEMPLATE_SECONDS = 10.0
-TEMPLATE_MEMORY = 2**30
-LONGEST_TEXT = 2**27
-"""Characters of one rendered conversation; equals the byte limit of one line of a file."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
@@ -108,48 +99,3 @@ def _render(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
-
-
-def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
-    """Render a conversation with the tokenizer's chat template, in jinja's sandbox, with limits on time and memory.
-
-    Args:
-        tokenizer: Must have a chat template unless `settings` has one.
-        messages: The conversation.
-        settings: Passed to `apply_chat_template`.
-
-    Raises:
-        DataError: The template exceeds its time or memory limit, or uses the power operator.
-        RowError: The template rejects these messages, or its output is too long.
-    """
-    try:
-        template = settings.get("chat_template") or tokenizer.chat_template
-        named: dict[str, Any] = template if isinstance(template, dict) else {"": template}
-        if any(_takes_powers(str(each)) for each in named.values()):
-            raise DataError("the chat template uses the power operator (**), which may never finish")
-        with memory_limit(private_memory() + TEMPLATE_MEMORY), deadline(TEMPLATE_SECONDS):
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-        text.encode()  # not half of a surrogate pair, which no tokenizer takes
-    except DataError:
-        raise
-    except MemoryError as error:
-        room = f"{TEMPLATE_MEMORY / 2**30:g} GiB of memory"
-        raise DataError(f"the chat template needs over {room} for one conversation") from error
-    except TimeoutError as error:
-        raise DataError(f"the chat template needs over {TEMPLATE_SECONDS:g} s for one conversation") from error
-    except Exception as error:  # template code comes with the model and may raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise RowError(f"the chat template rejects the conversation: {reason}") from error
-    if len(text) > LONGEST_TEXT:
-        raise RowError(f"the chat template renders {len(text):,} characters, at most {LONGEST_TEXT:,} are allowed")
-    return text
-
-
-@lru_cache
-def _takes_powers(template: str) -> bool:
-    """Whether a template can compute e.g. 9**9**9: a single bytecode instruction, which no deadline interrupts."""
-    from jinja2 import Environment  # slow to import; transformers imports it with the first template
-
-    tokens = [text for _, kind, text in Environment().lex(template) if kind != "whitespace"]
-    # After a parenthesis or a comma, ** unpacks arguments.
-    return any(here == "**" and before not in ("(", ",") for before, here in pairwise(tokens))

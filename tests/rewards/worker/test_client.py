@@ -21,8 +21,9 @@ import pytest
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, Responses
 from kedge.rewards.retries import CallTimeout
-from kedge.rewards.worker import client, codec
+from kedge.rewards.worker import client
 from kedge.rewards.worker.client import RemoteFunction
+from kedge.workers import codec
 from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")

@@ -13,10 +13,10 @@ from typing import Any
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.retries import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
-from kedge.rewards.worker.codec import decode, encode
 from kedge.rewards.worker.log import RewardLog
-from kedge.rewards.worker.process import WorkerEnded, WorkerProcess, WorkerTimeout
 from kedge.texts import error_text
+from kedge.workers.codec import decode, encode
+from kedge.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
 __all__ = ["RemoteFunction"]
 
@@ -109,7 +109,7 @@ class RemoteFunction:
         if _source_of(self._loading["spec"]) != self._source:
             raise RewardError(f"{self.name}: its file was changed during the run, and its process had to be restarted")
         self._first_memory = None
-        worker = WorkerProcess(self._log.add)
+        worker = WorkerProcess("kedge.rewards.worker.main", self._log.add)
         number, line = self._message("load", self._loading)
         try:
             worker.send(line)

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, cast
 
-from kedge.rewards.worker.main import GRACE
+from kedge.workers.serving import GRACE
 
 __all__ = ["WorkerEnded", "WorkerProcess", "WorkerTimeout"]
 
 # The worker gets kedge's own `sys.path`, so that names refer to the same modules in both.
 _BOOT = (
-    "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from kedge.rewards.worker.main import main; "
-    "main(int(n), int(tie))"
+    "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from {module} import main; main(int(n), int(tie))"
 )
 _POLL_INTERVAL = 0.2
 _CHUNK = 1 << 16
@@ -44,17 +43,27 @@ class WorkerProcess:
     notices and exits.
 
     Args:
+        module: Its `main(descriptor, tie)` runs in the process; see `serving.serve`.
         on_output: Called with the process's output as it is read.
     """
 
-    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+    def __init__(self, module: str, on_output: Callable[[bytes], None]) -> None:
         self._on_output = on_output
         self._outgoing, self._incoming = bytearray(), bytearray()
         self._connection, theirs = socket.socketpair()
+        boot = _BOOT.format(module=module)
         tied, tie = os.pipe()  # nothing is sent: it closes when kedge ends, however that happens
         with theirs, os.fdopen(tied, "rb", 0):
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, str(theirs.fileno()), str(tied), *map(str, sys.path)],
+                [
+                    sys.executable,
+                    "-u",
+                    "-c",
+                    boot,
+                    str(theirs.fileno()),
+                    str(tied),
+                    *map(str, sys.path),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.rewards.worker.codec import decode, encode
+from kedge.workers.codec import decode, encode
 
 texts = st.text(st.characters())
 scalars = st.one_of(

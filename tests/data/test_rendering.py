@@ -1,0 +1,110 @@
+"""Chat templates rendered in another process: the tokenizer's own text, and an end to what never finishes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from kedge.data import rendering
+from kedge.data.rejections import RowError
+from kedge.data.rendering import apply_template
+from kedge.errors import DataError
+from kedge.workers import chat_templates
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+
+QUESTION: dict[str, Any] = {"role": "user", "content": "Why?"}
+CALL: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "arguments": {"x": [1, 2.5]}}]}
+
+EVERYTHING = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ loop.index }}: {{ m['content'] | trim | tojson }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson(indent=2) }}{% break %}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% generation %}{{ 2 ** 10 }}{% endgeneration %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def process_of() -> Any:
+    return rendering._renderer()._process  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """A process of the test's own."""
+    rendering._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    yield
+    process_of().kill()
+    rendering._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_generation_prompt": True}, {"chat_template": CHAT_TEMPLATE}])
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, EVERYTHING])
+def test_the_text_is_that_of_the_tokenizers_own_method(template: str, settings: dict[str, Any]) -> None:
+    tokenizer = tiny_tokenizer(chat_template=template)
+    for messages in ([QUESTION], [QUESTION, CALL, {"role": "user", "content": " So\u2028 \U0001f300\x00 "}]):
+        expected = _outcome(lambda: tokenizer.apply_chat_template(messages, tokenize=False, **settings))  # noqa: B023
+        assert _outcome(lambda: apply_template(tokenizer, messages, **settings)) == expected  # noqa: B023
+
+
+def _outcome(render: Any) -> str | None:
+    """The text; None if the template refuses the conversation."""
+    try:
+        return render()
+    except Exception:
+        return None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_process_that_ended_or_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer(chat_template="{{ messages[0].content }}")
+    assert apply_template(tokenizer, [QUESTION]) == "Why?"
+    first = process_of()
+    os.kill(first._process.pid, signal.SIGKILL)
+    assert apply_template(tokenizer, [QUESTION]) == "Why?"
+    assert process_of() is not first
+    monkeypatch.setattr(rendering, "TEMPLATE_SECONDS", 0.3)
+    tokenizer.chat_template = "{{ 7 ** 3000000 % 3 ** 1500000 }}"
+    with pytest.raises(DataError, match=r"needs over 0\.3 s"):
+        apply_template(tokenizer, [QUESTION])
+    assert not process_of().is_running
+    tokenizer.chat_template = "{{ messages[0].role }}"
+    assert apply_template(tokenizer, [QUESTION]) == "user"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_threads_get_their_own_replies() -> None:
+    tokenizer = tiny_tokenizer(chat_template="{{ messages[0].content }}")
+    texts = [str(number) for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        rendered = threads.map(lambda text: apply_template(tokenizer, [{"role": "user", "content": text}]), texts)
+    assert list(rendered) == texts
+
+
+def test_the_process_ends_when_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: dict[str, Any] = {}
+    monkeypatch.setattr(chat_templates, "serve", lambda *_, idle: served.update(idle=idle))
+    chat_templates.main(0, 0)
+    assert 1 < served["idle"] <= 600
+
+
+def test_a_tokenizer_with_its_own_method_renders_here() -> None:
+    class Own(PreTrainedTokenizerFast):
+        def apply_chat_template(self, *_: Any, **__: Any) -> str:
+            return f"here {os.getpid()}"
+
+    tokenizer = tiny_tokenizer(chat_template="{{ 1 }}")
+    tokenizer.__class__ = Own
+    assert apply_template(tokenizer, [QUESTION]) == f"here {os.getpid()}"
+
+
+def test_values_that_cannot_be_sent_are_a_bad_row() -> None:
+    tokenizer = tiny_tokenizer(chat_template="{{ messages[0].content }}")
+    with pytest.raises(RowError, match="rejects the conversation"):
+        apply_template(tokenizer, [{"role": "user", "content": object()}])
+    dated = [{"role": "user", "content": date(2026, 1, 2)}]
+    assert apply_template(tokenizer, dated) == tokenizer.apply_chat_template(dated, tokenize=False)
