@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["error_text", "names_function", "printable", "unwritable"]
+__all__ = ["error_text", "markdown", "names_function", "printable", "unwritable"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -23,6 +23,11 @@ def names_function(text: str) -> bool:
 def printable(text: str) -> str:
     """The text with line breaks and control characters escaped, so that it stays on one line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def markdown(text: str) -> str:
+    """A text as Markdown that has no effect, on one line."""
+    return re.sub(r"([\\|\[\]<>*`])", r"\\\1", printable(text))
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:

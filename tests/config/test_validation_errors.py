@@ -112,6 +112,8 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
     ("overrides", "said"),
     [
         (["ppo.num_minibatches=7"], ["ppo.num_minibatches=7", "64 responses", "4 and 8"]),
+        (["rollout.num_prompts=1000000000"], ["1,000,000,000 responses", "at most 1,000,000"]),
+        (["critic.num_prompts=1000000"], ["critic.num_prompts", "4,000,000 responses"]),
         (["rollout.num_prompts=3", "rollout.num_responses=5", "ppo.num_minibatches=4"], ["15 responses", "3 and 5"]),
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "KL negative", "rollout.temperature"]),
         (["rollout.top_k=50"], ["rollout.top_k=50", "KL negative"]),

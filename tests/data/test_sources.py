@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kedge import hub
@@ -74,6 +76,16 @@ def test_parquet(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 this is not")
     with pytest.raises(DataError, match=r"bad\.parquet cannot be read as Parquet"):
         values(tmp_path / "bad.parquet")
+
+
+@pytest.mark.parametrize("keeps_dictionary", [True, False])
+def test_a_parquet_file_of_rows_that_share_a_text_is_refused_before_all_are_read(tmp_path, keeps_dictionary):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), ["x" * 1_000_000])
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"prompt": texts}), path, compression="zstd", store_schema=keeps_dictionary)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"bomb\.parquet has .* its first 512 rows 51.*, which is implausible"):
+        values(path)
 
 
 def test_a_folder_gives_its_train_split_else_everything(tmp_path):

@@ -49,3 +49,36 @@ def test_a_library_that_panics_is_one_line(policy: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", panic)
     with pytest.raises(ModelError, match=r"cannot be loaded: called `Result::unwrap\(\)`"):
         load_tokenizer(policy)
+
+
+def normalized(policy: Path, folder: Path, *normalizers: dict[str, object]) -> Path:
+    """A copy of the policy whose tokenizer normalizes texts."""
+    shutil.copytree(policy, folder)
+    content = json.loads((folder / "tokenizer.json").read_bytes())
+    content["normalizer"] = {"type": "Sequence", "normalizers": list(normalizers)}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def replaced(text: str, content: str, kind: str = "String") -> dict[str, object]:
+    return {"type": "Replace", "pattern": {kind: text}, "content": content}
+
+
+@pytest.mark.parametrize(
+    "doubling",
+    [
+        [replaced("a", "aa")] * 40,
+        [replaced("a", "aaaaaaaa"), {"type": "Sequence", "normalizers": [replaced("", "aa", "Regex")] * 9}],
+    ],
+)
+def test_normalizers_that_multiply_a_text_are_refused(
+    policy: Path, tmp_path: Path, doubling: list[dict[str, object]]
+) -> None:
+    with pytest.raises(ModelError, match=r"cannot be loaded: .* over 1,000 times as long"):
+        load_tokenizer(normalized(policy, tmp_path / "grows", *doubling))
+
+
+def test_the_normalizers_of_real_models_are_accepted(policy: Path, tmp_path: Path) -> None:
+    llama = [{"type": "Prepend", "prepend": "▁"}, replaced(" ", "▁")]
+    bert = [{"type": "NFKC"}, replaced(" {2,}", " ", "Regex"), {"type": "Lowercase"}]
+    load_tokenizer(normalized(policy, tmp_path / "usual", *llama, *bert))

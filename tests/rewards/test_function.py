@@ -146,6 +146,7 @@ def test_a_tensor_or_array_is_a_list(array):
         ([math.nan, 0], ["response 0 nan", "finite"]),
         ([0, -math.inf], ["response 1 -inf", "finite"]),
         ([0, 10**400], ["response 1 inf", "finite"]),
+        ([0, -1e39], ["response 1 -1e+39", "infinite in fp32"]),
         ([0, 1j], ["response 1", "(a complex)"]),
         ([0, [1.0, 2.0, 3.0]], ["response 1 a list of 3 numbers", "a list of 2, one per response token"]),
         ([0, np.zeros(3)], ["response 1 a list of 3 numbers"]),

@@ -19,10 +19,12 @@ __all__ = ["Row", "check_row_count", "json_rows", "listed_rows", "parquet_rows"]
 # A file without line breaks, or an endless one, must not exhaust memory.
 _LONGEST_LINE = 2**27
 _LONGEST_ARRAY = 2**31
-_PARQUET_BATCH = 1024
+_PARQUET_BATCH = 256
 
 # Equal rows take almost no space in a columnar file; a row count beyond this is implausible.
 _MOST_ROWS_PER_BYTE, _ANY_FILES_ROWS = 100, 1_000_000
+# A text that all rows share is stored once. Compression makes real texts five to ten times shorter.
+_MOST_BYTES_PER_BYTE, _ANY_FILES_BYTES = 1000, 2**28
 
 _BOM = b"\xef\xbb\xbf"
 _PREVIEW_CHARACTERS = 120
@@ -87,15 +89,21 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     """The rows of a Parquet file.
 
     Raises:
-        DataError: The file cannot be read as Parquet, or its row count is implausible.
+        DataError: The file cannot be read as Parquet, or its row count or the size of its rows is implausible.
     """
     from pyarrow.parquet import ParquetFile  # slow to import, and rarely needed
 
-    number = 0
+    number, read, size = 0, 0, path.stat().st_size
     try:
         with ParquetFile(path) as table:
-            check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=path.stat().st_size)
+            check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=size)
             for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
+                read += sum(map(_decoded_size, batch.columns))
+                if read > max(_ANY_FILES_BYTES, _MOST_BYTES_PER_BYTE * size):
+                    raise DataError(
+                        f"{path} has {size:,} bytes, and its first {number + len(batch):,} rows {read:,}, which is "
+                        "implausible"
+                    )
                 for value in batch.to_pylist():
                     number += 1
                     yield Row(str(path), number, value)
@@ -103,6 +111,11 @@ def parquet_rows(path: Path) -> Iterator[Row]:
         raise
     except Exception as error:  # damaged files raise many kinds of errors
         raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
+
+
+def _decoded_size(column: Any) -> int:
+    """Bytes of a column's values, each counted as often as it occurs."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
 
 
 def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:

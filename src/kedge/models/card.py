@@ -12,7 +12,7 @@ import yaml
 
 from kedge.data.prompt_form import PromptForm
 from kedge.models.origin import Origin, read_origin
-from kedge.texts import names_function, printable
+from kedge.texts import markdown, names_function, printable
 from kedge.version import __version__
 
 __all__ = ["CardSample", "ModelCard", "hub_id", "public_name"]
@@ -114,7 +114,7 @@ class ModelCard:
             _section("Training data", _table(self.data)),
             _section("Reward", *(f"- {_code(line)}" for line in self.reward)),
             _section("Samples", *(_sample(sample) for sample in self.samples)),
-            _section("Limitations", _LIMITS[self.stage], *(f"- {_escaped(line)}" for line in self.warnings)),
+            _section("Limitations", _LIMITS[self.stage], *(f"- {markdown(line)}" for line in self.warnings)),
             _section("Reproduce", *self._recipe()),
         ]
         body = "\n\n".join(part for part in parts if part)
@@ -206,7 +206,7 @@ def _title(origin: Origin) -> str:
     """What the model is a version of: the model at the start of the chain, or else the folder it was trained from."""
     parts = [part for part in (origin.hub_base or origin.base_model).replace("\\", "/").split("/") if part]
     named = [part for part in parts if part not in ("model", ".", "..")]
-    return _escaped(named[-1] if named else "model")
+    return markdown(named[-1] if named else "model")
 
 
 def _section(title: str, *paragraphs: str) -> str:
@@ -215,7 +215,7 @@ def _section(title: str, *paragraphs: str) -> str:
 
 
 def _table(rows: Mapping[str, object]) -> str:
-    lines = "\n".join(f"| {_escaped(name)} | {_escaped(_rounded(value))} |" for name, value in rows.items())
+    lines = "\n".join(f"| {markdown(name)} | {markdown(_rounded(value))} |" for name, value in rows.items())
     return f"| | |\n|---|---|\n{lines}" if lines else ""
 
 
@@ -234,11 +234,6 @@ def _sample(sample: CardSample) -> str:
 def _cut(text: str) -> str:
     shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
     return "\n".join(printable(line) for line in shown.split("\n"))
-
-
-def _escaped(text: str) -> str:
-    """A text as Markdown that has no effect, on one line."""
-    return re.sub(r"([\\|\[\]<>*`])", r"\\\1", printable(text))
 
 
 def _code(text: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -15,6 +18,10 @@ from kedge.models.pretrained import base_source, check_source, loading_reason, q
 __all__ = ["load_tokenizer"]
 
 PAD_TOKEN = "<|pad|>"
+
+MOST_GROWTH = 1000.0
+"""Times that a normalizer may make a text longer. Real ones replace a space by a sign, or drop accents; a chain that
+doubles every character forty times ends the process, or seems to."""
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -33,6 +40,8 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     if is_adapter(name) and not os.path.isfile(os.path.join(name, "tokenizer_config.json")):
         name = base_source(name)
     try:
+        if growth_of_normalizer(name) > MOST_GROWTH:
+            raise ModelError("the normalizers in its tokenizer.json could make a text over 1,000 times as long")
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
             ensure_pad_token(tokenizer)
@@ -43,6 +52,28 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def growth_of_normalizer(source: str) -> float:
+    """Times that a local tokenizer's normalizer can make a text longer, in characters; 1 where there is none."""
+    try:
+        content: Any = json.loads(Path(source, "tokenizer.json").read_bytes())
+    except (OSError, ValueError):
+        return 1.0  # whatever is wrong with it, its loader says
+    return _growth(content.get("normalizer") if isinstance(content, dict) else None)
+
+
+def _growth(normalizer: Any) -> float:
+    """Of one normalizer, or of a sequence of them."""
+    if not isinstance(normalizer, dict):
+        return 1.0
+    if normalizer.get("type") != "Replace":
+        inner = normalizer.get("normalizers")
+        return math.prod(map(_growth, inner)) if isinstance(inner, list) else 1.0
+    pattern, content = normalizer.get("pattern"), len(str(normalizer.get("content", "")))
+    text = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
+    # A regular expression may match single characters, or the empty text between them.
+    return max(1.0, content / len(text) if text else 1.0 + content)
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -21,6 +21,9 @@ Score: TypeAlias = "float | list[float] | None"
 Scores: TypeAlias = "list[float | None]"
 """One number per response, or None for no score."""
 
+LARGEST = 3.4028234663852886e38
+"""The largest number in fp32, in which rewards are computed."""
+
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
 
@@ -192,6 +195,8 @@ def _checked_number(entry: object, giver: str, expected: str, *, row: int) -> fl
         score = math.inf
     if not math.isfinite(score):
         raise NonfiniteScoreError(f"{giver} {score}; expected a finite number, {expected}", row)
+    if abs(score) > LARGEST:
+        raise NonfiniteScoreError(f"{giver} {score:g}, which is infinite in fp32; expected a smaller number", row)
     return score
 
 

@@ -6,6 +6,7 @@ from pydantic import model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizerConfig
+from kedge.config.schema.rollout import check_responses
 from kedge.config.schema.section import Section
 
 __all__ = ["CriticConfig"]
@@ -84,4 +85,5 @@ class CriticConfig(Section):
             raise ValueError(
                 "critic.base is what a separate critic starts from; critic.kind=shared has the policy's trunk"
             )
+        check_responses("critic", self.num_prompts or 1, self.num_responses)
         return self

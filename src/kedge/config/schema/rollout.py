@@ -2,15 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 from kedge.config.schema.vllm import VllmConfig
 
-__all__ = ["RolloutConfig"]
+__all__ = ["RolloutConfig", "check_responses"]
 
 TokenId = Annotated[int, Field(strict=True)]
+
+MOST_RESPONSES = 1_000_000
+"""Responses that are sampled before a step; the largest published batches have some ten thousand."""
 
 
 class RolloutConfig(Section):
@@ -109,6 +112,11 @@ class RolloutConfig(Section):
         too_low="one of rollout and training always waits for the other",
     )
 
+    @model_validator(mode="after")
+    def _check_size(self) -> "RolloutConfig":
+        check_responses("rollout", self.num_prompts, self.num_responses)
+        return self
+
     @field_validator("stop_token")
     @classmethod
     def _refuse_no_stop_token(cls, value: object) -> object:
@@ -133,3 +141,21 @@ class RolloutConfig(Section):
             reward_model: Whether any reward that is learned from is a reward model; if not, `auto` is None.
         """
         return None if self.missing_eos_score == "auto" and not reward_model else self.missing_eos_score
+
+
+def check_responses(section: str, num_prompts: int, num_responses: int) -> None:
+    """Refuse more responses at a time than tables of them would fit into memory.
+
+    Args:
+        section: Of the two fields.
+        num_prompts: Prompts.
+        num_responses: Responses to each.
+
+    Raises:
+        ValueError: There are over a million.
+    """
+    if num_prompts * num_responses > MOST_RESPONSES:
+        raise ValueError(
+            f"{section}.num_prompts × {section}.num_responses = {num_prompts * num_responses:,} responses; expected at "
+            f"most {MOST_RESPONSES:,}"
+        )

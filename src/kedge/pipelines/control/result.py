@@ -17,6 +17,7 @@ from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import recipe_of
+from kedge.texts import markdown
 from kedge.training.checkpoint.model_folder import CheckpointModel
 
 __all__ = ["ControlResult", "checkpoint_model", "save_result"]
@@ -95,7 +96,7 @@ def _save(config: Config, parts: Parts, folder: Path, metrics: Sequence[Mapping[
     is_trpo, use = config.control.loop.algorithm == "trpo", config.control.environment
     card = CARD.format(
         algorithm=config.control.loop.algorithm,
-        environment=parts.environments.name,
+        environment=markdown(parts.environments.name),
         name="TRPO" if is_trpo else "PPO",
         results=_results(metrics),
         recipe=recipe_of(config),
