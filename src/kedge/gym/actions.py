@@ -26,6 +26,8 @@ __all__ = ["ActionBounds", "ActionHead"]
 
 ActionBounds = Literal["clip", "squash", "none"]
 
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True)
 class ActionHead:
@@ -81,18 +83,19 @@ class ActionHead:
             return torch.logit(uniform)
         return uniform.log_().neg_().log_().neg_()
 
-    def choose(self, perturbed: Float[Tensor, "n outputs"]) -> Tensor:
-        """The action [n, components] of a location plus scaled noise, without making a distribution."""
+    def choose(self, perturbed: Array) -> Array:
+        """The action [n, components] of a location plus scaled noise [n, outputs], without making a distribution."""
         kind = self.spaces.action_kind
         if kind == "continuous":
             return perturbed
         if kind == "discrete":
-            return perturbed.argmax(-1, keepdim=True)
+            return perturbed.argmax(-1, keepdims=True)
         if kind == "multi_binary":
-            return (perturbed > 0).long()
-        return torch.cat([part.argmax(-1, keepdim=True) for part in perturbed.split(self.spaces.action_sizes, -1)], -1)
+            return (perturbed > 0).astype(np.int64)
+        ends = np.cumsum(self.spaces.action_sizes)[:-1]
+        return np.concatenate([part.argmax(-1, keepdims=True) for part in np.split(perturbed, ends, -1)], -1)
 
-    def executed(self, actions: np.ndarray[Any, Any]) -> Any:
+    def executed(self, actions: Array) -> Any:
         """What the environments take, one row each: Python integers for one choice, else an array.
 
         Args:
@@ -110,7 +113,7 @@ class ActionHead:
             actions = actions.astype(np.int8)
         return actions if len(spaces.action_shape) == 1 else actions.reshape(-1, *spaces.action_shape)
 
-    def _within_bounds(self, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _within_bounds(self, actions: Array) -> Array:
         """A new array in every case: environments may keep it."""
         if self.bounds == "none":
             return actions.copy()
@@ -121,6 +124,6 @@ class ActionHead:
         return np.minimum(np.maximum(actions, low), high)
 
     @cached_property
-    def _limits(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _limits(self) -> tuple[Array, Array]:
         low, high = (np.array(each, np.float32) for each in (self.spaces.action_low, self.spaces.action_high))
         return low, high

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kedge.errors import ConfigError, EnvError
+from kedge.gym.acting import acting_function
 from kedge.gym.environments import Environments, Record
 from kedge.gym.episodes import Episode
 from kedge.gym.making import EnvironmentSpec, make_environment
@@ -56,17 +57,16 @@ def play_episodes(
     shares = [(num_episodes + number) // num_envs for number in range(num_envs)][::-1]
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     totals, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    act, head, memory = policy.acting_function(), policy.head, policy.blank_memory(num_envs)
+    act, head, memory = acting_function(policy, num_envs), policy.head, policy.blank_memory(num_envs)
     for _ in range(max_steps):
         if all(len(own) >= share for own, share in zip(finished, shares, strict=True)):
             return [episode for own, share in zip(finished, shares, strict=True) for episode in own[:share]]
         record = Record.empty(1, num_envs)
-        seen = torch.from_numpy(normalization.normalize(environments.observations).copy())
-        perturbed, memory = act(seen.to(policy.device), memory)
+        perturbed, memory = act(normalization.normalize(environments.observations), memory)
         if not deterministic:
             assert generator is not None, "drawn actions need a generator"
-            perturbed = perturbed + policy.draw_noise(1, num_envs, generator)[0].to(policy.device)
-        environments.step(head.executed(head.choose(perturbed).cpu().numpy()), 0, record)
+            perturbed = perturbed + policy.draw_noise(1, num_envs, generator)[0].numpy()
+        environments.step(head.executed(head.choose(perturbed)), 0, record)
         memory = blank_where(environments.starts, memory)
         totals += np.where(record.valid[0], record.rewards[0], 0.0)
         lengths += record.valid[0]

@@ -55,13 +55,9 @@ class DenseLayers(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "n inputs"]) -> Float[Tensor, "n features"]:
         """The last layer's outputs."""
-        return _dense(inputs, self.weights(), ACTIVATIONS[self.activation])
-
-
-def _dense(inputs: Tensor, layers: Layers, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    for weight, bias in layers:
-        inputs = activation(functional.linear(inputs, weight, bias))
-    return inputs
+        for weight, bias in self.weights():
+            inputs = ACTIVATIONS[self.activation](functional.linear(inputs, weight, bias))
+        return inputs
 
 
 class NatureLayers(nn.Module):
@@ -237,33 +233,6 @@ class ControlActorCritic(nn.Module):
         seen = self.policy_trunk(observations.flatten(0, 1)).unflatten(0, observations.shape[:2])
         state = (memory[None, :, 0].contiguous(), memory[None, :, 1].contiguous())
         return self.memory(seen.transpose(0, 1), state)[0].transpose(0, 1).flatten(0, 1)
-
-    def acting_function(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The policy's outputs, and the memory after them, of one observation for each of n environments.
-
-        From observations [n, …] and memory [n, 2, units]; for many calls with weights that do not change.
-        """
-        location, output, lstm = self.location_function(), self.policy_output, self.memory
-        if lstm is None:
-            return lambda observations, memory: (location(observations), memory)
-
-        def remember(observations: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-            state = (memory[None, :, 0].contiguous(), memory[None, :, 1].contiguous())
-            seen, (hidden, cell) = lstm(self.policy_trunk(observations)[None], state)
-            return output(seen[0]), torch.stack([hidden[0], cell[0]], 1)
-
-        return remember
-
-    def location_function(self) -> Callable[[Tensor], Tensor]:
-        """The outputs [n, outputs] of a policy without memory, for many calls with weights that do not change.
-
-        For dense layers it looks the weights up once: for a single state, that takes longer than the products.
-        """
-        weight, bias = self.policy_output.weight, self.policy_output.bias
-        if not isinstance(self.policy_trunk, DenseLayers):
-            return lambda observations: functional.linear(self.policy_trunk(observations), weight, bias)
-        layers, activation = self.policy_trunk.weights(), ACTIVATIONS[self.policy_trunk.activation]
-        return lambda observations: functional.linear(_dense(observations, layers, activation), weight, bias)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
         """Noise for a rollout; added to the policy's outputs, it makes `ActionHead.choose` a sample."""

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.errors import NumericsError
+from kedge.gym.acting import acting_function
 from kedge.gym.environments import Environments, Record, observation_buffer
 from kedge.gym.memory import Memory, MemoryRecord, blank_where
 from kedge.gym.networks import ControlActorCritic
@@ -84,7 +85,7 @@ def collect_steps(
     kind = np.float32 if policy.head.is_continuous else np.int64
     actions = np.zeros((num_steps, num_envs, spaces.action_size), kind)
     starts = environments.starts.copy()
-    noise = policy.draw_noise(num_steps, num_envs, generator).to(policy.device).unbind()
+    noise = policy.draw_noise(num_steps, num_envs, generator).numpy()
     memory = memory or Memory(policy, num_envs)
     memories = None if policy.memory is None else MemoryRecord.empty(num_steps, memory)
     memory.state = _act(environments, policy, normalization, noise, seen, actions, record, memory, memories).clone()
@@ -124,32 +125,23 @@ def _act(
     environments: Environments,
     policy: ControlActorCritic,
     normalization: Normalization,
-    noise: tuple[Tensor, ...],
+    noise: np.ndarray,
     seen: np.ndarray,
     actions: np.ndarray,
     record: Record,
     memory: Memory,
     memories: MemoryRecord | None,
 ) -> Tensor:
-    """The loop over steps, which costs as little as possible besides the network and the environments.
-
-    Normalized observations are written into one buffer, which the network reads without a copy.
-    """
-    act, choose, executed, device = policy.acting_function(), policy.head.choose, policy.head.executed, policy.device
-    state = memory.after(environments.starts)
-    buffer = normalization.normalize(environments.observations).copy()
-    inputs, on_cpu = torch.from_numpy(buffer), device.type == "cpu"
+    """The loop over steps, which costs as little as possible besides the network and the environments."""
+    act, choose, executed = acting_function(policy, environments.num_envs), policy.head.choose, policy.head.executed
+    state, inputs = memory.after(environments.starts), None
     for step, perturbation in enumerate(noise):
         seen[step] = environments.observations
-        if inputs.dtype == torch.uint8:
-            np.copyto(buffer, environments.observations)
-        else:
-            normalization.normalize(environments.observations, out=buffer)
+        inputs = normalization.normalize(environments.observations, out=inputs)
         if memories is not None:
             memories.before[step] = state
-        location, state = act(inputs if on_cpu else inputs.to(device), state)
-        chosen = choose(location + perturbation)
-        actions[step] = chosen.numpy() if on_cpu else chosen.cpu().numpy()
+        outputs, state = act(inputs, state)
+        actions[step] = choose(outputs + perturbation)
         environments.step(executed(actions[step]), step, record)
         if memories is not None:
             memories.note_cuts(step, state, record)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kedge.durable import replaced_folder
 from kedge.errors import ModelError
+from kedge.gym.acting import acting_function
 from kedge.gym.networks import ControlActorCritic, FeatureNetwork
 from kedge.gym.normalization import Normalization
 from kedge.gym.spaces import Spaces
@@ -61,12 +62,11 @@ class ControlPolicy:
         """
         spaces, policy = self.policy.spaces, self.policy
         shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
-        row = np.asarray(observation).reshape(1, *shape)
-        read = torch.from_numpy(self.normalization.normalize(row).copy()).to(policy.device)
-        location, self._memory = policy.acting_function()(read, self._memory)
+        row = np.array(observation).reshape(1, *shape)
+        outputs, self._memory = acting_function(policy, 1)(self.normalization.normalize(row), self._memory)
         if not deterministic:
-            location = location + policy.draw_noise(1, 1, self._generator)[0].to(policy.device)
-        return policy.head.executed(policy.head.choose(location).cpu().numpy())[0]
+            outputs = outputs + policy.draw_noise(1, 1, self._generator)[0].numpy()
+        return policy.head.executed(policy.head.choose(outputs))[0]
 
 
 def save_control_policy(
