@@ -32,7 +32,9 @@ MOST_GRAPHS = 2
 def _compiled(step: Step) -> Step:
     # Checking everything else that a graph depends on takes a quarter of its time; here it cannot change.
     only_tensors = getattr(torch.compiler, "keep_tensor_guards_unsafe", None)
-    options = {"guard_filter_fn": only_tensors} if only_tensors else None
+    options: dict[str, Any] = {"guard_filter_fn": only_tensors} if only_tensors else {}
+    # Calling the kernels from Python, with a check of every size, takes a fifth of it.
+    options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
     return torch.compile(step, fullgraph=True, dynamic=False, options=options)
 
 
