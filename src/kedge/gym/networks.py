@@ -119,6 +119,7 @@ class ControlActorCritic(nn.Module):
         initial_log_std: log σ of every number of an action, at first. It does not depend on the state.
         action_bounds: See `ActionHead`.
         network: Makes the layers in place of `hidden_sizes`.
+        orthogonal: Initial weights are orthogonal, and biases 0; else they are torch's own.
         memory_size: Units of an LSTM behind the layers, for tasks whose observations do not show the whole state; the
             trunk has to be shared. None for no memory.
         seed: Of the weights.
@@ -140,6 +141,7 @@ class ControlActorCritic(nn.Module):
         initial_log_std: float = 0.0,
         action_bounds: ActionBounds = "clip",
         network: FeatureNetwork | None = None,
+        orthogonal: bool = True,
         memory_size: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -175,6 +177,10 @@ class ControlActorCritic(nn.Module):
             num_features = memory_size or num_features
             self.policy_output = _linear(num_features, spaces.num_outputs, POLICY_GAIN)
             self.value_output = _linear(num_features, 1, VALUE_GAIN)
+            if not orthogonal:
+                for layer in (self.policy_output, self.value_output) if network else self.modules():
+                    if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                        layer.reset_parameters()
         numbers = torch.full((spaces.num_outputs,), initial_log_std)
         self.log_std = nn.Parameter(numbers) if self.head.is_continuous else None
 

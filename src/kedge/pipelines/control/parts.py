@@ -13,7 +13,7 @@ from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.episodes import Episodes
 from kedge.gym.experience import ControlExperience
-from kedge.gym.making import EnvironmentSpec, make_environments
+from kedge.gym.making import AtariFrames, EnvironmentSpec, make_environments
 from kedge.gym.memory import Memory
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
@@ -122,6 +122,7 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         activation=networks.activation,
         share_trunk=networks.critic == "shared",
         initial_log_std=networks.initial_log_std,
+        orthogonal=networks.initialization == "orthogonal",
         action_bounds=use.action_bounds,
         network=_network(config, given),
         memory_size=networks.memory_size,
@@ -155,9 +156,15 @@ def make_run_environments(config: Config, given: Given, num_envs: int, seed: int
 
 def environment_spec(config: Config, given: Given) -> EnvironmentSpec:
     """How the configured environment is made."""
-    use = config.control.environment
+    use, atari = config.control.environment, config.control.atari
+    frames = AtariFrames(
+        frame_skip=atari.frame_skip,
+        stack=atari.frame_stack,
+        noop_max=atari.noop_max,
+        ends_with_life=atari.life_loss_ends_episode,
+    )
     source = given.env or str(use.env)
-    return EnvironmentSpec(source, settings=use.env_options, max_episode_steps=use.max_episode_steps)
+    return EnvironmentSpec(source, settings=use.env_options, max_episode_steps=use.max_episode_steps, atari=frames)
 
 
 def coefficients_of(config: Config) -> Coefficients:

@@ -26,6 +26,12 @@ class NetworkConfig(Group):
         meaning="Whether the critic has a network of its own or a head on the policy's.",
         source="PPO: separate on MuJoCo, shared on Atari",
     )
+    initialization: Literal["orthogonal", "torch"] = field(
+        "orthogonal",
+        meaning="Initial weights: orthogonal with a gain of √2, of 0.01 before the actions and of 1 before the value, "
+        "and biases 0; or torch's own, uniform. Custom networks and an LSTM's weights keep theirs.",
+        source="OpenAI Baselines: orthogonal; the small gain begins with actions that hardly depend on the state",
+    )
     initial_log_std: float = field(
         0.0,
         ge=-10,

@@ -2,6 +2,7 @@
 
 from pydantic import model_validator
 
+from kedge.config.schema.control.atari import AtariConfig
 from kedge.config.schema.control.environment import EnvironmentConfig
 from kedge.config.schema.control.loop import ControlLoopConfig
 from kedge.config.schema.control.network import NetworkConfig
@@ -16,6 +17,7 @@ class ControlConfig(Section):
     """PPO on Gymnasium's environments. The defaults are those of PPO on MuJoCo."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
+    atari: AtariConfig = AtariConfig()
     networks: NetworkConfig = NetworkConfig()
     loop: ControlLoopConfig = ControlLoopConfig()
     objective: ControlObjectiveConfig = ControlObjectiveConfig()
