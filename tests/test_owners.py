@@ -1,4 +1,4 @@
-"""Every owner of a detail that docs/algorithm.md names is executed by a run of its stage: none is there for show."""
+"""Every owner of a detail that the pages of details name is executed by a run of its stage: none is there for show."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
+import kedge
 from kedge.config import config_from_settings
 from kedge.models.packing.probe import Findings
 from kedge.pipelines.critic import run_critic
@@ -26,7 +30,8 @@ from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "kedge"
-OWNERS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+)`", (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8"))))
+PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithm.md", "control-details.md"))
+OWNERS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+)`", PAGES)))
 
 POSTS = [
     {"subreddit": "sail", "title": f"Rope {number}", "post": "It broke.\nHelp.", "summary": "rope broke"}
@@ -71,8 +76,40 @@ def per_token(completion_ids: list[list[int]], **_: Any) -> list[list[float]]:
     return [[token / 100 for token in ids] for ids in completion_ids]
 
 
+class Pictures(gymnasium.Env[Any, Any]):
+    """Images, and several choices at once."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._seen(), float(action[0]), self.np_random.random() < 0.2, False, {}
+
+    def _seen(self) -> Any:
+        return self.np_random.integers(0, 256, (36, 36, 1), np.uint8)
+
+
+def played(tmp_path: Path) -> Iterator[Callable[[], object]]:
+    """The same of docs/control-details.md."""
+    small = {"num_steps": 32, "num_minibatches": 2, "num_epochs": 2, "total_steps": 64, "report": False}
+
+    def control(name: str, env: Any, **more: Any) -> Callable[[], object]:
+        return lambda: kedge.control(env=env, out=tmp_path / name, **{**small, **more})
+
+    yield control("gaussian", "Pendulum-v1", num_envs=2, value_clip_range=0.2)
+    yield control("squashed", "Pendulum-v1", action_bounds="squash")
+    yield control("trpo", "CartPole-v1", preset="trpo")
+    yield control("memory", "CartPole-v1", memory_size=4, critic="shared")
+    yield control("pictures", Pictures, critic="shared", hidden_sizes=[8])
+
+
 def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     """Short runs that together use every option of docs/algorithm.md."""
+    yield from played(tmp_path)
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = None  # so that one is added
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=1)

@@ -3,7 +3,7 @@
 - speed: environment steps per CPU second; the systems take turns, every round one run of each.
 - learn: CartPole until a return is reached; MuJoCo's tasks with a budget of steps.
 - oracle: one step of TRPO beside sb3-contrib's, from the same weights on the same rollout.
-- page: writes `docs/control-results.md` from what is recorded, here and by `bench.table1`.
+- page: writes `docs/control-results.md` from what is recorded, here, by `bench.table1` and by `bench.details`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bench.control.oracle import Compared, compare, oracle_table
 from bench.control.page import LEVELS, page
 from bench.control.recipes import RECIPES
 from bench.control.tables import learning_table, machine_line, speed_table
+from bench.details import RECORD as DETAILS_RECORD
 from bench.processes import BenchError
 from bench.table1 import RECORD as TABLE_RECORD
 
@@ -69,11 +70,11 @@ def publish(record: Path) -> None:
     Raises:
         BenchError: Nothing is recorded.
     """
-    found, variants = (list(read_outcomes(each).values()) for each in (record, TABLE_RECORD))
+    found, variants, details = (list(read_outcomes(each).values()) for each in (record, TABLE_RECORD, DETAILS_RECORD))
     if not found or not STEPS.is_file():
         raise BenchError("nothing is recorded yet: run `speed`, `learn` and `oracle` first")
     steps = [Compared(**each) for each in json.loads(STEPS.read_text(encoding="utf-8"))]
-    PAGE.write_text(page(found, steps, [each for each in variants if each.kind == "table"]), encoding="utf-8")
+    PAGE.write_text(page(found, steps, [each for each in variants if each.kind == "table"], details), encoding="utf-8")
 
 
 def speed_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
