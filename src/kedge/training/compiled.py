@@ -8,7 +8,7 @@ without the graph, which finds the step before it is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 import torch
@@ -57,6 +57,7 @@ class CompiledUpdate(Generic[B]):
     compile: Callable[[Step], Step] = _compiled
     failed: bool = field(default=False, init=False)
     _graphs: list[tuple[Any, Step]] = field(default_factory=list, init=False)
+    _named: tuple[Any, list[str], dict[str, Reduction]] | None = field(default=None, init=False)
 
     def __call__(
         self,
@@ -127,19 +128,20 @@ class CompiledUpdate(Generic[B]):
         numbers = {name: each.to(device) for name, each in numbers.items()}
         groups = groups_of(self.policy, self.optimizer)
         result, figures = UpdateResult(), []
-        names = self._names(experience, objective, groups, result.reductions)
+        names, result.reductions = self._names(experience, objective, surrogates, groups)
         steps = {
             len(rows): self._graph(experience, surrogates, groups, rows, max_grad_norm)
             for rows in {len(rows): rows for minibatches in epochs for rows in minibatches}.values()
         }
         rates = iter(self._rates(state, groups, sum(map(len, epochs))).to(device))
+        changed = replace(state, counts={})  # every tensor that a graph is given is checked in every step
         for minibatches in epochs:
             tables: list[Tensor] = []
             for rows in (each.to(device) for each in minibatches):
                 step = steps[len(rows)]
                 if step is None:
                     return None
-                measured, table = step(state, experience, rows, next(rates), numbers)
+                measured, table = step(changed, experience, rows, next(rates), numbers)
                 figures.append(measured)
                 tables.append(table)
             result.passes.append(_epoch_pass(experience, torch.cat(tuple(minibatches)).to(device), tables))
@@ -173,15 +175,18 @@ class CompiledUpdate(Generic[B]):
         return self._graphs[-1][1]
 
     def _names(
-        self, experience: B, objective: Objective, groups: Sequence[AdamGroup], reductions: dict[str, Reduction]
-    ) -> list[str]:
-        """The names of a step's figures; note how those of the objective are reduced."""
+        self, experience: B, objective: Objective, surrogates: Surrogates, groups: Sequence[AdamGroup]
+    ) -> tuple[list[str], dict[str, Reduction]]:
+        """The names of a step's figures, and how those of the objective are reduced."""
+        if self._named is not None and self._named[0] == (surrogates, groups):
+            return self._named[1], dict(self._named[2])
         first = experience.select(slice(0, 1))
         terms = objective(self.learner.evaluate(first), first, objective.divisors(first))
-        reductions.update({name: each.reduce for name, each in terms.metrics.items()})
+        reductions: dict[str, Reduction] = {name: each.reduce for name, each in terms.metrics.items()}
         owners = {group.is_critic for group in groups}
         norms = [name for name, critic in (("policy/grad_norm", False), ("value/grad_norm", True)) if critic in owners]
-        return [*terms.metrics, *norms]
+        self._named = (surrogates, groups), [*terms.metrics, *norms], reductions
+        return self._named[1], dict(reductions)
 
     def _rates(self, state: AdamState, groups: Sequence[AdamGroup], num_steps: int) -> Float[Tensor, "steps rates"]:
         """What Adam's steps are scaled by, from the number of each step; in float64 first, as in torch."""
