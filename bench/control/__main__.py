@@ -20,7 +20,7 @@ import yaml
 
 from bench.control.jobs import Job, Peers, read_outcomes, run_jobs
 from bench.control.oracle import Compared, compare, oracle_table
-from bench.control.page import LEVELS, page
+from bench.control.page import CHOSEN_ON, LEVELS, page
 from bench.control.recipes import RECIPES
 from bench.control.tables import learning_table, machine_line, speed_table
 from bench.details import RECORD as DETAILS_RECORD
@@ -54,7 +54,8 @@ def main() -> int:
             peers = Peers(options.peer, options.cleanrl)
             run_jobs(jobs, record=options.record, work=WORK, peers=peers, processes=options.processes)
             found = list(read_outcomes(options.record).values())
-            print(f"\n{speed_table(found)}\n{learning_table(found, levels=LEVELS)}\n{machine_line(found)}")
+            learned = learning_table(found, levels=LEVELS, chosen_on=CHOSEN_ON)
+            print(f"\n{speed_table(found)}\n{learned}\n{machine_line(found)}")
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2

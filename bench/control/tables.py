@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bench.control.jobs import Outcome
@@ -42,19 +42,23 @@ def _ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
     return median(one / other for one, other in zip(speeds, others, strict=False))
 
 
-def learning_table(outcomes: Iterable[Outcome], *, levels: dict[str, float]) -> str:
+def learning_table(outcomes: Iterable[Outcome], *, levels: Mapping[str, float], chosen_on: Mapping[str, int]) -> str:
     """Returns at the end of the budget, or the steps to a return where runs end at one.
 
     Args:
         outcomes: All runs.
         levels: The return to be reached, by environment.
+        chosen_on: The last of the seeds on which settings were chosen, by environment; later ones have rows of their
+            own.
     """
-    groups: defaultdict[tuple[str, str, str, int], list[Outcome]] = defaultdict(list)
+    groups: defaultdict[tuple[str, bool, str, str, int], list[Outcome]] = defaultdict(list)
     for each in outcomes:
         if each.kind == "learn":
-            groups[each.env, each.system, each.name, each.total_steps].append(each)
+            is_fresh = each.seed > chosen_on.get(each.env, 0)
+            groups[each.env, is_fresh, each.system, each.name, each.total_steps].append(each)
     rows: list[list[str]] = []
-    for (env, system, name, steps), runs in groups.items():
+    for (env, _, system, name, steps), runs in sorted(groups.items(), key=lambda item: item[0][:2]):
+        seeds = [each.seed for each in runs]
         level = levels[env]
         firsts = [each.reached(level) for each in runs]
         reached = [each for each in firsts if each is not None]
@@ -63,6 +67,7 @@ def learning_table(outcomes: Iterable[Outcome], *, levels: dict[str, float]) -> 
             [
                 env,
                 f"{NAMES[system]}{f', {name}' if name else ''}",
+                f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(seeds[0]),
                 f"{steps:,}",
                 f"{len(reached)} of {len(runs)}",
                 f"{median(each[0] for each in reached):,.0f}" if reached else "–",
@@ -72,7 +77,7 @@ def learning_table(outcomes: Iterable[Outcome], *, levels: dict[str, float]) -> 
             ]
         )
     head = (
-        "environment", "system", "steps at most", "runs that reached the return", "steps to it (median)",
+        "environment", "system", "seeds", "steps at most", "runs that reached the return", "steps to it (median)",
         "CPU s to it (median)", "return at the end", "CPU s (median)",
     )  # fmt: skip
     return markdown(head, rows)

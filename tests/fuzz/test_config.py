@@ -185,7 +185,11 @@ MERGES = "a: &a {x: 1}\n" + "".join(
         ("# " + "x" * 2**20, "is larger than 1,048,576 bytes"),
         (
             "rollout: {num_prompts: 1000000000039}\nppo: {num_minibatches: 7}\n",
-            "the nearest divisors are 1 and 1000000000039",
+            "= 1,000,000,000,039 responses; expected at most 1,000,000",
+        ),
+        (
+            "rollout: {num_prompts: 999983}\nppo: {num_minibatches: 7}\n",
+            "the nearest divisors are 1 and 999983",
         ),
         ("model: m\n---\nmodel: n\n", "cannot be read as YAML (line 2: but found another document)"),
     ],

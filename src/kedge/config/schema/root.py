@@ -28,8 +28,6 @@ from kedge.config.schema.sft import SftConfig
 
 __all__ = ["Config"]
 
-MAX_DIVISORS_TRIED = 10**6
-
 
 def _as_terms(value: object) -> object:
     """Expand the short forms (a string, a list of strings, a mapping source → weight) to a list of terms."""
@@ -224,7 +222,7 @@ class Config(Section):
 
 def _nearest_divisors(total: int, wanted: int) -> str:
     """The divisors of `total` below and above `wanted`, as text."""
-    small = [divisor for divisor in range(1, min(math.isqrt(total), MAX_DIVISORS_TRIED) + 1) if total % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(total) + 1) if total % divisor == 0]
     divisors = [*small, *(total // divisor for divisor in small)]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)
     above = min((divisor for divisor in divisors if divisor > wanted), default=total)
