@@ -197,9 +197,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return markdown(head, rows)
 
 
-def mean_of(strata: Strata) -> float:
-    """The mean over tasks of the means over seeds."""
-    return float(np.mean([np.mean(each) for each in strata]))
+def mean_of(strata: Strata) -> np.ndarray:
+    """The mean over tasks of the means over seeds, for each resample."""
+    return np.mean([np.mean(each, axis=-1) for each in strata], axis=0)
 
 
 def arguments() -> argparse.Namespace:

@@ -17,6 +17,7 @@ def test_a_test_notices(mutation: Mutation, tmp_path):
     assert trial.killed, trial.output
 
 
+@pytest.mark.slow  # what runs here are tests of this suite, which fail on their own if the source is wrong
 def test_without_a_mutation_the_same_tests_pass(tmp_path):
     trial = mutations.try_without(MUTATIONS, tmp_path)
     assert trial.exit_code == 0, trial.output

@@ -18,40 +18,46 @@ __all__ = ["Strata", "improvement", "interquartile_mean", "with_interval"]
 NUM_RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
 
-Strata: TypeAlias = "Sequence[Sequence[float]]"
-"""The scores of one algorithm: for each task, those of its seeds."""
+Strata: TypeAlias = "Sequence[Sequence[float] | np.ndarray]"
+"""The scores of one algorithm: for each task, those of its seeds; with resamples in front, if there are any."""
 
 
-def interquartile_mean(strata: Strata) -> float:
+def interquartile_mean(strata: Strata) -> np.ndarray:
     """The mean of the middle half of all scores, over tasks and seeds; ⌊n/4⌋ are cut at either end.
 
     Args:
-        strata: Scores by task and seed, in comparable units if there is more than one task.
+        strata: Scores by task (…, seeds), in comparable units if there is more than one task.
+
+    Returns:
+        One mean for each resample, (…).
 
     Source: Agarwal et al. 2021, section 4.3.
     """
-    ordered = np.sort(np.concatenate([np.asarray(each, dtype=float) for each in strata]))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
+    ordered = np.sort(np.concatenate([np.asarray(each, dtype=float) for each in strata], axis=-1), axis=-1)
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
 
-def improvement(ours: Strata, theirs: Strata) -> float:
+def improvement(ours: Strata, theirs: Strata) -> np.ndarray:
     """The probability that a run of the first algorithm beats one of the second, averaged over tasks; ties count half.
 
     Args:
-        ours: Scores of the first, by task and seed.
-        theirs: Scores of the second, of the same tasks.
+        ours: Scores of the first, by task (…, seeds).
+        theirs: Scores of the second, of the same tasks (…, its seeds).
+
+    Returns:
+        One probability for each resample, (…).
 
     Source: Agarwal et al. 2021, section 4.3, equation 2.
     """
-    shares: list[float] = []
+    shares: list[np.ndarray] = []
     for first, second in zip(ours, theirs, strict=True):
-        difference = np.subtract.outer(np.asarray(first, dtype=float), np.asarray(second, dtype=float))
-        shares.append(float(((1 + np.sign(difference)) / 2).mean()))
-    return float(np.mean(shares))
+        difference = np.asarray(first, dtype=float)[..., :, None] - np.asarray(second, dtype=float)[..., None, :]
+        shares.append(((1 + np.sign(difference)) / 2).mean(axis=(-2, -1)))
+    return np.mean(shares, axis=0)
 
 
-def with_interval(statistic: Callable[..., float], *algorithms: Strata, seed: int = 0) -> Interval:
+def with_interval(statistic: Callable[..., np.ndarray], *algorithms: Strata, seed: int = 0) -> Interval:
     """A statistic with its 95 % percentile interval, from resamples of the seeds within each task.
 
     Args:
@@ -62,10 +68,12 @@ def with_interval(statistic: Callable[..., float], *algorithms: Strata, seed: in
     Source: Agarwal et al. 2021, section 4.1 (stratified bootstrap).
     """
     draw = np.random.default_rng(seed)
-    found = [statistic(*(_resampled(each, draw) for each in algorithms)) for _ in range(NUM_RESAMPLES)]
+    found = statistic(*([_resampled(each, draw) for each in strata] for strata in algorithms))
     low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(statistic(*algorithms), float(low), float(high))
+    return Interval(float(statistic(*algorithms)), float(low), float(high))
 
 
-def _resampled(strata: Strata, draw: np.random.Generator) -> list[np.ndarray]:
-    return [np.asarray(each, dtype=float)[draw.integers(len(each), size=len(each))] for each in strata]
+def _resampled(scores: Sequence[float] | np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Scores of one task, drawn with replacement: (resamples, seeds)."""
+    values = np.asarray(scores, dtype=float)
+    return values[draw.integers(len(values), size=(NUM_RESAMPLES, len(values)))]

@@ -72,7 +72,9 @@ def _until(study: Study, task: str) -> Table:
     if "ppo" not in found:
         return Table(TITLES[task], header, [])
     start = fmean(each.scores[0] for each in found["ppo"])
-    end = interquartile_mean([[each.score_at("flops", study.plan.tasks[task].budget.flops) for each in found["ppo"]]])
+    end = float(
+        interquartile_mean([[each.score_at("flops", study.plan.tasks[task].budget.flops) for each in found["ppo"]]])
+    )
     goal = start + MOST * (end - start)
     rows = []
     for name, outcomes in found.items():
@@ -137,7 +139,7 @@ def _over_tasks(study: Study, axis: str) -> Table:
 
 def _relative(outcomes: Sequence[Outcome], unit: Sequence[Outcome], axis: str, budget: float) -> list[float]:
     start = fmean(each.scores[0] for each in unit)
-    one = interquartile_mean([[each.score_at(axis, budget) for each in unit]])
+    one = float(interquartile_mean([[each.score_at(axis, budget) for each in unit]]))
     return [(each.score_at(axis, budget) - start) / (one - start) for each in outcomes]
 
 
