@@ -13,20 +13,23 @@ from torch import nn
 from transformers import LlamaConfig
 
 from kedge.cli import main
-from kedge.config import Config, load_config
+from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
 from kedge.models.live_bytes import LiveBytes
+from kedge.pipelines.planning.alternatives import alternatives_of
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.machine import plan_machine
 from kedge.pipelines.planning.plan import count_ppo, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.shallow import save_shallow, text_of
+from kedge.pipelines.planning.this_machine import as_on, has_own_memory
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 from kedge.plan.devices import find_device
-from kedge.plan.machine import MachinePlan, Part, Phase
+from kedge.plan.machine import MachinePlan, Part, Phase, Speed
+from kedge.plan.optimizer import PlannedOptimizer
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
 from kedge.plan.workload import quantiles
 from tests.tiny import save_tiny_policy
@@ -98,6 +101,33 @@ def test_the_sums_of_an_update_by_hand() -> None:
     assert first[1].bytes == held + 80 + 60
 
 
+def test_a_state_in_the_hosts_memory_is_on_the_device_in_parts_and_only_in_steps() -> None:
+    """Two models of 100 and 60 bytes, with 2 bytes of state per byte; weights of 30 bytes take a step at a time."""
+    figures = {"policy.trained": 100.0, "critic.trained": 60.0}
+    speed = Speed(flops=1.0, bandwidth=10.0, functions=1.0, call=0.0, origin="")
+    held = [Part("policy", "weights", 160.0)]
+    here = PlannedOptimizer("adamw").step(figures, held, ["policy", "critic"], speed, steps=3)
+    away = PlannedOptimizer("adamw", 30.0).step(figures, held, ["policy", "critic"], speed, steps=3)
+    assert PlannedOptimizer("adamw").held(figures, "policy").bytes == 200
+    assert PlannedOptimizer("adamw", 30.0).held(figures, "policy").bytes == 0
+    assert (here.bytes, away.bytes) == (320, 320 + 60)
+    assert here.seconds == 3 * 160 * (7 + 3) / 10
+    assert away.seconds == pytest.approx(here.seconds + 3 * 2 * 320 / 20e9)
+    assert PlannedOptimizer("adamw", 1e9).step(figures, held, ["policy", "critic"], speed).bytes == 320 + 320
+
+
+@pytest.mark.parametrize(("name", "moves"), [("h100", True), ("m3-64", False), ("cpu:24GiB", False)])
+def test_the_optimizers_state_can_be_moved_from_a_gpu_alone(tmp_path: Path, name: str, moves: bool) -> None:
+    device, config = find_device(name), ppo_config(tmp_path, **{"runtime.offload_optimizer": True})
+    assert as_on(device, config).runtime.offload_optimizer is moves
+    plan = plan_of(count_ppo(as_on(device, config), accelerator=device.accelerator), on_cpu=not device.accelerator)
+    held = {phase.name for phase in plan.phases for part in phase.parts if part.kind == "optimizer"}
+    assert held == ({"step"} if moves else {"rollout", "experience", "train", "step"})
+    plain = with_values(config, {"runtime.offload_optimizer": False})
+    offered = [changes for _, changes in alternatives_of(plain, "ppo", {}, on_gpu=has_own_memory(device))]
+    assert ({"runtime.offload_optimizer": True} in offered) is moves
+
+
 @pytest.mark.parametrize(
     ("prompt", "response", "columns"), [(10, 5, (15, 15)), (64, 64, (96, 128)), (100, 300, (132, 400))]
 )
@@ -157,7 +187,8 @@ def test_no_gradient_is_held_between_updates(tmp_path: Path) -> None:
 
 def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"ppo.critic": "shared"}
-    monkeypatch.setattr("kedge.pipelines.planning.machine.alternatives_of", lambda *_: [("ppo.critic=shared", changes)])
+    alternatives = [("ppo.critic=shared", changes)]
+    monkeypatch.setattr("kedge.pipelines.planning.machine.alternatives_of", lambda *_, **__: alternatives)
     config = ppo_config(tmp_path, **{"ppo.critic": "separate"})
     (tmp_path / "policy" / "model.safetensors").unlink()
     text = plan_machine(config, "ppo", device_name="h100", price_per_hour=2.0)

@@ -31,7 +31,7 @@ from kedge.pipelines.reward import load_reward_inputs, train_reward_model
 from kedge.pipelines.rlhf.setup import check_inputs, scored_config, stage_config, with_trained
 from kedge.pipelines.sft import load_sft_inputs, train_sft
 from kedge.ranks import tokens_of
-from kedge.runs.run import Run, open_run
+from kedge.runs.run import Run, offloads_optimizer, open_run
 from kedge.training.runtime import stream_seed
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import SampledReturns
@@ -262,6 +262,7 @@ def _supervised(
         precision=run.precision,
         seed=config.runtime.seed,
         micro_batch_tokens=budget,
+        offload_optimizer=offloads_optimizer(config, run.device),
         on_step=lambda step, metrics: seconds.append(metrics["time/update"]),
     )
     return Phase(name, seconds[-1], rows, num_steps * batch_size)

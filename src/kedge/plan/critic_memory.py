@@ -15,14 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kedge.plan.machine import Part, Phase, Speed, merged
+from kedge.plan.optimizer import ADAMW, PlannedOptimizer
 from kedge.plan.ppo_memory import (
-    ADAM_PASSES,
-    CLIP_PASSES,
     PpoWork,
     rollout_bytes,
     sampling_flops,
     sampling_phases,
-    state_bytes,
     train_phase,
 )
 
@@ -45,7 +43,7 @@ class CriticWork:
         passes: Of a training pass, over all epochs.
         steps: Optimizer steps on these responses.
         accumulates: Whether a step has several passes.
-        optimizer: Its kind.
+        optimizer: The optimizer.
     """
 
     sampling: PpoWork
@@ -55,7 +53,7 @@ class CriticWork:
     passes: float
     steps: float
     accumulates: bool
-    optimizer: str = "adamw"
+    optimizer: PlannedOptimizer = ADAMW
 
 
 def critic_phases(figures: Mapping[str, float], work: CriticWork, speed: Speed | None = None) -> tuple[Phase, ...]:
@@ -67,10 +65,10 @@ def critic_phases(figures: Mapping[str, float], work: CriticWork, speed: Speed |
         work: The responses.
         speed: Of the machine; None for no times.
     """
-    role, trained = work.role, figures[f"{work.role}.trained"]
+    role = work.role
     weights = [Part(each, "weights", figures[f"{each}.weights"]) for each in work.sampling.roles]
     kept = Part("run", "rollout buffers", work.kept)
-    moments = Part(role, "optimizer", state_bytes(work.optimizer, figures, role))
+    moments = work.optimizer.held(figures, role)
     buffers = Part("run", "rollout buffers", rollout_bytes(work.sampling))
     sampling = sampling_phases(figures, work.sampling, [*weights, kept, buffers], speed)
     fit = max(_fit_options(figures, role), key=lambda parts: sum(part.bytes for part in parts))
@@ -79,10 +77,9 @@ def critic_phases(figures: Mapping[str, float], work: CriticWork, speed: Speed |
     held = [*weights, kept, moments]
     if "train.flops" in figures:
         seconds = None if speed is None else speed.seconds(figures, "train", work.passes)
-        moved = None if speed is None else work.steps * trained * (ADAM_PASSES + CLIP_PASSES) / speed.bandwidth
         phases += [
             train_phase(figures, held, role=role, accumulates=work.accumulates, seconds=seconds),
-            Phase("step", merged([*held, Part(role, "gradients", trained)]), moved),
+            work.optimizer.step(figures, held, [role], speed, steps=work.steps),
         ]
     reading = Part(role, "activations", figures["values.peak"])
     return (*phases, Phase("evaluation", merged([*held, reading])))

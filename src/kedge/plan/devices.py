@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -35,6 +35,7 @@ class Device:
         accelerator: Whether it is one: bf16 products, and attention in bf16.
         speed: None for this machine's, which is measured.
         is_this: Whether it is this machine, with its own limit.
+        shares_memory: Whether an accelerator's memory is the processor's, too, so that nothing is moved between them.
         bound: What limits the memory.
     """
 
@@ -43,6 +44,7 @@ class Device:
     accelerator: bool
     speed: Speed | None = None
     is_this: bool = False
+    shares_memory: bool = False
     bound: str = ""
 
 
@@ -68,7 +70,7 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
         "a100-40": _card("A100 40 GB", 40 * 2**30, 312e12, 1.555e12, _A100),
         "4090": _card("RTX 4090", 24 * 2**30, 165e12, 1.008e12, _4090),
         # Memory that the processor shares; 14.2 TFLOP/s in fp32 and 400 GB/s.
-        "m3-64": _card("M3 Max 64 GB", 64 * 2**30, 14.2e12, 0.4e12, _M3),
+        "m3-64": replace(_card("M3 Max 64 GB", 64 * 2**30, 14.2e12, 0.4e12, _M3), shares_memory=True),
     }
 )
 

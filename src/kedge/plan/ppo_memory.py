@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 from kedge.plan.machine import Part, Phase, Speed, merged
+from kedge.plan.optimizer import ADAMW, PlannedOptimizer
 
 __all__ = [
-    "ADAM_PASSES",
-    "CLIP_PASSES",
     "PpoWork",
     "cache_columns",
     "flops_of",
@@ -27,7 +24,6 @@ __all__ = [
     "rollout_bytes",
     "sampling_flops",
     "sampling_phases",
-    "state_bytes",
     "train_phase",
 ]
 
@@ -35,15 +31,6 @@ MIN_GROWTH = 32
 """Columns by which the key–value cache grows at least."""
 
 FP32 = 4
-ADAM_PASSES = 7
-"""Reads and writes of a number per weight in a step of Adam: weight, gradient and two moments, all but one written."""
-STATE: Final[Mapping[str, float]] = MappingProxyType(
-    {"adamw": 2.0, "muon": 2.0, "adamw8bit": 2 * (1 / 4 + 1 / 256), "adafactor": 0.01}
-)
-"""Bytes of an optimizer's state per byte of trained weights in fp32: two numbers; of 8 bits with a scale per 256; rows
-and columns."""
-CLIP_PASSES = 3
-"""The same for the gradient's norm and its scaling."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +49,7 @@ class PpoWork:
         scored: The same of all responses in passes without gradients.
         accumulates: Whether a step adds up the gradients of several micro-batches.
         reuses_pass: Whether the first forward pass of the epochs also gives the old log probabilities.
-        optimizer: Its kind; see `STATE`.
+        optimizer: The optimizer.
     """
 
     roles: tuple[str, ...]
@@ -76,7 +63,7 @@ class PpoWork:
     scored: float
     accumulates: bool
     reuses_pass: bool
-    optimizer: str = "adamw"
+    optimizer: PlannedOptimizer = ADAMW
 
 
 def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None = None) -> tuple[Phase, ...]:
@@ -89,11 +76,8 @@ def ppo_phases(figures: Mapping[str, float], work: PpoWork, speed: Speed | None 
     """
     held = [*_held(figures, work)]
     phases = [*sampling_phases(figures, work, held, speed), _train(figures, work, speed, held)]
-    gradients = [Part(role, "gradients", figures[f"{role}.trained"]) for role in work.roles]
-    trained = sum(part.bytes for part in gradients)
-    moved = work.epochs * work.minibatches * trained * (ADAM_PASSES + CLIP_PASSES)
-    phases.append(Phase("step", merged([*held, *gradients]), None if speed is None else moved / speed.bandwidth))
-    return tuple(phases)
+    step = work.optimizer.step(figures, held, work.roles, speed, steps=work.epochs * work.minibatches)
+    return (*phases, step)
 
 
 def sampling_phases(
@@ -133,12 +117,6 @@ def flops_of(figures: Mapping[str, float], work: PpoWork) -> float:
     return sampling_flops(figures, work) + work.epochs * work.passes * figures["train.flops"]
 
 
-def state_bytes(optimizer: str, figures: Mapping[str, float], role: str) -> float:
-    """Bytes of an optimizer's state of a role; muon keeps one number per weight of the matrices inside the trunk."""
-    inner = figures.get(f"{role}.inner", 0.0) if optimizer == "muon" else 0.0
-    return STATE[optimizer] * (figures[f"{role}.trained"] - inner) + inner
-
-
 def rollout_bytes(work: PpoWork) -> float:
     """Tables of the rollout and its experience: ids and masks of prompts; numbers, ids and masks of responses.
 
@@ -160,7 +138,7 @@ def cache_columns(prompt: int, response: int) -> tuple[int, int]:
 def _held(figures: Mapping[str, float], work: PpoWork) -> Iterator[Part]:
     for role in work.roles:
         yield Part(role, "weights", figures[f"{role}.weights"])
-        yield Part(role, "optimizer", state_bytes(work.optimizer, figures, role))
+        yield work.optimizer.held(figures, role)
     yield Part("run", "rollout buffers", rollout_bytes(work))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kedge.plan.machine import Part, Phase, Speed, merged
-from kedge.plan.ppo_memory import ADAM_PASSES, CLIP_PASSES, state_bytes, train_phase
+from kedge.plan.machine import Part, Phase, Speed
+from kedge.plan.optimizer import ADAMW, PlannedOptimizer
+from kedge.plan.ppo_memory import train_phase
 
 __all__ = ["SupervisedWork", "supervised_phases"]
 
@@ -23,25 +24,21 @@ class SupervisedWork:
         role: The model that is trained.
         passes: Micro-batches, in units of the largest.
         accumulates: Whether there are several.
-        optimizer: Its kind.
+        optimizer: The optimizer.
     """
 
     role: str
     passes: float
     accumulates: bool
-    optimizer: str = "adamw"
+    optimizer: PlannedOptimizer = ADAMW
 
 
 def supervised_phases(
     figures: Mapping[str, float], work: SupervisedWork, speed: Speed | None = None
 ) -> tuple[Phase, ...]:
     """The phases of a step after the first; figures as in `ppo_phases`."""
-    role, trained = work.role, figures[f"{work.role}.trained"]
-    held = [
-        Part(role, "weights", figures[f"{role}.weights"]),
-        Part(role, "optimizer", state_bytes(work.optimizer, figures, role)),
-    ]
+    role = work.role
+    held = [Part(role, "weights", figures[f"{role}.weights"]), work.optimizer.held(figures, role)]
     seconds = None if speed is None else speed.seconds(figures, "train", work.passes)
-    moved = None if speed is None else trained * (ADAM_PASSES + CLIP_PASSES) / speed.bandwidth
     train = train_phase(figures, held, role=role, accumulates=work.accumulates, seconds=seconds)
-    return (train, Phase("step", merged([*held, Part(role, "gradients", trained)]), moved))
+    return (train, work.optimizer.step(figures, held, [role], speed))

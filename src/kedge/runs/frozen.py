@@ -18,7 +18,7 @@ from kedge.models.quantized import hold_bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.adapter import rounds_bases
-from kedge.runs.run import Run, offloads
+from kedge.runs.run import Run, offloads_frozen
 
 __all__ = ["freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
 
@@ -102,7 +102,7 @@ def freeze_models(
     Raises:
         ModelError: A policy cannot be sharded.
     """
-    offload = can_rest and offloads(config, run.device)
+    offload = can_rest and offloads_frozen(config, run.device)
     for model in models:
         if any(is_frozen(weight) for weight in model.parameters()):
             model.requires_grad_(False)  # the weights of its base are not its own

@@ -59,7 +59,7 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "offloads", "open_run", "pass_tokens"]
+__all__ = ["REJECTED_FILE", "Resume", "Run", "offloads_frozen", "offloads_optimizer", "open_run", "pass_tokens"]
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,7 @@ def open_run(
         OutputError: The folder is not empty or cannot be created, or another process trains in it.
     """
     ranks = join_ranks(config.runtime.parallel)
-    if ranks.are_several and stage not in RANKED:
-        raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
-    if ranks.is_sharded and config.adapter.kind != "none":
-        raise ConfigError("runtime.parallel=shard does not work with adapter.kind=lora yet; use replicate")
+    _check_ranks(config, stage, ranks)
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
@@ -226,8 +223,7 @@ def open_run(
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    if config.runtime.offload_frozen and not offloads(config, device):
-        say(f"runtime.offload_frozen has no effect on {device}: it moves weights from a GPU to the host's memory")
+    _say_without_effect(config, device)
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision}
     if device.type == "cpu":
         facts[THREADS] = threads
@@ -274,9 +270,37 @@ def pass_tokens(config: Config) -> PassTokens:
     return AdaptiveTokens(first, say=say)
 
 
-def offloads(config: Config, device: torch.device) -> bool:
-    """Whether the weights of frozen models rest in the host's memory."""
+def offloads_frozen(config: Config, device: torch.device) -> bool:
+    """Whether the weights of frozen models are in the host's memory between their passes."""
     return config.runtime.offload_frozen and device.type == "cuda"
+
+
+def offloads_optimizer(config: Config, device: torch.device) -> bool:
+    """Whether the optimizer's state is in the host's memory between its steps."""
+    return config.runtime.offload_optimizer and device.type == "cuda"
+
+
+def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
+    """Check that the stage and its settings work with the ranks."""
+    if ranks.are_several and stage not in RANKED:
+        raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
+    if ranks.is_sharded and config.adapter.kind != "none":
+        raise ConfigError("runtime.parallel=shard does not work with adapter.kind=lora yet; use replicate")
+    if ranks.is_sharded and config.runtime.offload_optimizer:
+        raise ConfigError(
+            "runtime.offload_optimizer=true does not work with runtime.parallel=shard, whose ranks hold a part of the "
+            "optimizer's state each; use replicate, or more ranks"
+        )
+
+
+def _say_without_effect(config: Config, device: torch.device) -> None:
+    runtime = config.runtime
+    for name, is_set, moved in (
+        ("offload_frozen", runtime.offload_frozen, "weights"),
+        ("offload_optimizer", runtime.offload_optimizer, "the optimizer's state"),
+    ):
+        if is_set and device.type != "cuda":
+            say(f"runtime.{name} has no effect on {device}: it moves {moved} from a GPU to the host's memory")
 
 
 def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:

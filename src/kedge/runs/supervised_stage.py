@@ -9,7 +9,7 @@ from typing import Any
 from kedge.config import Config
 from kedge.runs.callbacks import Watcher
 from kedge.runs.ending import leave_stage_report, resumable
-from kedge.runs.run import Run
+from kedge.runs.run import Run, offloads_optimizer
 from kedge.runs.stage_loop import logged_steps, stage_loop
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome
@@ -59,6 +59,7 @@ def training_loop(
             "precision": run.precision,
             "seed": config.runtime.seed,
             "micro_batch_tokens": run.micro_batch_tokens,
+            "offload_optimizer": offloads_optimizer(config, run.device),
             "on_step": on_step,
             "loop": loop,
             "ranks": run.ranks,

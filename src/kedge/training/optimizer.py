@@ -16,6 +16,7 @@ from kedge.errors import ConfigError
 from kedge.models.quantized import load_bitsandbytes
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.sharding import clip_shards
+from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import (
     SMALLEST_IN_8_BITS,
     Optimizer,
@@ -50,6 +51,7 @@ def build_optimizer(
     head_rate: float = 1.0,
     critic_parameters: Iterable[nn.Parameter] = (),
     inner_matrices: Iterable[nn.Parameter] = (),
+    offload: bool = False,
 ) -> Optimizer:
     """An optimizer whose learning rates mean the same in every kind, by default without weight decay.
 
@@ -76,6 +78,7 @@ def build_optimizer(
         critic_parameters: Those of a critic that shares no gradient with the policy: `set_learning_rate` can give them
             another rate, and their gradient is clipped apart.
         inner_matrices: What muon orthogonalizes: matrices of layers, without embeddings, output layers and heads.
+        offload: Keep the state in the host's memory between steps; see `HostState`.
 
     Raises:
         ConfigError: No parameter is trainable, the mode is unknown, or the kind cannot be had.
@@ -85,6 +88,20 @@ def build_optimizer(
         et al. 2025 (arXiv 2502.16982), section 2.2, its factor.
     """
     groups = _groups(parameters, weight_decay, head_parameters, head_rate, critic_parameters)
+    built = _of_kind(kind, groups, learning_rate, betas, adam_eps, adam_eps_mode, inner_matrices)
+    return HostState(built) if offload else built
+
+
+def _of_kind(
+    kind: OptimizerKind,
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    betas: tuple[float, float],
+    adam_eps: float,
+    adam_eps_mode: AdamEpsMode,
+    inner_matrices: Iterable[nn.Parameter],
+) -> Optimizer:
+    """The optimizer of these groups."""
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
         raise ConfigError("nothing to train: no parameter requires a gradient")

@@ -10,6 +10,7 @@ from torch import Tensor
 from kedge.memory import free_memory, in_phase, with_unit
 from kedge.models.live_bytes import LiveBytes
 from kedge.ranks import AdaptiveTokens, PassTokens, Ranks
+from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["find_tokens"]
@@ -54,7 +55,8 @@ def find_tokens(
     longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[:2]
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     device, row = weights[0].device, lengths[longest[0]]
-    free = _free(device) - (0 if optimizer.state else MOMENT_BYTES * sum(weight.numel() for weight in weights))
+    come_later = not optimizer.state and not isinstance(optimizer, HostState)
+    free = _free(device) - (MOMENT_BYTES * sum(weight.numel() for weight in weights) if come_later else 0)
     states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     one = _peak(lambda: run_pass(longest[:1]), optimizer, weights)
     if one > free:

@@ -59,6 +59,13 @@ class RuntimeConfig(Section):
         "passes; on a GPU only. Does not change results.",
         source="kedge: frees their memory on the GPU for training, for the time of copying them in every update",
     )
+    offload_optimizer: bool = field(
+        False,
+        meaning="Whether the optimizer's state, Adam's two moments, is in the host's memory between steps; in a step "
+        "it comes to the device in parts. On a GPU only. Does not change results.",
+        source="kedge: frees 8 bytes per trained weight on the GPU, for the time of copying them there and back in "
+        "every step",
+    )
     num_threads: int | None = field(
         None,
         ge=1,

@@ -16,7 +16,7 @@ SAMPLING = ("critic", "ppo")
 
 
 def alternatives_of(
-    config: Config, stage: str, blueprints: Mapping[str, Blueprint]
+    config: Config, stage: str, blueprints: Mapping[str, Blueprint], *, on_gpu: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Changes of settings as on the command line, and as values."""
     budget = config.runtime.first_pass_tokens
@@ -35,6 +35,8 @@ def alternatives_of(
     sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
     if sections[stage].optimization.optimizer == "adamw":
         yield _one(f"{'reward_model' if stage == 'reward' else stage}.optimizer", "adamw8bit")
+    if on_gpu and not config.runtime.offload_optimizer:
+        yield _one("runtime.offload_optimizer", True)
 
 
 def _of_sampling(

@@ -14,7 +14,7 @@ from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
 from kedge.pipelines.planning.small import is_small
 from kedge.pipelines.planning.stages import rlhf_stages
-from kedge.pipelines.planning.this_machine import this_machine
+from kedge.pipelines.planning.this_machine import as_on, this_machine
 from kedge.plan.devices import Device
 from kedge.plan.machine import MachinePlan
 from kedge.plan.machine_report import format_bytes, peak_line
@@ -71,7 +71,8 @@ def _plan(config: Config, stage: str, label: str, *, anyway: bool) -> MachinePla
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers; loading shows them
-            device, counted = this_machine(config.runtime.device), count_stage(config, stage)
+            device = this_machine(config.runtime.device)
+            counted = count_stage(as_on(device, config), stage)
             plan = plan_of(counted, on_cpu=not device.accelerator)
             say(f"{label}{peak_line(plan, device)}")
             if device.memory is None or plan.needed <= device.memory or anyway:

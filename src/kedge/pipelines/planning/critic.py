@@ -19,7 +19,7 @@ from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.critic.inputs import as_first_update
 from kedge.pipelines.planning.counting import Figures, count_pass, count_training
 from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.ppo import PpoCount, named, rollout_of, split_rows
+from kedge.pipelines.planning.ppo import PpoCount, named, planned_optimizer, rollout_of, split_rows
 from kedge.plan.critic_memory import CriticWork, critic_flops, critic_phases, kept_bytes
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.workload import Rows, quantiles
@@ -69,7 +69,7 @@ class CriticCount:
             passes=settings.num_epochs * self.rows.tokens / step.tokens_of(step.largest),
             steps=settings.num_epochs * self.rows.count / step.count,
             accumulates=len(step.parts) > 1,
-            optimizer=settings.optimization.optimizer,
+            optimizer=planned_optimizer(self.config, settings.optimization.optimizer, on_gpu=self.accelerator),
         )
 
     @property

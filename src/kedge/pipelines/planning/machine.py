@@ -17,7 +17,7 @@ from kedge.pipelines.planning.plan import Counted, count_stage, plan_of
 from kedge.pipelines.planning.probe import probe_ppo
 from kedge.pipelines.planning.stages import rlhf_stages
 from kedge.pipelines.planning.supervised import SupervisedCount
-from kedge.pipelines.planning.this_machine import measured_speed, this_machine
+from kedge.pipelines.planning.this_machine import as_on, has_own_memory, measured_speed, this_machine
 from kedge.plan.devices import Device, find_device
 from kedge.plan.machine import MachinePlan, Speed
 from kedge.plan.machine_report import Alternative, format_bytes, machine_report
@@ -61,6 +61,7 @@ def _planned(config: Config, stage: str, device_name: str | None, price_per_hour
         )
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     accelerator = None if device.is_this else device.accelerator
+    config = as_on(device, config)
     counted = count_stage(config, stage, accelerator=accelerator)
     speed = _speed(config, device, counted)
     plan = plan_of(counted, speed, on_cpu=not device.accelerator)
@@ -72,7 +73,7 @@ def _planned(config: Config, stage: str, device_name: str | None, price_per_hour
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in peaks.items() if name in PROBED)
         heads.append(f"probe: {format_bytes(max(peaks.values()))}; {parts}")
     others: list[Alternative] = []
-    for settings, changes in alternatives_of(config, stage, counted.count.blueprints):
+    for settings, changes in alternatives_of(config, stage, counted.count.blueprints, on_gpu=has_own_memory(device)):
         try:
             changed = _changed(counted, stage, with_values(config, changes), changes, accelerator)
         except KedgeError:  # the change does not go with the other settings
@@ -86,8 +87,8 @@ def _planned(config: Config, stage: str, device_name: str | None, price_per_hour
 def _changed(
     counted: Counted, stage: str, config: Config, changes: Mapping[str, Any], accelerator: bool | None
 ) -> Counted:
-    """The run with other settings; an optimizer changes none of the passes."""
-    if len(changes) == 1 and next(iter(changes)).endswith(".optimizer"):
+    """The run with other settings; an optimizer changes none of the passes, nor where its state is."""
+    if all(name.endswith((".optimizer", ".offload_optimizer")) for name in changes):
         return replace(counted, count=replace(counted.count, config=config))
     return count_stage(config, stage, accelerator=accelerator, lengths=counted.lengths)
 

@@ -29,13 +29,15 @@ from kedge.pipelines.planning.counting import Figures, count_pass, count_trainin
 from kedge.pipelines.planning.lengths import Lengths
 from kedge.pipelines.ppo.settings import value_bins_of
 from kedge.plan.machine import Phase, Speed
+from kedge.plan.optimizer import PlannedOptimizer
 from kedge.plan.ppo_memory import PpoWork, flops_of, ppo_phases
 from kedge.plan.workload import Rows, quantiles
 from kedge.ranks import ALONE
 from kedge.rollout import Sampler
 from kedge.runs.adapter import adapter_of
+from kedge.training.host_state import AT_A_TIME
 
-__all__ = ["PpoCount", "hold_base", "named", "ppo_rows", "rollout_of", "sizes_of", "split_rows"]
+__all__ = ["PpoCount", "hold_base", "named", "planned_optimizer", "ppo_rows", "rollout_of", "sizes_of", "split_rows"]
 
 
 def ppo_rows(config: Config, prompts: tuple[int, ...], response: int) -> Rows:
@@ -97,7 +99,7 @@ class PpoCount:
             scored=rows.tokens / rows.tokens_of(rows.largest),
             accumulates=len(minibatch.parts) > 1,
             reuses_pass=minibatches == 1 and fits,
-            optimizer=config.ppo.optimization.optimizer,
+            optimizer=planned_optimizer(config, config.ppo.optimization.optimizer, on_gpu=self.accelerator),
         )
 
     @property
@@ -320,6 +322,11 @@ def hold_base(config: Config, model: LanguageModel | ScalarModel, blueprint: Blu
     adapter = config.adapter
     if model.adapter is not None and not (adapter.kind == "dora" and adapter.base_dtype == "auto"):
         hold_hollow_base(model, adapter.base_dtype, saved_bf16=blueprint.saved_bf16)
+
+
+def planned_optimizer(config: Config, kind: str, *, on_gpu: bool) -> PlannedOptimizer:
+    """An optimizer, with its state where `runtime.offload_optimizer` keeps it."""
+    return PlannedOptimizer(kind, AT_A_TIME if on_gpu and config.runtime.offload_optimizer else None)
 
 
 def sizes_of(role: str, model: LanguageModel | ScalarModel, *, only_own: bool = False) -> Figures:

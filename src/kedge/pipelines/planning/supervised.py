@@ -16,7 +16,7 @@ from kedge.models.hollow import Blueprint, hollow_models
 from kedge.models.packing.attention import attention_of_accelerator
 from kedge.pipelines.planning.counting import Figures, count_training
 from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.ppo import hold_base, named, sizes_of
+from kedge.pipelines.planning.ppo import hold_base, named, planned_optimizer, sizes_of
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.supervised_memory import SupervisedWork, supervised_phases
 from kedge.plan.workload import Rows, quantiles
@@ -67,7 +67,8 @@ class SupervisedCount:
         """The step, for the sums."""
         settings = self.config.sft if self.stage == "sft" else self.config.reward_model
         passes = self.rows.tokens / self.rows.tokens_of(self.rows.largest)
-        return SupervisedWork(self.role, passes, len(self.rows.parts) > 1, settings.optimization.optimizer)
+        optimizer = planned_optimizer(self.config, settings.optimization.optimizer, on_gpu=self.accelerator)
+        return SupervisedWork(self.role, passes, len(self.rows.parts) > 1, optimizer)
 
     def phases(self, figures: Figures, speed: Speed | None) -> tuple[Phase, ...]:
         """The phases of a step."""

@@ -9,13 +9,14 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from kedge.config import Config, with_values
 from kedge.memory import MemoryLimit, held_memory, memory_limits
 from kedge.models import Precision, autocast
 from kedge.plan.devices import Device
 from kedge.plan.machine import Speed
 from kedge.training.runtime import keep_freed_memory, resolve_device
 
-__all__ = ["measured_speed", "this_machine"]
+__all__ = ["as_on", "has_own_memory", "measured_speed", "this_machine"]
 
 ROWS, WIDEST, STREAMED = 512, 4096, 2**20
 """Rows and widest matrix of the product, and numbers of the stream: four megabytes, as activations have."""
@@ -34,7 +35,22 @@ def this_machine(device_name: str = "auto") -> Device:
     found = min(((_room(each), each.name) for each in memory_limits()), default=None)
     kind = "CPU" if device.type == "cpu" else device.type
     memory, bound = (None, "") if found is None else found
-    return Device(f"this machine's {kind}", memory, accelerator=device.type != "cpu", is_this=True, bound=bound)
+    is_accelerator = device.type != "cpu"
+    return Device(
+        f"this machine's {kind}", memory, is_accelerator, is_this=True, shares_memory=is_accelerator, bound=bound
+    )
+
+
+def has_own_memory(device: Device) -> bool:
+    """Whether it is a GPU whose contents can be in the host's memory instead."""
+    return device.accelerator and not device.shares_memory
+
+
+def as_on(device: Device, config: Config) -> Config:
+    """The configuration without what has no effect on a device."""
+    if config.runtime.offload_optimizer and not has_own_memory(device):
+        return with_values(config, {"runtime.offload_optimizer": False})
+    return config
 
 
 def _room(limit: MemoryLimit) -> float:

@@ -18,6 +18,7 @@ from kedge.pipelines.ppo.roles import Roles
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Evaluated
 from kedge.runs.run import Run
+from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
 
 __all__ = ["Costs", "write_roles"]
@@ -160,7 +161,7 @@ def write_roles(run: Run, roles: Roles) -> None:
     trained = {"policy": roles.actor_critic.policy, "critic": roles.actor_critic.critic}
     frozen = {"reference": roles.reference, **{f"reward: {name}": e.model for name, e in roles.reward.models.items()}}
     models = {name: list(model.parameters()) for name, model in {**trained, **frozen}.items() if model is not None}
-    kept = state_bytes(roles.optimizer)
+    kept = state_bytes(unwrapped(roles.optimizer))
     bases = {weight for weights in models.values() for weight in weights if is_frozen(weight)}
     sizes = {"base": _role(bases, trained=False)} if bases else {}
     for name, weights in models.items():

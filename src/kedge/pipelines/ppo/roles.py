@@ -37,7 +37,7 @@ from kedge.runs.adapter import bases_of
 from kedge.runs.frozen import freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.load_judge import load_judge
 from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
-from kedge.runs.run import REJECTED_FILE, Run
+from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -129,7 +129,7 @@ def load_roles(
         reference=reference,
         reward=rewards,
         missing_eos=MissingEos(config.rollout.eos_score(reward_model=bool(models)), config.rollout.missing_eos_mode),
-        optimizer=_optimizer(config, actor_critic, head),
+        optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
     )
 
@@ -161,7 +161,7 @@ def _checked_judge(
     return judge
 
 
-def _optimizer(config: Config, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
+def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
     settings = config.ppo.optimization
     return build_optimizer(
@@ -172,6 +172,7 @@ def _optimizer(config: Config, actor_critic: ActorCritic, head: ValueHead | None
         critic_parameters=actor_critic.separable_parameters(),
         learning_rate=config.ppo.loop.learning_rate,
         inner_matrices=inner_matrices(actor_critic),
+        offload=offloads_optimizer(config, run.device),
         adam_eps=settings.adam_eps,
         adam_eps_mode=settings.adam_eps_mode,
         weight_decay=settings.weight_decay,

@@ -15,6 +15,7 @@ from kedge.errors import ModelError, NumericsError
 from kedge.models.adapters import is_frozen
 from kedge.ranks.sharding import whole
 from kedge.ranks.stored import StoredTensors, part_for
+from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
 
 __all__ = [
@@ -133,7 +134,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     ]
     optimizer.load_state_dict({"state": restored, "param_groups": moved})
     _undo_casts(optimizer, restored)
-    share_codes(optimizer)
+    share_codes(unwrapped(optimizer))
 
 
 def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]]) -> None:

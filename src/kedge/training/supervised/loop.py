@@ -121,6 +121,7 @@ class TrainingSettings(TypedDict, total=False):
     warmup_fraction: float
     max_grad_norm: float | None
     optimizer: OptimizerKind
+    offload_optimizer: bool
     weight_decay: float
     adam_eps: float
     adam_eps_mode: AdamEpsMode
@@ -148,6 +149,7 @@ def train_supervised(
     max_grad_norm: float | None = 1.0,
     optimizer: OptimizerKind = "adamw",
     inner_matrices: Iterable[nn.Parameter] = (),
+    offload_optimizer: bool = False,
     weight_decay: float = 0.0,
     adam_eps: float = 1e-5,
     adam_eps_mode: AdamEpsMode = "torch",
@@ -177,8 +179,9 @@ def train_supervised(
         schedule: Learning rate schedule.
         warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
-        optimizer: The kind; see `build_optimizer`, as for the next four.
+        optimizer: The kind; see `build_optimizer`, as for the next five.
         inner_matrices: The matrices of layers.
+        offload_optimizer: Whether its state is in the host's memory between steps.
         weight_decay: Decay of the weights.
         adam_eps: Adam's ε.
         adam_eps_mode: Where ε is added.
@@ -201,6 +204,7 @@ def train_supervised(
         weights,
         kind=optimizer,
         inner_matrices=inner_matrices,
+        offload=offload_optimizer,
         learning_rate=learning_rate,
         adam_eps=adam_eps,
         adam_eps_mode=adam_eps_mode,
