@@ -21,7 +21,7 @@ import yaml
 from bench.control.jobs import Job, Peers, read_outcomes, run_jobs
 from bench.control.oracle import Compared, compare, oracle_table
 from bench.control.page import CHOSEN_ON, LEVELS, page
-from bench.control.recipes import RECIPES
+from bench.control.recipes import RECIPES, AtariRecipe
 from bench.control.tables import learning_table, machine_line, speed_table
 from bench.details import RECORD as DETAILS_RECORD
 from bench.processes import BenchError
@@ -88,6 +88,8 @@ def speed_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
         for env in options.envs or ["HalfCheetah-v5"]:
             recipe = RECIPES[env]
             for system, name, settings in systems:
+                if system in ("alone", "cleanrl") and isinstance(recipe, AtariRecipe):
+                    continue  # a step is four frames, scaled and stacked by each system; CleanRL has another script
                 steps = SPEED_UPDATES * recipe.steps_per_update * (VARIANT_FACTOR if name else 1)
                 yield name, Job("speed", system, recipe, 1, steps, settings=settings, repeat=repeat)
 

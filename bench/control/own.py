@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kedge
-from bench.control.recipes import QUIET, Recipe, kedge_settings
+from bench.control.recipes import QUIET, kedge_settings, recipe_of
 from kedge.errors import NumericsError
 
 __all__ = ["main"]
@@ -32,7 +32,7 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     `marks` has a row per update: environment steps, CPU seconds, wall seconds, and the mean return of the latest 100
     episodes, None before there are so many. `metrics` has the named metrics of every update.
     """
-    recipe, names = Recipe(**order["recipe"]), order.get("metrics", ())
+    recipe, names = recipe_of(order["recipe"]), order.get("metrics", ())
     cpu, wall = time.process_time(), time.perf_counter()
     marks: list[list[float | None]] = []
     kept: dict[str, list[float | None]] = {name: [] for name in names}

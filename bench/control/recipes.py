@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["QUIET", "RECIPES", "Recipe", "kedge_settings"]
+__all__ = ["QUIET", "RECIPES", "AtariRecipe", "Recipe", "kedge_settings", "recipe_of"]
 
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
@@ -58,9 +58,39 @@ class Recipe:
         return self.num_envs * self.num_steps
 
 
+@dataclass(frozen=True)
+class AtariRecipe(Recipe):
+    """PPO on a game from its frames: the network of Mnih et al. 2015, shared by policy and critic.
+
+    Attributes:
+        num_envs: As in PPO's table 5, like the next fields.
+        num_steps: Steps of each per update; four frames per step.
+        num_epochs: Passes over them.
+        num_minibatches: Optimizer steps per pass.
+        learning_rate: Adam's.
+        clip_range: ε; constant, which it is not there.
+        entropy_coef: Weight of the entropy bonus.
+        normalizes: Rewards are signs instead, and observations frames.
+        value_coef: Weight of half the squared error.
+        options: Arguments of the environment: no action is repeated at random.
+    """
+
+    num_envs: int = 8
+    num_steps: int = 128
+    num_epochs: int = 3
+    num_minibatches: int = 4
+    learning_rate: float = 2.5e-4
+    clip_range: float = 0.1
+    entropy_coef: float = 0.01
+    normalizes: bool = False
+    value_coef: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=lambda: {"repeat_action_probability": 0.0})
+
+
 RECIPES: Final[Mapping[str, Recipe]] = {
     "HalfCheetah-v5": Recipe("HalfCheetah-v5"),
     "Hopper-v5": Recipe("Hopper-v5"),
+    "ALE/Pong-v5": AtariRecipe("ALE/Pong-v5"),
     "CartPole-v1": Recipe(
         "CartPole-v1",
         num_envs=8,
@@ -75,12 +105,21 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
+def recipe_of(fields: Mapping[str, Any]) -> Recipe:
+    """The recipe with these fields."""
+    return AtariRecipe(**fields) if "options" in fields else Recipe(**fields)
+
+
 def kedge_settings(recipe: Recipe) -> dict[str, Any]:
     """A recipe as kedge's settings."""
     fields = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "learning_rate", "gamma", "gae_lambda")
     more = ("clip_range", "entropy_coef", "max_grad_norm", "early_stop_kl")
+    common = {f"control.{name}": getattr(recipe, name) for name in fields + more}
+    if isinstance(recipe, AtariRecipe):
+        own = {"value_coef": recipe.value_coef, "anneal_clip_range": False, "env_options": dict(recipe.options)}
+        return {"preset": "atari", **common, **{f"control.{name}": value for name, value in own.items()}}
     return {
-        **{f"control.{name}": getattr(recipe, name) for name in fields + more},
+        **common,
         "control.normalize_observations": recipe.normalizes,
         "control.reward_scaling": "std" if recipe.normalizes else "none",
     }

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 WINDOW = 100
+NETWORKS = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
+"""For vectors; those for frames are the library's own, which are the same as kedge's."""
 
 
 class Marks(BaseCallback):
@@ -48,17 +51,28 @@ class Marks(BaseCallback):
         return self.stop_at is None or reached is None or reached < self.stop_at
 
 
+def environments(recipe: Mapping[str, Any]) -> Any:
+    """The environments of a recipe, as the library wraps them."""
+    if "options" in recipe:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        options = {"frameskip": 1, **recipe["options"]}
+        games = make_atari_env(recipe["env"], n_envs=recipe["num_envs"], env_kwargs=options, vec_env_cls=DummyVecEnv)
+        return VecFrameStack(games, n_stack=4)
+    envs: Any = DummyVecEnv([lambda: Monitor(gymnasium.make(recipe["env"])) for _ in range(recipe["num_envs"])])
+    return VecNormalize(envs, gamma=recipe["gamma"], clip_obs=10.0, clip_reward=10.0) if recipe["normalizes"] else envs
+
+
 def main(order: Mapping[str, Any]) -> dict[str, Any]:
     """Run an order; the outcome is that of `bench.control.own`."""
     torch.set_num_threads(1)
     recipe, seed = order["recipe"], order["seed"]
     marks = Marks(order.get("stop_at"))
-    envs: Any = DummyVecEnv([lambda: Monitor(gymnasium.make(recipe["env"])) for _ in range(recipe["num_envs"])])
-    if recipe["normalizes"]:
-        envs = VecNormalize(envs, gamma=recipe["gamma"], clip_obs=10.0, clip_reward=10.0)
+    envs, is_atari = environments(recipe), "options" in recipe
     rows = recipe["num_envs"] * recipe["num_steps"]
     model = PPO(
-        "MlpPolicy",
+        "CnnPolicy" if is_atari else "MlpPolicy",
         envs,
         learning_rate=lambda remaining: remaining * recipe["learning_rate"],
         n_steps=recipe["num_steps"],
@@ -68,15 +82,11 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
         gae_lambda=recipe["gae_lambda"],
         clip_range=recipe["clip_range"],
         ent_coef=recipe["entropy_coef"],
-        vf_coef=0.25,  # of the squared error: kedge's 0.5 of half of it
+        vf_coef=recipe.get("value_coef", 0.5) / 2,  # of the squared error; kedge's is of half of it
         max_grad_norm=recipe["max_grad_norm"],
         target_kl=recipe["early_stop_kl"],
         stats_window_size=WINDOW,
-        policy_kwargs={
-            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
-            "activation_fn": torch.nn.Tanh,
-            "optimizer_kwargs": {"eps": 1e-5},
-        },
+        policy_kwargs={**({} if is_atari else NETWORKS), "optimizer_kwargs": {"eps": 1e-5}},
         seed=seed,
         device="cpu",
     )
