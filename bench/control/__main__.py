@@ -21,7 +21,7 @@ import yaml
 from bench.control.jobs import Job, Peers, read_outcomes, run_jobs
 from bench.control.oracle import Compared, compare, oracle_table
 from bench.control.page import CHOSEN_ON, LEVELS, page
-from bench.control.recipes import RECIPES, AtariRecipe
+from bench.control.recipes import RECIPES, AtariRecipe, TrpoRecipe
 from bench.control.tables import learning_table, machine_line, speed_table
 from bench.details import RECORD as DETAILS_RECORD
 from bench.processes import BenchError
@@ -100,11 +100,12 @@ def learning_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
         for env in options.envs or ["CartPole-v1"]:
             is_short = env == "CartPole-v1"
             steps = options.steps or (CARTPOLE_STEPS if is_short else 1_000_000)
+            recipe = TrpoRecipe(env) if options.trpo else RECIPES[env]
             for system in ("kedge", *chosen_peers(options)):
                 settings = settings_of(options) if system == "kedge" else {}
                 stop_at = LEVELS[env] if is_short else None
-                name = options.variant if settings else ""
-                yield name, Job("learn", system, RECIPES[env], seed, steps, stop_at=stop_at, settings=settings)
+                name = "TRPO" if options.trpo else options.variant if settings else ""
+                yield name, Job("learn", system, recipe, seed, steps, stop_at=stop_at, settings=settings)
 
 
 def compared(options: argparse.Namespace) -> Iterator[Compared]:
@@ -141,6 +142,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--envs", nargs="+", choices=sorted(RECIPES), metavar="ID", help="environments")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of `speed`")
     parser.add_argument("--seeds", type=int, default=10, help="seeds of `learn`")
+    parser.add_argument("--trpo", action="store_true", help="`learn` with TRPO, on actions that are numbers")
     parser.add_argument("--steps", type=int, help="steps of a run of `learn`")
     parser.add_argument("--variant", default="", help="name of a second kedge, which runs with --set")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="settings of the variant")

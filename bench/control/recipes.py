@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["QUIET", "RECIPES", "AtariRecipe", "Recipe", "kedge_settings", "recipe_of"]
+__all__ = ["QUIET", "RECIPES", "AtariRecipe", "Recipe", "TrpoRecipe", "kedge_settings", "recipe_of"]
 
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
@@ -48,7 +48,7 @@ class Recipe:
     gae_lambda: float = 0.95
     clip_range: float = 0.2
     entropy_coef: float = 0.0
-    max_grad_norm: float = 0.5
+    max_grad_norm: float | None = 0.5
     normalizes: bool = True
     early_stop_kl: float | None = None
 
@@ -87,6 +87,27 @@ class AtariRecipe(Recipe):
     options: Mapping[str, Any] = field(default_factory=lambda: {"repeat_action_probability": 0.0})
 
 
+@dataclass(frozen=True)
+class TrpoRecipe(Recipe):
+    """TRPO, whose critic is trained by Adam.
+
+    Attributes:
+        num_minibatches: Of the critic.
+        learning_rate: The critic's; constant.
+        max_grad_norm: None.
+        trpo_kl: δ, the bound of the KL of a step.
+        trpo_damping: Added to the Fisher matrix's diagonal.
+        trpo_iterations: Of the conjugate gradients.
+    """
+
+    num_minibatches: int = 16
+    learning_rate: float = 1e-3
+    max_grad_norm: float | None = None
+    trpo_kl: float = 0.01
+    trpo_damping: float = 0.1
+    trpo_iterations: int = 10
+
+
 RECIPES: Final[Mapping[str, Recipe]] = {
     "HalfCheetah-v5": Recipe("HalfCheetah-v5"),
     "Hopper-v5": Recipe("Hopper-v5"),
@@ -107,7 +128,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 def recipe_of(fields: Mapping[str, Any]) -> Recipe:
     """The recipe with these fields."""
-    return AtariRecipe(**fields) if "options" in fields else Recipe(**fields)
+    kind = AtariRecipe if "options" in fields else TrpoRecipe if "trpo_kl" in fields else Recipe
+    return kind(**fields)
 
 
 def kedge_settings(recipe: Recipe) -> dict[str, Any]:
@@ -118,6 +140,9 @@ def kedge_settings(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, AtariRecipe):
         own = {"value_coef": recipe.value_coef, "anneal_clip_range": False, "env_options": dict(recipe.options)}
         return {"preset": "atari", **common, **{f"control.{name}": value for name, value in own.items()}}
+    if isinstance(recipe, TrpoRecipe):
+        region = ("trpo_kl", "trpo_damping", "trpo_iterations")
+        common |= {"preset": "trpo", **{f"control.{name}": getattr(recipe, name) for name in region}}
     return {
         **common,
         "control.normalize_observations": recipe.normalizes,

@@ -69,9 +69,19 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     recipe, seed = order["recipe"], order["seed"]
     marks = Marks(order.get("stop_at"))
-    envs, is_atari = environments(recipe), "options" in recipe
+    envs = environments(recipe)
     rows = recipe["num_envs"] * recipe["num_steps"]
-    model = PPO(
+    model = trpo(recipe, envs, seed) if "trpo_kl" in recipe else ppo(recipe, envs, seed)
+    model.learn(order["total_steps"] // rows * rows, callback=marks)
+    marks.note()
+    packages = ("stable-baselines3", "torch", "gymnasium", "numpy")
+    return {"marks": marks.rows, "versions": {name: version(name) for name in packages}}
+
+
+def ppo(recipe: Mapping[str, Any], envs: Any, seed: int) -> Any:
+    """PPO with a recipe's settings."""
+    rows, is_atari = recipe["num_envs"] * recipe["num_steps"], "options" in recipe
+    return PPO(
         "CnnPolicy" if is_atari else "MlpPolicy",
         envs,
         learning_rate=lambda remaining: remaining * recipe["learning_rate"],
@@ -90,10 +100,29 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
         seed=seed,
         device="cpu",
     )
-    model.learn(order["total_steps"] // rows * rows, callback=marks)
-    marks.note()
-    packages = ("stable-baselines3", "torch", "gymnasium", "numpy")
-    return {"marks": marks.rows, "versions": {name: version(name) for name in packages}}
+
+
+def trpo(recipe: Mapping[str, Any], envs: Any, seed: int) -> Any:
+    """TRPO with a recipe's settings; the library averages the KL over the numbers of an action, which is their sum."""
+    from sb3_contrib import TRPO
+
+    return TRPO(
+        "MlpPolicy",
+        envs,
+        learning_rate=recipe["learning_rate"],
+        n_steps=recipe["num_steps"],
+        batch_size=recipe["num_envs"] * recipe["num_steps"] // recipe["num_minibatches"],
+        n_critic_updates=recipe["num_epochs"],
+        gamma=recipe["gamma"],
+        gae_lambda=recipe["gae_lambda"],
+        target_kl=recipe["trpo_kl"] / np.prod(envs.action_space.shape),
+        cg_max_steps=recipe["trpo_iterations"],
+        cg_damping=recipe["trpo_damping"],
+        stats_window_size=WINDOW,
+        policy_kwargs={**NETWORKS, "optimizer_kwargs": {"eps": 1e-5}},
+        seed=seed,
+        device="cpu",
+    )
 
 
 if __name__ == "__main__":
