@@ -8,6 +8,7 @@ __all__ = ["CONTROL"]
 
 GRADIENT = "tests/algorithm/test_natural_gradient.py"
 TRPO = "tests/training/test_trpo.py"
+COMPILED = "tests/training/test_compiled.py"
 BY_HAND = "tests/gym/test_experience.py::test_five_steps_by_hand"
 
 CONTROL = (
@@ -87,5 +88,40 @@ CONTROL = (
         "[seed, environment, episode]",
         "[seed, episode]",
         "tests/gym/test_rollout.py::test_a_restored_environment_goes_on_to_the_bit",
+    ),
+    Mutation(
+        "compiled-steps-clipped-at-twice-the-norm",
+        "training/compiled_step.py",
+        "_clip(gradients, each, max_grad_norm) for each",
+        "_clip(gradients, each, max_grad_norm and 2 * max_grad_norm) for each",
+        f"{COMPILED}::test_the_step_is_the_updates_own",
+    ),
+    Mutation(
+        "compiled-second-moment-with-the-firsts-rate",
+        "training/compiled_step.py",
+        "value=1.0 - group.betas[1])",
+        "value=1.0 - group.betas[0])",
+        f"{COMPILED}::test_the_step_is_the_updates_own",
+    ),
+    Mutation(
+        "compiled-update-that-failed-not-taken-back",
+        "training/compiled.py",
+        "tensor.copy_(old)",
+        "tensor.copy_(tensor)",
+        f"{COMPILED}::test_a_value_that_is_not_finite_is_found_by_the_repeated_update",
+    ),
+    Mutation(
+        "repeated-update-shuffled-differently",
+        "training/compiled.py",
+        "        generator.set_state(before_shuffles)\n",
+        "        assert before_shuffles is not None\n",
+        f"{COMPILED}::test_a_value_that_is_not_finite_is_found_by_the_repeated_update",
+    ),
+    Mutation(
+        "acting-without-biases",
+        "gym/acting.py",
+        "out += bias",
+        "out += 0 * bias",
+        "tests/gym/test_acting.py::test_numpy_and_torch_give_the_policys_outputs",
     ),
 )

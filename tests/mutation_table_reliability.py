@@ -276,4 +276,25 @@ RELIABILITY = (
         "timeout=remaining)",
         f"{CALLS}::test_one_response_that_hangs_costs_one_score_and_one_more_timeout",
     ),
+    Mutation(
+        "restored-state-stays-on-the-device",
+        "training/host_state.py",
+        "[key] = self._to_host(value)",
+        "[key] = value",
+        "tests/training/test_host_state.py::test_a_saved_state_is_restored_into_either",
+    ),
+    Mutation(
+        "gradients-lost-in-a-step",
+        "training/host_state.py",
+        "parameter.grad = gradient\n",
+        "parameter.grad = None if gradient is not None else None\n",
+        "tests/training/test_host_state.py::test_gradients_are_there_after_a_step_and_after_one_that_failed",
+    ),
+    Mutation(
+        "planned-state-on-the-device-though-it-is-elsewhere",
+        "plan/optimizer.py",
+        "0.0 if self.at_a_time is not None else self._state(figures, role)",
+        "self._state(figures, role)",
+        "tests/plan/test_machine.py::test_a_state_in_the_hosts_memory_is_on_the_device_in_parts_and_only_in_steps",
+    ),
 )
