@@ -16,7 +16,7 @@ from bench.control.recipes import QUIET, RECIPES, Recipe, kedge_settings
 from bench.control.tables import learning_table, speed_table
 from bench.processes import BenchError
 from bench.table1 import KL, RETURN, TASKS, VARIANTS, scores_of
-from kedge.config import config_from_settings
+from kedge.config import config_from_settings, load_config
 
 PAGE = Path(__file__).parents[1] / "docs" / "control-results.md"
 
@@ -154,3 +154,10 @@ def test_the_table_has_a_row_per_variant_that_was_run():
         "| clipping, ε = 0.2 | 1.00 (1.00–1.00) | 0.82 | 0.0200 | 1, 1, 1 | – |",
         "| adaptive KL, d = 0.01 | 0.50 (0.50–0.50) | 0.74 | 0.0200 (aim 0.01) | 1, 1, 1 | 3 |",
     ]
+
+
+def test_cartpoles_recipe_is_the_preset() -> None:
+    by_preset = load_config(preset="classic-control", flags={"control.env": "CartPole-v1"}, stage="control")
+    steps = {"control.env": "CartPole-v1", "control.total_steps": by_preset.control.loop.total_steps}
+    by_recipe = load_config(flags={**steps, **kedge_settings(RECIPES["CartPole-v1"])}, stage="control")
+    assert by_preset.control == by_recipe.control

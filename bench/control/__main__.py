@@ -96,7 +96,7 @@ def speed_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
 
 def learning_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
     """Seed by seed, each system in turn."""
-    for seed in range(1, options.seeds + 1):
+    for seed in range(options.first_seed, options.seeds + 1):
         for env in options.envs or ["CartPole-v1"]:
             is_short = env == "CartPole-v1"
             steps = options.steps or (CARTPOLE_STEPS if is_short else 1_000_000)
@@ -141,7 +141,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cleanrl", type=Path, help="folder with CleanRL's ppo.py and ppo_continuous_action.py")
     parser.add_argument("--envs", nargs="+", choices=sorted(RECIPES), metavar="ID", help="environments")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of `speed`")
-    parser.add_argument("--seeds", type=int, default=10, help="seeds of `learn`")
+    parser.add_argument("--seeds", type=int, default=10, help="the last seed of `learn`")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first seed of `learn`")
     parser.add_argument("--trpo", action="store_true", help="`learn` with TRPO, on actions that are numbers")
     parser.add_argument("--steps", type=int, help="steps of a run of `learn`")
     parser.add_argument("--variant", default="", help="name of a second kedge, which runs with --set")

@@ -2,7 +2,8 @@
 """`python cleanrl.py ORDER.json OUT.json`: one run of a script of CleanRL, from the folder that the order names.
 
 The scripts are written for an older Gymnasium. Two of its names are replaced before a script runs unchanged: a wrapper
-that has since got one more argument, and the one that records episodes, whose returns are noted here.
+that has since got one more argument, and the one that records episodes, whose returns are noted here; rewards that a
+recipe scales are scaled after it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,9 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     """Run an order; the outcome is that of `bench.control.own`."""
     torch.set_num_threads(1)
     recipe, original = order["recipe"], gymnasium.wrappers.TransformObservation
-    gymnasium.wrappers.RecordEpisodeStatistics = Recorded
+    scales = partial(gymnasium.wrappers.NormalizeReward, gamma=recipe["gamma"])
+    record = (lambda env: scales(Recorded(env))) if recipe.get("scales_rewards") else Recorded
+    gymnasium.wrappers.RecordEpisodeStatistics = record
     gymnasium.wrappers.TransformObservation = lambda env, change: original(env, change, env.observation_space)
     torch.utils.tensorboard.SummaryWriter = Writer
     Writer.stop_at = order.get("stop_at")

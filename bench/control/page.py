@@ -18,7 +18,7 @@ LEVELS: Final = {"CartPole-v1": 475.0, "HalfCheetah-v5": 1443.0, "Hopper-v5": 23
 of Pong without a lost point has 21.
 """
 
-CHOSEN_ON: Final = {"CartPole-v1": 10}
+CHOSEN_ON: Final = {"CartPole-v1": 20}
 """The last of the seeds on which an environment's settings were chosen."""
 
 PAGE: Final = """\
@@ -46,9 +46,10 @@ actions: what no system can exceed. {speed_load}
 ## Learning
 
 Runs on CartPole end when the mean return of the last 100 episodes reaches 475; the others have a budget of steps.
-CartPole's settings were chosen on its first ten seeds, after others had missed on one of them; nothing was chosen on
-the later seeds. TRPO has δ = 0.01 in both systems; sb3-contrib's is divided by the numbers of an action, over which it
-averages the KL. {learning_load}
+CartPole's settings are those of kedge's preset `classic-control`. They were chosen on seeds 1 to 20, where earlier ones
+(γ = 0.98, λ = 0.9, rewards as they are) had missed two; the table has other seeds. CleanRL's rewards are scaled by
+Gymnasium's wrapper, which its script does not have. TRPO has δ = 0.01 in both systems; sb3-contrib's is divided by the
+numbers of an action, over which it averages the KL. {learning_load}
 
 {learning}
 ## TRPO beside sb3-contrib's

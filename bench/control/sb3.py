@@ -61,7 +61,9 @@ def environments(recipe: Mapping[str, Any]) -> Any:
         games = make_atari_env(recipe["env"], n_envs=recipe["num_envs"], env_kwargs=options, vec_env_cls=DummyVecEnv)
         return VecFrameStack(games, n_stack=4)
     envs: Any = DummyVecEnv([lambda: Monitor(gymnasium.make(recipe["env"])) for _ in range(recipe["num_envs"])])
-    return VecNormalize(envs, gamma=recipe["gamma"], clip_obs=10.0, clip_reward=10.0) if recipe["normalizes"] else envs
+    if not (recipe["normalizes"] or recipe.get("scales_rewards")):
+        return envs
+    return VecNormalize(envs, norm_obs=recipe["normalizes"], gamma=recipe["gamma"], clip_obs=10.0, clip_reward=10.0)
 
 
 def main(order: Mapping[str, Any]) -> dict[str, Any]:
