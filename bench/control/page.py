@@ -75,7 +75,7 @@ variant's mean), with a 95 % interval by stratified bootstrap over the seeds. Th
 earlier versions, with a million steps.
 
 {rows}
-As in the paper: clipping and the adaptive penalty are ahead of neither, and of most fixed penalties; the adaptive
+As in the paper: clipping and the adaptive penalty are ahead of no penalty, and of most fixed ones; the adaptive
 penalty meets its target; without either, an update moves the policy twenty times as far as with the clip. Not as in
 the paper: no variant ends below the untrained policy, ε = 0.3 is not behind 0.2, and β = 10 is the worst by far. The
 budgets are a fifth to a tenth of the paper's, on three tasks of later versions. A2C and the plain policy gradient
