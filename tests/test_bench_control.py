@@ -53,13 +53,15 @@ def test_speeds_are_compared_by_their_medians():
 
 def test_learning_is_summed_up_by_steps_to_the_return_and_the_return_at_the_end():
     runs = [outcome(kind="learn"), outcome(kind="learn", seed=2, marks=MARKS[:2])]
-    row = learning_table(runs, levels={"CartPole-v1": 475.0}, chosen_on={}).splitlines()[2]
-    assert row.startswith("| CartPole-v1 | kedge | 1 to 2 | 400 | 1 of 2 | 400 | 11.0 | 440.00 (")
+    row = learning_table(runs, levels={"CartPole-v1": (475.0, 400)}, chosen_on={}).splitlines()[2]
+    assert row.startswith("| CartPole-v1 | kedge | 1 to 2 | 400 | 1 of 2 (475) | 400 | 11.0 | 440.00 (")
+    row = learning_table(runs, levels={"CartPole-v1": (475.0, 401)}, chosen_on={}).splitlines()[2]
+    assert row.startswith("| CartPole-v1 | kedge | 1 to 2 | 400 | – | – | – | 440.00 (")
 
 
 def test_seeds_on_which_settings_were_chosen_have_rows_of_their_own():
     runs = [outcome(kind="learn", seed=seed) for seed in (3, 1, 2)]
-    rows = learning_table(runs, levels={"CartPole-v1": 475.0}, chosen_on={"CartPole-v1": 2}).splitlines()[2:]
+    rows = learning_table(runs, levels={"CartPole-v1": (475.0, 80_000)}, chosen_on={"CartPole-v1": 2}).splitlines()[2:]
     assert [row.split(" | ")[2] for row in rows] == ["1 to 2", "3"]
 
 

@@ -103,7 +103,7 @@ def learning_jobs(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
             recipe = TrpoRecipe(env) if options.trpo else RECIPES[env]
             for system in ("kedge", *chosen_peers(options)):
                 settings = settings_of(options) if system == "kedge" else {}
-                stop_at = LEVELS[env] if is_short else None
+                stop_at = LEVELS[env][0] if is_short else None
                 name = "TRPO" if options.trpo else options.variant if settings else ""
                 yield name, Job("learn", system, recipe, seed, steps, stop_at=stop_at, settings=settings)
 

@@ -42,12 +42,14 @@ def _ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
     return median(one / other for one, other in zip(speeds, others, strict=False))
 
 
-def learning_table(outcomes: Iterable[Outcome], *, levels: Mapping[str, float], chosen_on: Mapping[str, int]) -> str:
+def learning_table(
+    outcomes: Iterable[Outcome], *, levels: Mapping[str, tuple[float, int]], chosen_on: Mapping[str, int]
+) -> str:
     """Returns at the end of the budget, or the steps to a return where runs end at one.
 
     Args:
         outcomes: All runs.
-        levels: The return to be reached, by environment.
+        levels: By environment the return to be reached, and in how many steps; shorter runs are not asked for it.
         chosen_on: The last of the seeds on which settings were chosen, by environment; later ones have rows of their
             own.
     """
@@ -59,9 +61,9 @@ def learning_table(outcomes: Iterable[Outcome], *, levels: Mapping[str, float], 
     rows: list[list[str]] = []
     for (env, _, system, name, steps), runs in sorted(groups.items(), key=lambda item: item[0][:2]):
         seeds = [each.seed for each in runs]
-        level = levels[env]
-        firsts = [each.reached(level) for each in runs]
-        reached = [each for each in firsts if each is not None]
+        level, budget = levels[env]
+        is_asked = steps >= budget
+        reached = [first for each in runs if is_asked and (first := each.reached(level))]
         finals = [each.final_return for each in runs if each.final_return is not None]
         rows.append(
             [
@@ -69,7 +71,7 @@ def learning_table(outcomes: Iterable[Outcome], *, levels: Mapping[str, float], 
                 f"{NAMES[system]}{f', {name}' if name else ''}",
                 f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(seeds[0]),
                 f"{steps:,}",
-                f"{len(reached)} of {len(runs)}",
+                f"{len(reached)} of {len(runs)} ({level:,.0f})" if is_asked else "–",
                 f"{median(each[0] for each in reached):,.0f}" if reached else "–",
                 f"{median(each[1] for each in reached):.1f}" if reached else "–",
                 f"{bootstrap_interval(finals)}" if finals else "–",
@@ -77,7 +79,7 @@ def learning_table(outcomes: Iterable[Outcome], *, levels: Mapping[str, float], 
             ]
         )
     head = (
-        "environment", "system", "seeds", "steps at most", "runs that reached the return", "steps to it (median)",
+        "environment", "system", "seeds", "steps at most", "runs that reached (a return)", "steps to it (median)",
         "CPU s to it (median)", "return at the end", "CPU s (median)",
     )  # fmt: skip
     return markdown(head, rows)
