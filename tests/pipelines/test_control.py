@@ -157,6 +157,8 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
         (["--env", "CartPole-v1", "memory_size=8"], "critic=shared"),
         (["--env", "nowhere.py:make"], "nowhere.py"),
         (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
+        (["--env", "CartPole-v1", "runtime.frozen_dtype=int8"], "language models"),
+        (["--env", "CartPole-v1", "activation_checkpointing=true"], "language models"),
         (["--env", f"{__file__}:Blind", "video=true"], "cannot be drawn"),
     ],
 )

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, with_values
 from kedge.errors import OutOfMemoryError
+from kedge.gym import experience
+from kedge.gym.experience import ControlExperience
+from kedge.gym.learner import ControlLearner
 from kedge.logs.metrics import MetricsLog
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.sft import run_sft
@@ -30,6 +34,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.pipelines.test_control import play, untimed, weights_of
 from tests.pipelines.test_resume import ROWS, assert_same, len_of, model_bytes
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -160,6 +165,57 @@ def test_fine_tuning_ends_in_one_line_and_goes_on_to_the_bit(
         run_sft(split, demonstrations=ROWS)
     run_sft(split, demonstrations=ROWS, resume=Resume())
     assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "kedge.gym.in_process:InProcessEnvironments.step",
+            "sampling: .*Try control.num_steps=32 or control.num_envs=1",
+        ),
+        (
+            "kedge.gym.learner:ControlLearner.evaluate",
+            "the update: .*Try runtime.micro_batch_tokens=auto, control.num_s",
+        ),
+    ],
+)
+def test_control_ends_in_one_line_and_goes_on_to_the_bit(
+    target: str, said: str, tmp_path: Path, exhaust: Exhaust
+) -> None:
+    whole, split = (partial(play, tmp_path / name, **{"checkpoint.every": 2}) for name in ("whole", "split"))
+    expected = whole()
+    exhaust(target, after=2)
+    with pytest.raises(OutOfMemoryError, match=f"during {said}"):
+        split()
+    resumed = split(resume=True)
+    assert untimed(resumed) == untimed(expected)
+    assert all(torch.equal(each, weights_of(expected)[name]) for name, each in weights_of(resumed).items())
+
+
+def test_control_with_auto_repeats_the_step_in_smaller_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the minibatches of 32 steps and the rollout's pass of 128 are split."""
+    evaluate, pass_over = ControlLearner.evaluate, experience._pass
+
+    def limited(learner: ControlLearner, batch: ControlExperience) -> PolicyOutputs:
+        outputs = evaluate(learner, batch)
+        if batch.num_rows > 16:
+            ask_for_too_much()
+        return outputs
+
+    def limited_pass(policy: Any, played: Any, most: int | None) -> Any:
+        if most is None or most > 64:
+            ask_for_too_much()
+        return pass_over(policy, played, most)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ControlLearner, "evaluate", limited)
+        patched.setattr(experience, "_pass", limited_pass)
+        found = play(tmp_path / "auto", micro_batch_tokens="auto")
+    assert found.metrics[-1]["memory/micro_batch_tokens"] == 16
+    split = play(tmp_path / "split", micro_batch_tokens=16)
+    for name in ("policy/grad_norm", "value/loss", "policy/distance_moved"):
+        assert [row[name] for row in found.metrics] == pytest.approx([row[name] for row in split.metrics], rel=1e-4)
 
 
 def test_a_save_that_needs_too_much_leaves_the_one_before(tmp_path: Path, policy: Path, exhaust: Exhaust) -> None:

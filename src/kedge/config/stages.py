@@ -123,11 +123,17 @@ def _check_control(config: Config) -> None:
         importlib.metadata.version("gymnasium")
     except importlib.metadata.PackageNotFoundError as error:
         raise ConfigError("kedge control needs Gymnasium: pip install 'kedge[control]'") from error
+    runtime = config.runtime
     refused = {
         "push.repo": config.push.repo,
         "schedules": config.schedules,
         "adapter.kind": None if config.adapter.kind == "none" else config.adapter.kind,
-        "runtime.precision": config.runtime.precision if config.runtime.precision == "bf16" else None,
+        "runtime.precision": runtime.precision if runtime.precision == "bf16" else None,
+        "runtime.parallel": runtime.parallel if runtime.parallel == "shard" else None,
+        "runtime.frozen_dtype": runtime.frozen_dtype if runtime.frozen_dtype not in ("auto", "fp32") else None,
+        "runtime.offload_frozen": runtime.offload_frozen,
+        "runtime.offload_optimizer": runtime.offload_optimizer,
+        "runtime.activation_checkpointing": runtime.activation_checkpointing,
     }
     for name, value in refused.items():
         if value:

@@ -13,6 +13,7 @@ from kedge.algorithm.gae import generalized_advantages
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.gym.rollout import Steps
+from kedge.ranks import PassTokens, tokens_of, within_memory
 
 __all__ = ["ControlExperience", "Pieces", "experience_of"]
 
@@ -134,7 +135,7 @@ def experience_of(
     *,
     gamma: float,
     gae_lambda: float,
-    micro_batch: int | None = None,
+    micro_batch: PassTokens = None,
     sequence_length: int = 32,
 ) -> ControlExperience:
     """The experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
@@ -156,7 +157,10 @@ def experience_of(
     pieces = Pieces.of(steps)
     at = (pieces.steps, pieces.envs)
     played = _Played.of(steps, policy, normalization, sequence_length)
-    logprobs, parameters, values = _pass(policy, played, micro_batch)
+    lengths = played.mask.sum(-1).tolist()
+    logprobs, parameters, values = within_memory(
+        micro_batch, lengths, lambda: _pass(policy, played, tokens_of(micro_batch))
+    )
     rewards = torch.from_numpy(normalization.scale(steps.rewards[at].numpy()))
     out = generalized_advantages(
         pieces.padded(rewards),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +13,11 @@ from torch import Tensor
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.gym.experience import ControlExperience
 from kedge.gym.networks import ControlActorCritic
-from kedge.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["ControlLearner"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,7 +31,7 @@ class ControlLearner:
     """
 
     policy: ControlActorCritic
-    micro_batch: int | None = None
+    micro_batch: PassTokens = None
     ranks: Ranks = ALONE
 
     @property
@@ -38,10 +41,11 @@ class ControlLearner:
 
     def micro_batches(self, batch: ControlExperience) -> Iterator[tuple[Int[Tensor, " rows"], ControlExperience]]:
         """See `Learner`."""
-        if not self.ranks.are_several and (self.micro_batch is None or batch.action_mask.numel() <= self.micro_batch):
+        most = tokens_of(self.micro_batch)
+        if not self.ranks.are_several and (most is None or batch.action_mask.numel() <= most):
             yield torch.arange(batch.num_rows), batch
             return
-        for part in self.ranks.plan(batch.row_lengths, self.micro_batch):
+        for part in self.ranks.plan(batch.row_lengths, most):
             rows = torch.tensor(part.rows)
             yield rows if part.counts else rows[:0], batch.select(rows)
 
@@ -54,6 +58,10 @@ class ControlLearner:
             values=_table(values, batch),
             kl=_table(distribution.kl(batch.parameters.flatten(0, -2)), batch),
         )
+
+    def repeated(self, batch: ControlExperience, attempt: Callable[[], T]) -> T:
+        """The result of all passes over a batch; see `within_memory`."""
+        return within_memory(self.micro_batch, batch.row_lengths, attempt, ranks=self.ranks)
 
     def evaluate_critic(self, batch: ControlExperience) -> CriticOutputs:
         """See `Learner`."""

@@ -66,14 +66,18 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
     *others, last = (f"{name}={value}" for name, value in advice)
+    # What a control run plays per update decides how many updates it has: that is no change for a run under way.
+    changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith("control.")]
     raise OutOfMemoryError(
         f"{found}. Try {', '.join(others)}{' or ' if others else ''}{last}",
-        {name: value for name, value in advice[:1] if found.phase != "loading"},
+        dict(changes),
     ) from None
 
 
 def _advice(config: Config, stage: str, phase: str) -> list[tuple[str, Any]]:
     """The settings that need less memory in a phase, with values; those that help most, and change least, first."""
+    if stage == "control":
+        return list(_in_control(config, phase))
     kinds: dict[str, Callable[[Config, str], Iterator[tuple[str, Any]]]] = {
         "loading": _to_load,
         "sampling": _to_sample,
@@ -117,6 +121,15 @@ def _to_train(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
         yield "runtime.activation_checkpointing", "true"
     yield from _smaller_training(config, stage)
     yield from _shorter_rows(config, stage)
+
+
+def _in_control(config: Config, phase: str) -> Iterator[tuple[str, Any]]:
+    if phase in ("experience", "the update"):
+        yield from _smaller_passes(config)
+    if phase not in ("loading", "saving"):
+        yield "control.num_steps", max(1, config.control.loop.num_steps // 2)
+    if config.control.environment.num_envs > 1:
+        yield "control.num_envs", config.control.environment.num_envs // 2
 
 
 def _smaller_training(config: Config, stage: str) -> Iterator[tuple[str, Any]]:

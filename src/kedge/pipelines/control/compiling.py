@@ -9,8 +9,8 @@ import sys
 from kedge.config import Config
 from kedge.gym.experience import ControlExperience
 from kedge.gym.learner import ControlLearner
-from kedge.gym.networks import ControlActorCritic
 from kedge.logs.progress import say
+from kedge.ranks import tokens_of
 from kedge.training.compiled import CompiledUpdate, can_compile_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 
@@ -21,30 +21,31 @@ LEAST_STEPS = 30_000
 
 
 def compiled_update(
-    config: Config, policy: ControlActorCritic, optimizer: Optimizer
+    config: Config, learner: ControlLearner, optimizer: Optimizer
 ) -> CompiledUpdate[ControlExperience] | None:
     """The run's compiled update; None if its steps are taken one operation at a time.
 
     Args:
         config: The configuration.
-        policy: Policy and critic.
+        learner: Of policy and critic. A compiled step is one pass over its minibatch.
         optimizer: Of their parameters.
     """
     wanted = config.control.loop.compile
     if wanted == "auto":
-        wanted = _pays(config, policy) and has_compiler()
+        wanted = _pays(config, learner) and has_compiler()
     if not wanted or not can_compile_optimizer(optimizer):
         return None
-    return CompiledUpdate(ControlLearner(policy), policy, optimizer, say)
+    return CompiledUpdate(learner, learner.policy, optimizer, say)
 
 
-def _pays(config: Config, policy: ControlActorCritic) -> bool:
+def _pays(config: Config, learner: ControlLearner) -> bool:
     """Whether a run has many small steps whose graph is known to work."""
-    loop = config.control.loop
+    loop, policy, most = config.control.loop, learner.policy, tokens_of(learner.micro_batch)
     steps = config.control.num_updates * loop.num_epochs * loop.num_minibatches
     is_plain = not (policy.spaces.is_image or policy.has_custom_network or config.control.networks.memory_size)
     is_ppo = loop.algorithm == "ppo" and loop.early_stop_kl is None
-    return is_plain and is_ppo and policy.device.type == "cpu" and steps >= LEAST_STEPS
+    is_one_pass = most is None or config.control.steps_per_update <= most * loop.num_minibatches
+    return is_plain and is_ppo and is_one_pass and policy.device.type == "cpu" and steps >= LEAST_STEPS
 
 
 def has_compiler() -> bool:

@@ -8,7 +8,6 @@ from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.policy_losses import named_surrogate
 from kedge.config import Config
 from kedge.gym.experience import ControlExperience
-from kedge.gym.learner import ControlLearner
 from kedge.pipelines.control.parts import Parts
 from kedge.training.guard.guard import refuse_nonfinite
 from kedge.training.guard.nonfinite import BadValue
@@ -58,7 +57,7 @@ def improve(
         before_changes()
         return allowed
 
-    learner = ControlLearner(parts.policy)
+    learner = parts.learner
     epochs = {
         "num_epochs": loop.num_epochs,
         "num_minibatches": loop.num_minibatches,
@@ -74,10 +73,18 @@ def improve(
         result = parts.compiled(experience, objective, **epochs)
     else:
         result = ppo_update(
-            learner, parts.optimizer, experience, objective, early_stop_kl=loop.early_stop_kl, **epochs)  # fmt: skip
+            learner,
+            parts.optimizer,
+            experience,
+            objective,
+            early_stop_kl=loop.early_stop_kl,
+            repeated=learner.repeated,
+            **epochs,
+        )
     parts.optimizer.zero_grad(set_to_none=True)
     # What an adaptive penalty is adapted to, and what shows that an update went too far; one more pass.
-    moved = {"policy/distance_moved": distance_moved(learner, experience), "policy/learning_rate": rate}
+    distance = distance_moved(learner, experience, repeated=learner.repeated)
+    moved = {"policy/distance_moved": distance, "policy/learning_rate": rate}
     return result, moved
 
 

@@ -22,6 +22,7 @@ from kedge.pipelines.control.improving import improve
 from kedge.pipelines.control.parts import Given, Parts, load_parts
 from kedge.pipelines.control.result import ControlResult, checkpoint_model, save_result
 from kedge.pipelines.control.video import check_video, record_video
+from kedge.ranks import adaptive_part, budget_metrics
 from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.finished import finished_run
@@ -92,7 +93,8 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
     """The loop: each update plays, estimates advantages, and improves policy and critic."""
     settings, gae = config.control, config.control.objective
     with logged_steps(config, run, loop, settings.num_updates, shown=SHOWN) as log:
-        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed()))
+        added = adaptive_part(run.micro_batch_tokens)
+        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed(), added=added))
         evaluations = Evaluations(config, parts)
         for update in loop.steps(settings.num_updates):
             clock = Stopwatch(run.device)
@@ -117,6 +119,7 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
                     gamma=gae.gamma,
                     gae_lambda=gae.gae_lambda,
                     sequence_length=settings.networks.sequence_length,
+                    micro_batch=run.micro_batch_tokens,
                 )
 
             with clock.phase("train"):
@@ -131,6 +134,7 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
                 **parts.coefficients.metrics(),
                 **clock.metrics(num_tokens=steps.num_transitions),
                 **memory_in_use(run.device),
+                **budget_metrics(run.micro_batch_tokens),
                 **evaluations.metrics(update),
                 "control/steps": update * settings.steps_per_update,
             }

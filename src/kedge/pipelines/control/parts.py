@@ -13,6 +13,7 @@ from kedge.errors import ConfigError
 from kedge.gym.environments import Environments
 from kedge.gym.episodes import Episodes
 from kedge.gym.experience import ControlExperience
+from kedge.gym.learner import ControlLearner
 from kedge.gym.making import AtariFrames, EnvironmentSpec, make_environments
 from kedge.gym.memory import Memory
 from kedge.gym.networks import ControlActorCritic
@@ -54,7 +55,7 @@ class Parts:
 
     Attributes:
         environments: Played side by side.
-        policy: Policy and critic.
+        learner: Policy and critic, and how much of a batch they evaluate at once.
         normalization: Statistics of observations and returns.
         memory: What a policy with a memory remembers in each environment.
         episodes: Returns and lengths of finished episodes.
@@ -65,7 +66,7 @@ class Parts:
     """
 
     environments: Environments
-    policy: ControlActorCritic
+    learner: ControlLearner
     normalization: Normalization
     memory: Memory
     episodes: Episodes
@@ -73,6 +74,11 @@ class Parts:
     coefficients: Coefficients
     compiled: CompiledUpdate[ControlExperience] | None
     given: Given
+
+    @property
+    def policy(self) -> ControlActorCritic:
+        """Policy and critic."""
+        return self.learner.policy
 
     def resumed(self) -> dict[str, Stateful]:
         """What checkpoints hold besides the weights and the optimizer's state."""
@@ -144,8 +150,9 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         adam_eps=settings.loop.adam_eps,
     )
     episodes, coefficients = Episodes(use.num_envs), coefficients_of(config)
-    memory, compiled = Memory(policy, use.num_envs), compiled_update(config, policy, optimizer)
-    return Parts(environments, policy, normalization, memory, episodes, optimizer, coefficients, compiled, given)
+    learner, memory = ControlLearner(policy, run.micro_batch_tokens), Memory(policy, use.num_envs)
+    compiled = compiled_update(config, learner, optimizer)
+    return Parts(environments, learner, normalization, memory, episodes, optimizer, coefficients, compiled, given)
 
 
 def make_run_environments(config: Config, given: Given, num_envs: int, seed: int) -> Environments:
