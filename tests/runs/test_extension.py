@@ -16,6 +16,7 @@ from kedge.runs.extension import describe_extension
 from kedge.runs.finished import finished_run
 from kedge.runs.run import Resume
 from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.pipelines.test_control import play, untimed
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(6)]
@@ -64,6 +65,20 @@ def test_more_epochs_of_sft_are_the_same_to_the_bit(policy, tmp_path):
     result = run_sft(configured("split", 2), demonstrations=ROWS, resume=Resume())
     assert result.num_steps == 4
     assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("settings", [{"schedule": "constant", "compile": False}, {}])
+def test_a_longer_control_run(settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    play(tmp_path / "split", updates=2, **settings)
+    longer = play(tmp_path / "split", updates=4, resume=True, **settings)
+    said = capsys.readouterr().err
+    assert [row["update"] for row in longer.metrics] == [1, 2, 3, 4]
+    if settings:
+        assert "The run goes on after update 2, bit for bit" in said
+        assert untimed(longer) == untimed(play(tmp_path / "whole", updates=4, **settings))
+    else:
+        assert "Stretched to the new length: the linear decay of the learning rate, what control.compile=auto " in said
+        assert "update 3 has a learning rate of 0.00015" in said  # half of 3e-4
 
 
 def test_without_its_last_state_a_run_cannot_be_extended(policy, tmp_path):

@@ -6,7 +6,16 @@ import typer
 
 from kedge.cli.command import Command, Group
 from kedge.cli.options import ConfigFile, Overrides, PresetName
-from kedge.config import check_stage, describe_presets, explain, load_config, resolved_yaml, schedule_in_words
+from kedge.config import (
+    PRESETS,
+    check_stage,
+    control_schedule_in_words,
+    describe_presets,
+    explain,
+    load_config,
+    resolved_yaml,
+    schedule_in_words,
+)
 
 __all__ = ["app"]
 
@@ -58,8 +67,12 @@ def schedule(
         int | None, typer.Option(min=1, help="Number of prompts in the data, to compute the passes over them.")
     ] = None,
 ) -> None:
-    """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps."""
-    typer.echo(schedule_in_words(load_config(config, overrides or (), preset=preset, stage="ppo"), num_prompts))
+    """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps; with control.env or a preset
+    of kedge control, steps in the environment.
+    """
+    found = load_config(config, overrides or (), preset=preset, stage="ppo")
+    is_control = found.control.environment.env or (found.preset and PRESETS[found.preset].is_for_control)
+    typer.echo(control_schedule_in_words(found) if is_control else schedule_in_words(found, num_prompts))
 
 
 @app.command(cls=Command)

@@ -4,7 +4,7 @@ from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
 from kedge.config.explain.completions import completions
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
-from kedge.config.explain.schedule import schedule_in_words
+from kedge.config.explain.schedule import control_schedule_in_words, schedule_in_words
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
 from kedge.config.loading.load import load_config, resolved_yaml, with_values
@@ -61,6 +61,7 @@ __all__ = [
     "completions",
     "config_at",
     "config_from_settings",
+    "control_schedule_in_words",
     "describe_presets",
     "effective_settings",
     "explain",

@@ -71,26 +71,45 @@ def describe_extension(config: Config, stage: str, done: int, progress: Mapping[
         done: Updates, or optimizer steps, so far.
         progress: The saved progress of the run, for when its critic's warm-up ended.
     """
-    supervised = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic}
-    section = config.ppo.loop if stage == "ppo" else supervised[stage]
-    optimizer = config.ppo.optimization if stage == "ppo" else supervised[stage].optimization
-    stretched = [] if section.schedule == "constant" else [f"the {section.schedule} decay of the learning rate"]
-    stretched += ["its warm-up"] if optimizer.warmup_fraction else []
-    stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
+    stretched = _stretched(config, stage)
     if not stretched:
-        every = config.ppo.evaluation.eval_every if stage == "ppo" else None
-        condition = "" if stage == "ppo" else ", if the batch size divides the rows"
-        condition += f"; the evaluation after update {done} is an additional one" if every and done % every else ""
+        every = {"ppo": config.ppo.evaluation.eval_every, "control": config.control.eval_every}.get(stage)
+        condition = f"; the evaluation after update {done} is an additional one" if every and done % every else ""
+        if stage not in ("ppo", "control"):
+            condition = ", if the batch size divides the rows"
         return f"The run goes on after update {done}, bit for bit as if it had always been this long{condition}."
-    rate = (
-        f"; update {done + 1} has a learning rate of {_next_rate(config, done, progress or {}):.3g}"
-        if stage == "ppo"
-        else ""
-    )
+    next_rate = {"ppo": _next_rate, "control": _next_control_rate}.get(stage)
+    rate = next_rate(config, done, progress or {}) if next_rate else None
+    rate = "" if rate is None else f"; update {done + 1} has a learning rate of {rate:.3g}"
     return (
         f"The run goes on after update {done}. Stretched to the new length: {', '.join(stretched)}{rate}. The result "
         "is not the one of a run that was this long from the start."
     )
+
+
+def _stretched(config: Config, stage: str) -> list[str]:
+    """What a schedule plans over the whole run."""
+    if stage == "control":
+        loop, clip = config.control.loop, config.control.objective.anneal_clip_range
+        decay = [] if loop.schedule == "constant" else [_decay(loop.schedule)]
+        compiles = ["what control.compile=auto decides by"] if loop.compile == "auto" else []
+        return [*decay, *(["that of the clip range"] if decay and clip else []), *compiles]
+    supervised = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic}
+    section = config.ppo.loop if stage == "ppo" else supervised[stage]
+    optimizer = config.ppo.optimization if stage == "ppo" else supervised[stage].optimization
+    stretched = [] if section.schedule == "constant" else [_decay(section.schedule)]
+    stretched += ["its warm-up"] if optimizer.warmup_fraction else []
+    stretched += ["the KL controller's horizon"] if stage == "ppo" and config.ppo.kl.kl_controller != "fixed" else []
+    return stretched
+
+
+def _decay(schedule: str) -> str:
+    return f"the {schedule} decay of the learning rate"
+
+
+def _next_control_rate(config: Config, done: int, progress: Mapping[str, Any]) -> float:
+    loop = config.control.loop
+    return learning_rate_at(done, config.control.num_updates, learning_rate=loop.learning_rate, schedule=loop.schedule)
 
 
 def _next_rate(config: Config, done: int, progress: Mapping[str, Any]) -> float:
