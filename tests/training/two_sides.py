@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
 from kedge.gym import ControlActorCritic, ControlLearner, Normalization, collect_steps, experience_of
 from kedge.gym.experience import ControlExperience
-from kedge.gym.making import make_environments
+from kedge.gym.making import EnvironmentSpec, make_environments
 from kedge.training.compiled import CompiledUpdate
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer, set_learning_rate
@@ -31,6 +34,33 @@ LOSSES = {
     "unclipped": unclipped_policy_loss,
     "kl_penalty": partial(kl_penalty_policy_loss, kl_coef=3.0),
 }
+
+
+class Random(gymnasium.Env[Any, Any]):
+    """Observations at random, actions of any kind."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, actions: spaces.Space[Any]) -> None:
+        self.action_space, self.played = actions, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.random(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.played += 1
+        return self.np_random.random(3, np.float32), float(np.sum(action)), self.played % 9 == 0, False, {}
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a number": ("Pendulum-v1", {}),
+    "a number within bounds": ("Pendulum-v1", {"action_bounds": "squash"}),
+    "a choice": ("CartPole-v1", {}),
+    "several choices": (EnvironmentSpec(lambda: Random(spaces.MultiDiscrete([2, 3]))), {}),
+    "several switches": (EnvironmentSpec(lambda: Random(spaces.MultiBinary(3))), {}),
+}
+"""An environment for each kind of action, and settings of its network."""
 
 
 @dataclass
@@ -58,9 +88,9 @@ def side_of(policy: ControlActorCritic) -> Side:
     return Side(policy, build_optimizer(policy.parameters(), critic_parameters=critic, learning_rate=3e-3))
 
 
-def play(name: str, *, share_trunk: bool = False) -> tuple[Side, ControlExperience]:
-    environments = make_environments(name, 2, seed=0)
-    policy = ControlActorCritic(environments.spaces, hidden_sizes=(8,), share_trunk=share_trunk)
+def play(source: Any, **settings: Any) -> tuple[Side, ControlExperience]:
+    environments = make_environments(source, 2, seed=0)
+    policy = ControlActorCritic(environments.spaces, hidden_sizes=(8,), **settings)
     normalization = Normalization(environments.spaces.observation_size, 2)
     steps = collect_steps(environments, policy, normalization, num_steps=32, generator=torch.Generator().manual_seed(0))
     return side_of(policy), experience_of(steps, policy, normalization, gamma=0.99, gae_lambda=0.95)
@@ -82,9 +112,10 @@ def take(update: Callable[..., UpdateResult], side: Side, experience: Any, objec
     return update(experience, objective, num_epochs=2, num_minibatches=4, generator=generator, max_grad_norm=0.5)
 
 
-def main(backend: str) -> None:
-    """Three compiled updates; print how far they are from those without, and how many graphs were compiled."""
-    ours, experience = play("Pendulum-v1")
+def compare(backend: str, source: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Three compiled updates: how far they are from those without, and how many graphs were compiled."""
+    torch._dynamo.reset()
+    ours, experience = play(source, **settings)
     theirs, said = ours.copy(), []
     update = CompiledUpdate(ours.learner, ours.policy, ours.optimizer, said.append)
     if backend != "inductor":
@@ -96,8 +127,12 @@ def main(backend: str) -> None:
     pairs = [*zip(ours.tensors(), theirs.tensors(), strict=True)]
     pairs += [(mine.logprobs, its.logprobs) for mine, its in zip(one.passes, other.passes, strict=True)]
     away = max(float((mine - its).detach().abs().max()) for mine, its in pairs)
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    print(json.dumps({"away": away, "graphs": graphs, "said": said}))
+    return {"away": away, "graphs": torch._dynamo.utils.counters["stats"].pop("unique_graphs"), "said": said}
+
+
+def main(backend: str) -> None:
+    """Print the comparison for every kind of action."""
+    print(json.dumps({kind: compare(backend, *case) for kind, case in KINDS.items()}))
 
 
 if __name__ == "__main__":

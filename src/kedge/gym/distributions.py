@@ -14,8 +14,7 @@ exact at the bounds, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -71,7 +70,7 @@ class Distribution(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Categorical:
     """One choice of k.
 
@@ -81,10 +80,15 @@ class Categorical:
 
     logits: Float[Tensor, "n k"]
 
-    @cached_property
+    # Not a `cached_property`: before Python 3.12 it takes a lock, which no compiled step can.
+    _log_probs: Float[Tensor, "n k"] | None = field(default=None, init=False, repr=False)
+
+    @property
     def log_probs(self) -> Float[Tensor, "n k"]:
-        """Log probability of every choice."""
-        return torch.log_softmax(self.logits, -1)
+        """Log probability of every choice, computed when it is asked for first."""
+        if self._log_probs is None:
+            self._log_probs = torch.log_softmax(self.logits, -1)
+        return self._log_probs
 
     @property
     def parameters(self) -> Float[Tensor, "n k"]:
@@ -118,7 +122,7 @@ def _weighted(log_weights: Tensor, values: Tensor) -> Tensor:
     return torch.where(weights > 0, weights * values, 0.0).sum(-1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MultiCategorical:
     """Several choices, independent of each other.
 
@@ -130,9 +134,10 @@ class MultiCategorical:
     logits: Float[Tensor, "n k"]
     sizes: tuple[int, ...]
 
-    @cached_property
-    def _parts(self) -> list[Categorical]:
-        return [Categorical(each) for each in self.logits.split(self.sizes, -1)]
+    _parts: list[Categorical] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._parts = [Categorical(each) for each in self.logits.split(self.sizes, -1)]
 
     @property
     def parameters(self) -> Float[Tensor, "n k"]:
