@@ -4,6 +4,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,3 +273,17 @@ def test_a_trained_critic_is_what_ppo_starts_from(calls: list[Any], monkeypatch:
     assert found == ("shared", 0.9, 3, 1)
     Path("separate").mkdir()
     assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], "--critic", "separate") == 2
+
+
+def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def run(trials: Any, stage: str, *_: Any, **__: Any) -> Any:
+        seen.append((stage, [(each.label, each.config.control.environment.env) for each in trials]))
+        return SimpleNamespace(failed=[])
+
+    monkeypatch.setattr("kedge.pipelines.sweep.run_sweep", run)
+    assert (
+        kedge(monkeypatch, "sweep", "control", "--env", "CartPole-v1", "learning_rate=1e-3,3e-4", "--seeds", "1") == 0
+    )
+    assert seen == [("control", [("learning_rate=1e-3", "CartPole-v1"), ("learning_rate=3e-4", "CartPole-v1")])]

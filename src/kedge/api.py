@@ -524,7 +524,7 @@ def sweep(
     stage: str,
     fields: Mapping[str, Sequence[object]],
     *,
-    model: Model,
+    model: Model | None = None,
     demonstrations: Data | None = None,
     comparisons: Data | None = None,
     prompts: Data | None = None,
@@ -542,7 +542,7 @@ def sweep(
     The runs are processes of their own, so data, rewards and models are given by name.
 
     Args:
-        stage: sft, reward or ppo.
+        stage: sft, reward, critic, ppo or control.
         fields: The values to try, by dotted name; with `num_random` also a range, `["1e-6..1e-4"]`.
         model: As in the stage's function, like the next four.
         demonstrations: See `model`.

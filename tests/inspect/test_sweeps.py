@@ -69,6 +69,9 @@ def test_the_metric_and_its_direction():
     assert find_goal("ppo", known, "objective/kl", None) == Goal("objective/kl", higher_is_better=False)
     assert find_goal("ppo", known, "objective/kl", "max") == Goal("objective/kl", higher_is_better=True)
     assert find_goal("sft", known, None, None) == Goal("loss", higher_is_better=False)
+    assert find_goal("control", ["episode/return_mean"], None, None) == Goal(
+        "episode/return_mean", higher_is_better=True
+    )
     assert find_goal("ppo", known, "eval/score", None) is None
     with pytest.raises(
         ConfigError, match="the runs have no eval/score; they have loss, objective/kl, reward/score_mean"

@@ -41,6 +41,9 @@ def weights_of(result: ControlResult) -> dict[str, torch.Tensor]:
 
 def test_a_run_leaves_a_policy_that_acts(tmp_path: Path) -> None:
     result = play(tmp_path / "run", eval_every=2, eval_episodes=2, report=True)
+    best = json.loads((result.folder / "finished.json").read_text())["best"]
+    assert best["metric"] == "eval/return_mean"
+    assert (result.folder / "checkpoints" / f"update-{best['update']:06d}").is_dir()
     assert [row["update"] for row in result.metrics] == [1, 2, 3, 4]
     assert all(row["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-6) for row in result.metrics)
     assert [row["control/steps"] for row in result.metrics] == [128, 256, 384, 512]
@@ -157,6 +160,9 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
         (["--env", "CartPole-v1", "memory_size=8"], "critic=shared"),
         (["--env", "nowhere.py:make"], "nowhere.py"),
         (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
+        (["--env", "CartPole-v1", "--preset", "small-cpu"], "those of kedge control are classic-control, atari, "),
+        (["--env", "CartPole-v1", "checkpoint.keep_best=eval/return_mean"], "set control.eval_every"),
+        (["--env", "CartPole-v1", "checkpoint.keep_best=eval/score"], "choose auto, none, eval/return_mean, "),
         (["--env", "CartPole-v1", "runtime.frozen_dtype=int8"], "language models"),
         (["--env", "CartPole-v1", "activation_checkpointing=true"], "language models"),
         (["--env", f"{__file__}:Blind", "video=true"], "cannot be drawn"),

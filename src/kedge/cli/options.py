@@ -41,6 +41,12 @@ Overrides = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
 PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
+Environment = Annotated[
+    str | None,
+    typer.Option(
+        "--env", metavar="ENV", help="Environment: an id of Gymnasium, module:Id, or a function (file.py:name)."
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

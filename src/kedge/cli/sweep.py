@@ -11,6 +11,7 @@ from kedge.cli.options import (
     Comparisons,
     ConfigFile,
     Demonstrations,
+    Environment,
     Model,
     Out,
     Overrides,
@@ -26,12 +27,12 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-STAGES = ("sft", "reward", "critic", "ppo")
+STAGES = ("sft", "reward", "critic", "ppo", "control")
 
 
 @app.command(cls=Command)
 def sweep(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward, critic or ppo.")],
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward, critic, ppo or control.")],
     overrides: Overrides = None,
     config: ConfigFile = None,
     preset: PresetName = None,
@@ -40,6 +41,7 @@ def sweep(
     comparisons: Comparisons = None,
     prompts: Prompts = None,
     reward: Reward = None,
+    env: Environment = None,
     out: Out = None,
     seeds: Annotated[str, typer.Option(metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42.")] = "1",
     random: Annotated[
@@ -68,6 +70,7 @@ def sweep(
         "data.comparisons": comparisons,
         "data.prompts": prompts,
         "reward": weighted_rewards(reward),
+        "control.env": env,
     }
 
     def resolve(values: Mapping[str, Any]) -> Config:

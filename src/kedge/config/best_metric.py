@@ -23,6 +23,7 @@ BETTER: dict[str, dict[str, bool]] = {
     "sft": {**SUPERVISED, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
     "critic": {**SUPERVISED, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
     "reward": {**SUPERVISED, "eval/accuracy": HIGHER, "accuracy": HIGHER},
+    "control": {"eval/return_mean": HIGHER, "episode/return_mean": HIGHER},
 }
 """By stage: the metrics that can tell a better model from a worse one, and whether higher is better."""
 
@@ -59,8 +60,11 @@ def best_metric(config: Config, stage: str) -> BestMetric | None:
             raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
         if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
             raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")
-    if stage == "rlhf" and wanted not in ("auto", "none") and not any(_has(name, wanted) for name in BETTER):
+    in_chain = any(_has(name, wanted) for name in BETTER if name != "control")
+    if stage == "rlhf" and wanted not in ("auto", "none") and not in_chain:
         _check(config, "ppo", wanted, evaluates=True)
+    if stage == "control":
+        evaluates, held_out = config.control.eval_every is not None, "eval/return_mean"
     if stage not in BETTER or wanted in ("auto", "none"):
         return BestMetric(held_out, HIGHER, is_kept=wanted == "auto") if evaluates else None
     _check(config, stage, wanted, evaluates=evaluates)
@@ -80,7 +84,7 @@ def _has(stage: str, metric: str) -> bool:
 def _check(config: Config, stage: str, wanted: str, *, evaluates: bool) -> None:
     known = BETTER[stage]
     if not _has(stage, wanted):
-        others = [name for metrics in BETTER.values() for name in metrics]
+        others = [name for metrics in BETTER.values() for name in metrics if name != wanted]
         raise ConfigError(
             f"checkpoint.keep_best={wanted} is not a metric of {stage} that tells which model is better"
             f"{suggestion(wanted, known) or suggestion(wanted, others)}; choose auto, none, {', '.join(known)}"
@@ -90,5 +94,9 @@ def _check(config: Config, stage: str, wanted: str, *, evaluates: bool) -> None:
         raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out prompts: set ppo.eval_every")
     if wanted == "eval/win_rate" and not config.evaluate.judge:
         raise ConfigError("checkpoint.keep_best=eval/win_rate needs a judge: set evaluate.judge")
+    if stage == "control":
+        if wanted.startswith("eval/") and not evaluates:
+            raise ConfigError(f"checkpoint.keep_best={wanted} is measured in evaluations: set control.eval_every")
+        return
     if stage != "ppo" and wanted.startswith("eval/") and not config.data.eval_fraction:
         raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out rows: set data.eval_fraction above 0")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.config.best_metric import best_metric
+from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.output import check_output, first_free_folder
@@ -88,6 +89,7 @@ def check_stage(config: Config, stage: str) -> None:
     for name, flag in (_PROMPTS if critic_only else find_stage(stage).needs).items():
         if not _value(config, name) and not (stage == "reward" and name == "model" and config.reward_model.base):
             raise ConfigError(f"kedge {stage} needs {name}: pass {flag}, or set it in the configuration")
+    _check_preset(config, stage)
     if stage == "control":
         _check_control(config)
     ptx_coef = config.ppo.objective.ptx_coef
@@ -115,6 +117,16 @@ def check_stage(config: Config, stage: str) -> None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"
         )
+
+
+def _check_preset(config: Config, stage: str) -> None:
+    """Check that the preset is one of environments in a control run, and of language models elsewhere."""
+    in_control = stage == "control"
+    if config.preset is None or find_preset(config.preset).is_for_control == in_control:
+        return
+    kind = "language models" if in_control else "kedge control"
+    known = (name for name, preset in PRESETS.items() if preset.is_for_control == in_control)
+    raise ConfigError(f"preset {config.preset} is for {kind}; those of kedge {stage} are {', '.join(known)}")
 
 
 def _check_control(config: Config) -> None:

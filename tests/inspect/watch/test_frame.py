@@ -108,6 +108,17 @@ def test_terms_of_the_score_and_the_supervised_stages(tmp_path):
     assert line_of(text, "accuracy").split()[:3] == ["accuracy", "1.00", "▁█"]
 
 
+def test_a_control_run(tmp_path):
+    sizes = "control: {total_steps: 1000, num_envs: 2, num_steps: 64}"
+    folder = begin(tmp_path / "run", f"# stage: control\n{sizes}\n")
+    row = {"episode/return_mean": 20.0, "policy/entropy": 0.5, "time/update": 2.0}
+    add(folder, "metrics.jsonl", {"update": 1, **row}, {"update": 2, **row, "episode/return_mean": 30.0})
+    text = drawn(snapshot_of(folder))
+    assert line_of(text, "return").split()[:3] == ["return", "30.0", "▁█"]
+    assert "update 2/7" in text  # of 128 steps
+    assert "0:10 left" in text
+
+
 def test_findings_with_what_to_try_about_the_first(tmp_path):
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))

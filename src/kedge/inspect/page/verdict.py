@@ -180,8 +180,8 @@ NAMES = {
 def _progress(record: RunRecord) -> str:
     name = NAMES.get(record.stage, "The run")
     step = "update" if record.stage in ("ppo", "control") else "step"
-    count, total = len(record.metrics), record.setting("ppo.num_updates") if record.stage == "ppo" else None
-    of = f" of {total:,}" if isinstance(total, int) else ""
+    count, total = len(record.metrics), record.num_updates
+    of = "" if total is None else f" of {total:,}"
     if record.state == "running":
         return f"{name} is at {step} {count:,}{of}"
     if record.state == "stopped":

@@ -19,6 +19,7 @@ DEFAULT_METRICS = {
     "reward": ("eval/accuracy", "accuracy"),
     "critic": ("eval/explained_variance", "explained_variance"),
     "ppo": ("eval/score", "reward/score_mean"),
+    "control": ("eval/return_mean", "episode/return_mean"),
 }
 LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")
 KL = "objective/kl"

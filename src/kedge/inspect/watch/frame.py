@@ -84,11 +84,11 @@ def _head(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 def _progress(record: RunRecord) -> RenderableType:
     done = record.metrics[-1]["update"] if record.metrics else 0
-    total = record.setting("ppo.num_updates") if record.stage == "ppo" else None
+    total = record.num_updates
     seconds = [_number(row.get("time/update")) for row in record.metrics]
     spent = f"{format_duration(sum(seconds))} so far"
-    unit = "update" if record.stage == "ppo" else "step"
-    if not isinstance(total, int) or total < 1:
+    unit = "update" if record.stage in ("ppo", "control") else "step"
+    if total is None or total < 1:
         return Text(f"{unit} {done:,}  {spent}")
     recent = seconds[-RECENT:]
     left = sum(recent) / len(recent) * max(0, total - done) if recent else None

@@ -32,6 +32,22 @@ PPO = {
     "seconds per update": "time/update",
     "tokens per second": "tokens_per_second",
 }
+CONTROL = {
+    "return": "episode/return_mean",
+    "evaluated return": "eval/return_mean",
+    "episode length": "episode/length_mean",
+    "entropy": "policy/entropy",
+    "clip fraction": "policy/clip_fraction",
+    "approx. KL": "policy/approx_kl",
+    "KL of the update": "policy/distance_moved",
+    "share of the step": "trust_region/step",
+    "gradient norm": "policy/grad_norm",
+    "explained variance": "value/explained_variance",
+    "value loss": "value/loss",
+    "learning rate": "policy/learning_rate",
+    "seconds per update": "time/update",
+    "steps per second": "tokens_per_second",
+}
 SUPERVISED = {
     "loss": "loss",
     "held-out loss": "eval/loss",
@@ -52,7 +68,7 @@ LONGEST_LABEL = 18
 
 def labeled_series(record: RunRecord) -> list[tuple[str, Sequence[float]]]:
     """Label and values of each metric that the run has; with several reward terms, also those of each term."""
-    names = dict(SUPERVISED)
+    names = dict(CONTROL if record.stage == "control" else SUPERVISED)
     if record.stage == "ppo":
         known = dict.fromkeys(name for row in record.metrics[-1:] for name in row if name.startswith("score/"))
         terms = list(known)[:MOST_TERMS] if len(known) > 1 else []

@@ -136,8 +136,7 @@ def _progress(record: RunRecord | None) -> str:
     if record is None:
         return ""
     done = record.metrics[-1]["update"] if record.metrics else 0
-    total = record.setting("ppo.num_updates") if record.stage == "ppo" else None
-    return f"{done:,}/{total:,}" if isinstance(total, int) else f"{done:,}"
+    return f"{done:,}" if record.num_updates is None else f"{done:,}/{record.num_updates:,}"
 
 
 def _best(snapshot: SweepSnapshot) -> Iterator[RenderableType]:

@@ -26,7 +26,7 @@ from kedge.pipelines.sweep.processes import num_cores, run_trials
 
 __all__ = ["SWEEPABLE", "SweepResult", "run_sweep"]
 
-SWEEPABLE = ("sft", "reward", "critic", "ppo")
+SWEEPABLE = ("sft", "reward", "critic", "ppo", "control")
 """The stages that a sweep can run."""
 
 
@@ -60,7 +60,7 @@ def run_sweep(
 
     Args:
         trials: The runs; see `plan_trials`.
-        stage: sft, reward, critic or ppo.
+        stage: sft, reward, critic, ppo or control.
         folder: The sweep's folder: new, empty, or that of the same sweep.
         num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
         metric: The metric to compare by; None for the stage's usual one.
