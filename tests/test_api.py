@@ -250,7 +250,7 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
     assert (seen["num_processes"], seen["at"]) == (3, Path("runs/sweep-ppo"))
     with pytest.raises(KedgeError, match=r"processes of their own: data\.prompts must be a file or folder"):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
-    with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, not 'rlhf'"):
+    with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, control, not 'rlhf'"):
         kedge.sweep("rlhf", {}, model="m")
 
 

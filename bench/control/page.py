@@ -56,7 +56,8 @@ CartPole's settings are those of kedge's preset `classic-control`. They were cho
 Gymnasium's wrapper, which its script does not have. TRPO has δ = 0.01 in both systems; sb3-contrib's is divided by the
 numbers of an action, over which it averages the KL. {learning_load}
 
-The returns of MuJoCo are those that are published for PPO after 1,000,000 steps.
+The returns of MuJoCo are those that are published for PPO after 1,000,000 steps. Pong's budget is a tenth of the
+paper's, and the learning rate falls to 0 within it; the first 100 episodes have a mean of -20.4.
 
 {learning}
 ## TRPO beside sb3-contrib's
