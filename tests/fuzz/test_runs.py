@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from rich.console import Console
 
+from kedge.errors import DataError
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.page import render_page
 from kedge.inspect.report import collect_page
@@ -89,6 +91,34 @@ def test_a_damaged_run_is_shown_or_named_in_one_line(healthy, tmp_path, num_case
         line_or_result(watch_run, folder, Console(file=io.StringIO()), once=True)
 
     fuzz(num_cases, damages(healthy), check, record_property)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: " + "[" * 10**6, "more than 100 levels"),
+        ("- " * 10**5 + "a", "more than 100 levels"),
+        ("".join(" " * level + "a:\n" for level in range(300)), "more than 100 levels"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "it has aliases"),
+        ("&a a: *a", "it has aliases"),
+        ("a: !!timestamp x", ""),
+        ("a: !!bool x", ""),
+        ("a: !!int ''", ""),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("a: " + "9" * 5000, "Exceeds the limit"),
+    ],
+    ids=["lists", "one line", "mappings", "aliases", "itself", "time", "truth", "no number", "code", "digits"],
+)
+def test_a_configuration_that_no_run_wrote_is_named(healthy, tmp_path, text, fault):
+    folder = Path(shutil.copytree(healthy["ppo"], tmp_path / "run"))
+    (folder / "config.yaml").write_text(text)
+    for read in (
+        examine_run,
+        lambda run: collect_page([run]),
+        partial(watch_run, console=Console(file=io.StringIO()), once=True),
+    ):
+        with pytest.raises(DataError, match=rf"config\.yaml' is damaged: .*{fault}"):
+            read(folder)
 
 
 def test_lines_that_are_no_rows_are_left_out_counted_and_said(healthy, tmp_path, capsys):

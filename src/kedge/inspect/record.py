@@ -59,7 +59,9 @@ JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once, during which nothing is written."""
 
 LARGEST = 1e300
-DEEPEST, OPENING = 100, {"[": 1, "{": 1, "]": -1, "}": -1}
+DEEPEST = 100
+# libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
@@ -272,13 +274,38 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
         raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
     text = path.read_text(encoding="utf-8", errors="replace")
     header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
-    if max(itertools.accumulate((OPENING.get(character, 0) for character in text), initial=0)) > DEEPEST:
-        raise DataError(f"{str(path)!r} is damaged: more than {DEEPEST} levels")  # which would take the parser minutes
     try:
-        settings = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if (fault := _hostile_yaml(text)) is not None:
+            raise DataError(f"{str(path)!r} is damaged: {fault}")
+        settings = yaml.load(text, YAML_LOADER) or {}
+    except DataError:
+        raise
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise DataError(f"{str(path)!r} is damaged: {error}") from error
     return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
+
+
+def _hostile_yaml(text: str) -> str | None:
+    """What no run writes and a reader could die of; None if there is nothing.
+
+    Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
+    """
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            return f"more than {DEEPEST} levels"
+        if isinstance(event, yaml.AliasEvent):
+            return "it has aliases"
+    return None
 
 
 def last_written(folder: Path) -> float:
