@@ -277,7 +277,7 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
     try:
         if (fault := _hostile_yaml(text)) is not None:
             raise DataError(f"{str(path)!r} is damaged: {fault}")
-        settings = yaml.load(text, YAML_LOADER) or {}
+        settings = YAML_LOADER(text).get_single_data() or {}
     except DataError:
         raise
     except (

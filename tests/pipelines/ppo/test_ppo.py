@@ -267,11 +267,12 @@ def test_a_dropped_first_update_leaves_the_start_to_the_next(tmp_path, policy, c
     assert "A response without a stop token scores -" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unchecked")  # a training
 @pytest.mark.parametrize(("missing", "stops_more_often"), [("auto", True), (-1.0, False)])
 def test_scores_below_minus_one_do_not_teach_the_policy_not_to_stop(tmp_path, policy, missing, stops_more_often):
     folder = shifted_reward_model(tmp_path / "judge", 5.0)
     stopping = save_often_stopping(policy, tmp_path / "policy")
-    settings = {"num_updates": 20, "num_prompts": 64, "kl_coef": 0.0, "num_minibatches": 4, "num_epochs": 4}
+    settings = {"num_updates": 14, "num_prompts": 64, "kl_coef": 0.0, "num_minibatches": 4, "num_epochs": 4}
     config = configure(stopping, tmp_path / "run", reward=str(folder), missing_eos_score=missing, **settings)
     metrics = run_ppo(config, prompts=PROMPTS).metrics
     first, *_, last = (row["response/eos_rate"] for row in metrics)
