@@ -52,9 +52,9 @@ actions: what no system can exceed. {speed_load}
 
 Runs on CartPole end when the mean return of the last 100 episodes reaches 475; the others have a budget of steps.
 CartPole's settings are those of kedge's preset `classic-control`. They were chosen on seeds 1 to 20, where earlier ones
-(γ = 0.98, λ = 0.9, rewards as they are) had missed two; seeds 21 to 30 played no part in it. CleanRL's rewards are scaled by
-Gymnasium's wrapper, which its script does not have. TRPO has δ = 0.01 in both systems; sb3-contrib's is divided by the
-numbers of an action, over which it averages the KL. {learning_load}
+(γ = 0.98, λ = 0.9, rewards as they are) had missed two; seeds 21 to 30 played no part in it. CleanRL's rewards are
+scaled by Gymnasium's wrapper, which its script does not have. TRPO has δ = 0.01 in both systems; sb3-contrib's is
+divided by the numbers of an action, over which it averages the KL. {learning_load}
 
 The returns of MuJoCo are those that are published for PPO after 1,000,000 steps. Pong's budget is a tenth of the
 paper's, and the learning rate falls to 0 within it; the first 100 episodes have a mean of -20.4.
