@@ -99,17 +99,17 @@ def assert_same(resumed: Path, whole: Path) -> None:
     ],
     ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
 )
-@pytest.mark.parametrize("stopped_after", [1, 3])
-def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, stopped_after):
+def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings):
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.
     whole, split = (configure(policy, tmp_path / name, num_updates=5, **settings) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=rewards)
-    stop_at(tmp_path / "split", stopped_after)
-    with pytest.raises(Terminated):
-        run_ppo(split, prompts=PROMPTS, reward=rewards)
-    assert len(metrics_without_times(tmp_path / "split")) == stopped_after
+    for stopped_after, resume in ((1, None), (3, Resume())):
+        stop_at(tmp_path / "split", stopped_after)
+        with pytest.raises(Terminated):
+            run_ppo(split, prompts=PROMPTS, reward=rewards, resume=resume)
+        assert len(metrics_without_times(tmp_path / "split")) == stopped_after
     run_ppo(split, prompts=PROMPTS, reward=rewards, resume=Resume())
     assert_same(tmp_path / "split", tmp_path / "whole")
 
@@ -130,8 +130,7 @@ def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, re
     assert_same(tmp_path / "split", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("stopped_after", [1, 4])
-def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at, stopped_after):
+def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at):
     in_8_bits = {"sft.optimizer": "adamw8bit"}
     stages = {
         "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2, **in_8_bits}),
@@ -161,17 +160,18 @@ def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at, stopp
             for name in ("whole", "split")
         )
         expected = run(whole, **data)
-        stop_at(tmp_path / stage / "split", stopped_after)
-        with pytest.raises(Terminated):
-            run(split, **data)
+        for stopped_after, resume in ((1, None), (4, Resume())):
+            stop_at(tmp_path / stage / "split", stopped_after)
+            with pytest.raises(Terminated):
+                run(split, **data, resume=resume)
+            assert len(metrics_without_times(tmp_path / stage / "split")) == stopped_after
         actual = run(split, **data, resume=Resume())
         assert_same(tmp_path / stage / "split", tmp_path / stage / "whole")
         assert run(split, **data, resume=Resume()) == actual  # it has ended: what it came to is read
         assert vars(actual) | {"folder": None} == vars(expected) | {"folder": None}
 
 
-@pytest.mark.parametrize(("stage", "step"), [("sft", 2), ("reward", 1), ("ppo", 1), ("reward-2", 2), ("ppo-2", 1)])
-def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_at, stage, step):
+def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_at):
     def judge(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count("e")) for text in completions]
 
@@ -186,17 +186,20 @@ def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_
 
     data = {"demonstrations": ROWS, "comparisons": PAIRS, "prompts": ROWS, "labeller": judge}
     run_rlhf(configured("whole"), **data)
-    stop_at(tmp_path / "split" / stage, step)
-    with pytest.raises(Terminated):
-        run_rlhf(configured("split"), **data)
-    name = "split"
-    if stage == "ppo-2":  # a chain may be moved, and its folder written in another way
-        (tmp_path / "split").rename(tmp_path / "moved")
-        name = f"../{tmp_path.name}/moved"
-    run_rlhf(configured(name), **data, resume=Resume())
+    resume = None
+    for stage, step in (("sft", 2), ("reward", 1), ("ppo", 1), ("reward-2", 2), ("ppo-2", 1)):
+        stop_at(tmp_path / "split" / stage, step)
+        with pytest.raises(Terminated):
+            run_rlhf(configured("split"), **data, resume=resume)
+        assert len(metrics_without_times(tmp_path / "split" / stage)) == step
+        resume = Resume()
+    # A chain may be moved, and its folder written in another way.
+    (tmp_path / "split").rename(tmp_path / "moved")
+    moved = f"../{tmp_path.name}/moved"
+    run_rlhf(configured(moved), **data, resume=resume)
     for part in ("sft", "reward", "ppo", "reward-2", "ppo-2"):
-        assert metrics_without_times(tmp_path / name / part) == metrics_without_times(tmp_path / "whole" / part)
-    assert model_bytes(tmp_path / name) == model_bytes(tmp_path / "whole") != {}
+        assert metrics_without_times(tmp_path / moved / part) == metrics_without_times(tmp_path / "whole" / part)
+    assert model_bytes(tmp_path / moved) == model_bytes(tmp_path / "whole") != {}
 
 
 def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
