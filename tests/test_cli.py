@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import Config
+from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Config
 from kedge.errors import ModelError
 from kedge.version import __version__
 
@@ -199,6 +199,23 @@ def test_a_defect_keeps_its_traceback(calls: list[Any], monkeypatch: pytest.Monk
 
 def test_an_unknown_flag_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kedge(monkeypatch, "ppo", "--bogus") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "listed"),
+    [(["ppo"], LANGUAGE_PRESETS), (["control"], CONTROL_PRESETS), (["config", "show"], PRESETS)],
+    ids=["ppo", "control", "config show"],
+)
+def test_the_help_lists_the_presets_that_the_command_takes(command, listed, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "2000")
+    assert kedge(monkeypatch, *command, "--help") == 0
+    assert f"Preset: {', '.join(listed)}." in capsys.readouterr().out
+
+
+def test_presets_are_listed_in_columns(monkeypatch, capsys):
+    assert kedge(monkeypatch, "config", "presets") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({line.index(preset.about) for line, preset in zip(lines, PRESETS.values(), strict=True)}) == 1
 
 
 def test_config_show_prints_what_config_reads(

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from kedge.cli.command import Command, Group
-from kedge.cli.options import ConfigFile, Overrides, PresetName
+from kedge.cli.options import AnyPreset, ConfigFile, Overrides
 from kedge.config import (
-    PRESETS,
+    CONTROL_PRESETS,
     check_stage,
     control_schedule_in_words,
     describe_presets,
@@ -23,7 +23,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain
 
 
 @app.command(cls=Command)
-def show(overrides: Overrides = None, config: ConfigFile = None, preset: PresetName = None) -> None:
+def show(overrides: Overrides = None, config: ConfigFile = None, preset: AnyPreset = None) -> None:
     """Print the resolved configuration as YAML, which --config can read."""
     typer.echo(resolved_yaml(load_config(config, overrides or (), preset=preset)), nl=False)
 
@@ -32,7 +32,7 @@ def show(overrides: Overrides = None, config: ConfigFile = None, preset: PresetN
 def validate(
     overrides: Overrides = None,
     config: ConfigFile = None,
-    preset: PresetName = None,
+    preset: AnyPreset = None,
     stage: Annotated[
         str | None, typer.Option(metavar="STAGE", help="Also check the fields that this stage requires.")
     ] = None,
@@ -62,7 +62,7 @@ def explain_field(
 def schedule(
     overrides: Overrides = None,
     config: ConfigFile = None,
-    preset: PresetName = None,
+    preset: AnyPreset = None,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Number of prompts in the data, to compute the passes over them.")
     ] = None,
@@ -71,7 +71,7 @@ def schedule(
     of kedge control, steps in the environment.
     """
     found = load_config(config, overrides or (), preset=preset, stage="ppo")
-    is_control = found.control.environment.env or (found.preset and PRESETS[found.preset].is_for_control)
+    is_control = found.control.environment.env or found.preset in CONTROL_PRESETS
     typer.echo(control_schedule_in_words(found) if is_control else schedule_in_words(found, num_prompts))
 
 

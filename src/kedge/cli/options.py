@@ -1,19 +1,23 @@
 """Options that several commands share."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from kedge.cli.completion import complete_override
-from kedge.config import PRESETS
+from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS
 
 __all__ = [
+    "AnyPreset",
     "Anyway",
     "Changes",
     "ComparisonData",
     "Comparisons",
     "ConfigFile",
+    "ControlPreset",
     "DemonstrationData",
     "Demonstrations",
     "DryRun",
@@ -40,7 +44,15 @@ Overrides = Annotated[
     ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
-PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(PRESETS)}.")]
+
+
+def _preset_of(names: Iterable[str]) -> OptionInfo:
+    return typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(names)}.")
+
+
+PresetName = Annotated[str | None, _preset_of(LANGUAGE_PRESETS)]
+ControlPreset = Annotated[str | None, _preset_of(CONTROL_PRESETS)]
+AnyPreset = Annotated[str | None, _preset_of(PRESETS)]
 Environment = Annotated[
     str | None,
     typer.Option(

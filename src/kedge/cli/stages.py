@@ -11,6 +11,7 @@ from kedge.cli.options import (
     ComparisonData,
     Comparisons,
     ConfigFile,
+    ControlPreset,
     Critic,
     DemonstrationData,
     Demonstrations,
@@ -235,7 +236,7 @@ def rlhf(
 def control(
     overrides: Overrides = None,
     config: ConfigFile = None,
-    preset: PresetName = None,
+    preset: ControlPreset = None,
     env: Environment = None,
     out: Out = None,
     seed: Seed = None,

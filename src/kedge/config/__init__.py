@@ -11,7 +11,7 @@ from kedge.config.loading.load import load_config, resolved_yaml, with_values
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
-from kedge.config.presets import PRESETS, Preset
+from kedge.config.presets import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Preset
 from kedge.config.schedules import config_at, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig
 from kedge.config.schema.critic import CriticConfig
@@ -32,6 +32,8 @@ from kedge.config.stages import ADAPTED, RANKED, STAGES, UNRESUMED, check_stage,
 
 __all__ = [
     "ADAPTED",
+    "CONTROL_PRESETS",
+    "LANGUAGE_PRESETS",
     "PRESETS",
     "RANKED",
     "STAGES",

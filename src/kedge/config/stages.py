@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.config.best_metric import best_metric
-from kedge.config.presets import PRESETS, find_preset
+from kedge.config.presets import CONTROL_PRESETS, LANGUAGE_PRESETS
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.output import check_output, first_free_folder
@@ -122,10 +122,10 @@ def check_stage(config: Config, stage: str) -> None:
 def _check_preset(config: Config, stage: str) -> None:
     """Check that the preset is one of environments in a control run, and of language models elsewhere."""
     in_control = stage == "control"
-    if config.preset is None or find_preset(config.preset).is_for_control == in_control:
+    known = CONTROL_PRESETS if in_control else LANGUAGE_PRESETS
+    if config.preset is None or config.preset in known:
         return
     kind = "language models" if in_control else "kedge control"
-    known = (name for name, preset in PRESETS.items() if preset.is_for_control == in_control)
     raise ConfigError(f"preset {config.preset} is for {kind}; those of kedge {stage} are {', '.join(known)}")
 
 

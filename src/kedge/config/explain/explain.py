@@ -66,7 +66,8 @@ def describe_presets(name: str | None = None) -> str:
         ConfigError: There is no such preset.
     """
     if name is None:
-        return "\n".join(f"{preset.name:12}  {preset.about}" for preset in PRESETS.values())
+        width = max(map(len, PRESETS))
+        return "\n".join(f"{name:{width}}  {preset.about}" for name, preset in PRESETS.items())
     preset = find_preset(name)
     rows = {dotted: f"{dotted}: {written(cited.value)}" for dotted, cited in preset.values.items()}
     width = max(map(len, rows.values()))

@@ -13,10 +13,12 @@ from kedge.config.presets.tldr_n_plus import TLDR_N_PLUS
 from kedge.config.presets.ziegler import ZIEGLER
 from kedge.errors import ConfigError
 
-__all__ = ["PRESETS", "Cited", "Preset", "find_preset"]
+__all__ = ["CONTROL_PRESETS", "LANGUAGE_PRESETS", "PRESETS", "Cited", "Preset", "find_preset"]
 
 RECIPES = (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)
 PRESETS = {preset.name: preset for preset in (*RECIPES, *FAMILY, *CONTROL)}
+CONTROL_PRESETS = [name for name, preset in PRESETS.items() if preset.is_for_control]
+LANGUAGE_PRESETS = [name for name in PRESETS if name not in CONTROL_PRESETS]
 
 
 def find_preset(name: Any) -> Preset:
