@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from kedge.config import Config
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.gym.experience import experience_of
 from kedge.gym.rollout import collect_steps
 from kedge.logs.metrics import read_metrics
@@ -58,6 +58,7 @@ def run_control(
     Raises:
         KedgeError: The environment cannot be made, or its spaces are not supported; one line, before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
+        OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     given = given or Given()
     if resume and (out := finished_run(config)):
@@ -67,7 +68,7 @@ def run_control(
     if config.control.video:
         check_video(config, parts)
     run.start()
-    watcher, outcome, has_results = Watcher(callback, parts.policy), {}, True
+    watcher, outcome, fits, has_results = Watcher(callback, parts.policy), {}, True, True
     with resumable(config, run.folder, "control"), closing(parts.environments):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, parts)) as loop:
@@ -80,11 +81,12 @@ def run_control(
                 outcome = loop.summary()
             if config.control.video:
                 record_video(config, parts, run.folder)
-        except KedgeError:
+        except KedgeError as error:
+            fits = not isinstance(error, OutOfMemoryError)
             has_results = not run.abandon()
             raise
         finally:
-            metrics = save_result(config, run, parts, interrupted=not outcome) if has_results else []
+            metrics = save_result(config, run, parts, interrupted=not outcome, model=fits) if has_results else []
     end_stage(config, run, outcome)
     return ControlResult(run.folder, metrics)
 

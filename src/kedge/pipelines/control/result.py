@@ -67,7 +67,9 @@ class ControlResult:
         return load_control_policy(self.model)
 
 
-def save_result(config: Config, run: Run, parts: Parts, *, interrupted: bool) -> list[dict[str, Any]]:
+def save_result(
+    config: Config, run: Run, parts: Parts, *, interrupted: bool, model: bool = True
+) -> list[dict[str, Any]]:
     """Save the policy and write the report, also for an interrupted run; return the metrics.
 
     Args:
@@ -75,10 +77,12 @@ def save_result(config: Config, run: Run, parts: Parts, *, interrupted: bool) ->
         run: The run.
         parts: Its parts.
         interrupted: The run did not reach its end.
+        model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
     """
     run.sync()
     metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
-    _save(config, parts, run.folder / "model", metrics)
+    if model:
+        _save(config, parts, run.folder / "model", metrics)
     leave_stage_report(config, run.folder, interrupted=interrupted)
     return metrics
 
