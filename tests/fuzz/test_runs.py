@@ -93,11 +93,15 @@ def test_a_damaged_run_is_shown_or_named_in_one_line(healthy, tmp_path, num_case
     fuzz(num_cases, damages(healthy), check, record_property)
 
 
+# libyaml reads ahead; since 0.2.6 it stops by itself at a thousand levels.
+LEVELS = "(more than 100 levels|exceeded maximum nesting depth)"
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: " + "[" * 10**6, "more than 100 levels"),
-        ("- " * 10**5 + "a", "more than 100 levels"),
+        ("a: " + "[" * 10**6, LEVELS),
+        ("- " * 10**5 + "a", LEVELS),
         ("".join(" " * level + "a:\n" for level in range(300)), "more than 100 levels"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "it has aliases"),
         ("&a a: *a", "it has aliases"),

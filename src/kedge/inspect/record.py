@@ -289,7 +289,7 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
         TypeError,
         ValueError,
     ) as error:
-        raise DataError(f"{str(path)!r} is damaged: {error}") from error
+        raise DataError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from error
     return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
 
 

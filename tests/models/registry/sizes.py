@@ -15,7 +15,7 @@ WINDOW, BLOCK, STATE = 6, 4, 4
 CONTEXT = 128
 
 _BY_SIZE: tuple[tuple[int, str], ...] = (
-    (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size entity_vocab_size"),
+    (VOCABULARY, "vocab_size unpadded_vocab_size vocab_size_per_layer_input decoder_vocab_size entity_vocab_size"),
     (
         WIDTH,
         "hidden_size n_embd d_model dim emb_dim embedding_size embedding_dim attention_hidden_size "

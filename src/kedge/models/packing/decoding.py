@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from kedge.data.tokens import pad_left
 from kedge.errors import ModelError
@@ -18,6 +19,9 @@ from kedge.models.packing.key_values import KeyValues
 from kedge.models.packing.rows import TokenRows
 
 __all__ = ["Decoder", "GroupedDecoder", "PackedDecoder", "PaddedDecoder"]
+
+CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
+"""What a trunk's argument for its cache is called: by the first name from transformers 5.24 on."""
 
 
 class Decoder(Protocol):
@@ -50,7 +54,7 @@ class PackedDecoder:
     """
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> None:
-        self._model, self.can_drop_rows = model, True
+        self._model, self.can_drop_rows, self._cache_name = model, True, cache_name_of(model)
         device = next(model.parameters()).device
         distinct = {tuple(prompt): None for prompt in sorted(prompts, key=len, reverse=True)}
         places = {prompt: place for place, prompt in enumerate(distinct)}
@@ -78,7 +82,7 @@ class PackedDecoder:
     def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
         with layout_attention(self._model.config):
             outputs = self._model(
-                input_ids=ids, position_ids=positions, past_key_values=self._cache, use_cache=True, layout=layout
+                input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
             )
         return outputs.last_hidden_state
 
@@ -107,14 +111,7 @@ class PaddedDecoder:
         can_drop_rows: bool = True,
     ) -> None:
         self._model, self._takes_positions, self.can_drop_rows = model, takes_positions, can_drop_rows
-        inputs = inspect.signature(model.forward).parameters
-        # Only purely recurrent models use the first name.
-        self._cache_name = next((name for name in ("cache_params", "past_key_values") if name in inputs), "")
-        if not self._cache_name:
-            raise ModelError(
-                f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
-            )
-        self._cache: Any = None
+        self._cache_name, self._cache = cache_name_of(model), None
         device = next(model.parameters()).device
         ids, mask = pad_left(prompts, pad_id)
         self._mask = mask.to(device)
@@ -133,12 +130,12 @@ class PaddedDecoder:
 
     def _run(self, ids: Tensor) -> Tensor:
         inputs: dict[str, Any] = {self._cache_name: self._cache}
+        # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
+        if self._cache is None or _has_columns(self._cache):
+            inputs["attention_mask"] = self._mask.long()
         if self._takes_positions:
             # Positions count real tokens only, so padding shifts nothing (spec §2.3).
             inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        if self._cache_name != "cache_params" or self._cache is None:
-            # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
-            inputs["attention_mask"] = self._mask.long()
         outputs = self._model(input_ids=ids, use_cache=True, **inputs)
         self._cache = outputs[self._cache_name]
         return outputs.last_hidden_state[:, -1]
@@ -186,6 +183,26 @@ class GroupedDecoder:
         hidden = torch.cat([group.hidden for group in self._groups])
         self.hidden = torch.empty_like(hidden).index_copy_(0, self._places, hidden)
         return self.hidden
+
+
+def cache_name_of(model: PreTrainedModel) -> str:
+    """The name of a trunk's argument, and of its output, for the cache.
+
+    Raises:
+        ModelError: It has none.
+    """
+    inputs = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in inputs), None)
+    if name is None:
+        raise ModelError(
+            f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
+        )
+    return name
+
+
+def _has_columns(cache: Any) -> bool:
+    """Whether a cache keeps something per token of a row; recurrent states do not, nor caches of a model's own kind."""
+    return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
 def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
