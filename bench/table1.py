@@ -79,6 +79,7 @@ def _fixed(coef: float, published: float) -> Variant:
 UNCLIPPED: Final[Mapping[str, Any]] = {"control.policy_loss": "unclipped"}
 ONE_STEP: Final[Mapping[str, Any]] = {"num_epochs": 1, "num_minibatches": 1, "gae_lambda": 1.0}
 TRPO: Final[Mapping[str, Any]] = {"control.algorithm": "trpo", "control.compile": False}
+BOUNDED: Final[Mapping[str, Any]] = {"control.max_grad_norm": 0.5}
 A2C: Final[Mapping[str, Any]] = {"num_envs": 8, "num_steps": 8, "learning_rate": 7e-4}
 
 VARIANTS: Final[Sequence[Variant]] = (
@@ -96,9 +97,11 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("TRPO, δ = 0.01", TRPO, None, {"learning_rate": 1e-3}, kl_target=0.01),
     Variant("A2C", {**UNCLIPPED, "control.whiten_advantages": "none"}, None, {**ONE_STEP, **A2C}),
     Variant("vanilla policy gradient", UNCLIPPED, None, {**ONE_STEP, "learning_rate": 3e-3}),
+    Variant("clipping, ε = 0.2, gradients bounded", BOUNDED),
+    Variant("no clipping or penalty, gradients bounded", {**UNCLIPPED, **BOUNDED}),
 )
-"""The four that the paper's text compares come first. TRPO's rate is the critic's. The last three are as in kedge's
-presets `trpo`, `a2c` and `vanilla-pg`.
+"""The four that the paper's text compares come first. TRPO's rate is the critic's. The three after the paper's rows are
+as in kedge's presets `trpo`, `a2c` and `vanilla-pg`. The last two bound the gradient's norm, as PPO's later code does.
 """
 
 

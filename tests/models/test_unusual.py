@@ -10,12 +10,14 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    BartConfig,
     BertConfig,
     BigBirdConfig,
     ConvBertConfig,
     CTRLConfig,
     FalconH1Config,
     FNetConfig,
+    FunnelConfig,
     Llama4TextConfig,
     MiniMaxConfig,
     MixtralConfig,
@@ -191,6 +193,12 @@ def test_a_trunk_that_the_model_calls_in_part_is_supported():
     assert_rows_alone(policy(OPTConfig(**{**SIZES, "ffn_dim": 32}, word_embed_proj_dim=16, max_position_embeddings=64)))
 
 
+def test_a_decoder_that_is_wrapped_is_supported():
+    """The wrapper names no embedding of its own."""
+    widths = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32, "decoder_layers": 2}
+    assert_rows_alone(policy(BartConfig(vocab_size=300, d_model=16, max_position_embeddings=64, **widths)))
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -267,6 +275,10 @@ TEXT_SCORERS = {
     "FNet": FNetConfig(**{**ENCODER, "num_attention_heads": None}),
     "Nyströmformer": NystromformerConfig(**ENCODER, num_landmarks=64, segment_means_seq_len=64),
     "ConvBERT": ConvBertConfig(**ENCODER, head_ratio=1, num_groups=1),
+    # Its configuration has no field for the end of a text.
+    "Funnel": FunnelConfig(
+        vocab_size=300, block_sizes=[1, 1], d_model=16, n_head=2, d_head=8, d_inner=32, num_labels=1, pad_token_id=0
+    ),
     "XLNet": XLNetConfig(d_model=16, n_layer=2, n_head=2, d_inner=32, initializer_range=0.3, num_labels=1, **SPECIAL),
 }
 

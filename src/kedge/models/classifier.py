@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from kedge.errors import ModelError
 from kedge.models.packing.probe import Findings, trial_rows
 from kedge.models.packing.rows import TokenRows
-from kedge.models.pretrained import loading_reason, rope_switch
+from kedge.models.pretrained import loading_reason, num_embeddings, rope_switch
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["BATCHINGS", "Batching", "classify", "find_batching"]
@@ -67,8 +67,9 @@ def find_batching(
     """
     kind, findings = type(classifier).__name__, Findings(classifier, ranks)
 
+    rows = trial_rows(classifier, ending=_ending(classifier))
+
     def error(score: Callable[[TokenRows], Tensor]) -> float:
-        rows = trial_rows(classifier, ending=_ending(classifier))
         expected, again = (_each_alone(classifier, rows) for _ in range(2))
         if _error(again, expected) > TOLERANCE:
             raise ModelError(f"reward model {kind} gives equal texts different scores; use another architecture")
@@ -85,11 +86,9 @@ def find_batching(
 
 def _ending(classifier: PreTrainedModel) -> int | None:
     """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
-    config, num_tokens = (
-        classifier.config.get_text_config(),
-        len(cast(Tensor, classifier.get_input_embeddings().weight)),
-    )
-    ends = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
+    config, num_tokens = classifier.config.get_text_config(), num_embeddings(classifier)
+    named = getattr(config, "eos_token_id", None)  # some encoders' configurations lack the field
+    ends = named if isinstance(named, (list, tuple)) else [named]
     return next((end for end in ends if type(end) is int and 0 <= end < num_tokens), None)
 
 

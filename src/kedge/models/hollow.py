@@ -41,6 +41,7 @@ from kedge.models.pretrained import (
     fuse_activations,
     load_config,
     loading_reason,
+    num_embeddings,
     quiet_transformers,
 )
 from kedge.models.quantized import BaseDtype, hold_bases, quantize
@@ -234,8 +235,7 @@ def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    size = len(cast(Tensor, model.get_input_embeddings().weight))
-    return cast(PreTrainedTokenizerBase, _AllTokens(size))
+    return cast(PreTrainedTokenizerBase, _AllTokens(num_embeddings(model)))
 
 
 def _choose_packing(model: LanguageModel | ScalarModel) -> None:

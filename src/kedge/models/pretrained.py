@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ __all__ = [
     "load_pretrained",
     "loading_reason",
     "model_width",
+    "num_embeddings",
     "rope_switch",
     "take_settings",
 ]
@@ -297,16 +298,27 @@ def rope_switch(model: PreTrainedModel) -> int | None:
     return min(map(int, switches), default=None)
 
 
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Number of tokens that a model has an embedding for.
+
+    Raises:
+        ModelError: It has no embedding of tokens.
+    """
+    # A wrapper, such as that of BART's decoder, does not name the embedding of what it wraps.
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            with suppress(NotImplementedError, AttributeError):
+                return len(cast(Tensor, part.get_input_embeddings().weight))
+    raise ModelError(f"{type(model).__name__} has no embedding of tokens; use another architecture")
+
+
 def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other mismatch.
 
     Raises:
         ModelError: The model has no token embedding, too few for the tokenizer, or is too small for a trial pass.
     """
-    try:
-        rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
-    except (NotImplementedError, AttributeError) as error:
-        raise ModelError(f"{type(model).__name__} has no embedding of tokens; use another architecture") from error
+    rows = num_embeddings(model)
     length = context_length(model)
     if rows < MIN_TOKENS or (length is not None and length < MIN_TOKENS):
         raise ModelError(

@@ -111,7 +111,8 @@ class PaddedDecoder:
         can_drop_rows: bool = True,
     ) -> None:
         self._model, self._takes_positions, self.can_drop_rows = model, takes_positions, can_drop_rows
-        self._cache_name, self._cache = cache_name_of(model), None
+        self._cache_name = cache_name_of(model)
+        self._cache: Any = None
         device = next(model.parameters()).device
         ids, mask = pad_left(prompts, pad_id)
         self._mask = mask.to(device)

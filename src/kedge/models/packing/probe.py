@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from kedge.errors import ModelError
 from kedge.memory import is_out_of_memory
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
-from kedge.models.pretrained import context_length, loading_reason, quiet_transformers
+from kedge.models.pretrained import context_length, loading_reason, num_embeddings, quiet_transformers
 from kedge.ranks import ALONE, Ranks
 
 __all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
@@ -185,8 +185,7 @@ def trial_rows(model: PreTrainedModel, *, longest: int = LONGEST, ending: int | 
     longest = min(longest, context_length(model) or longest)
     lengths = (longest, *[max(3, 2 * longest // 3)] * 2, max(3, longest // 2))
     pad_id = getattr(config, "pad_token_id", None)
-    num_tokens = len(cast(Tensor, model.get_input_embeddings().weight))
-    tokens = [token for token in range(min(num_tokens, 4096)) if token != pad_id]
+    tokens = [token for token in range(min(num_embeddings(model), 4096)) if token != pad_id]
     ids = [tokens[(37 * place + 5) % len(tokens)] for place in range(sum(lengths))]
     rows = TokenRows(torch.tensor(ids, device=model.device), lengths)
     if ending is not None:
