@@ -115,7 +115,7 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in STAGES.keys() - {"control"}:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
-    played = SimpleNamespace(policy=lambda: SimpleNamespace(act=lambda observation: 0))
+    played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
     monkeypatch.setattr(kedge.pipelines.control, "run_control", lambda config, **_: played)
     monkeypatch.setattr(kedge.api, "run_sweep", lambda *_, **__: None)
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
@@ -309,6 +309,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     # With rollout.max_staleness=1.
     elsewhere |= {"policy/sampler_truncated", "time/waiting_for_rollout", "time/rollout_waiting"}
     elsewhere |= {"time/publish", "time/publish_write"}
+    # With ppo.policy_loss=kl_penalty_adaptive.
+    elsewhere |= {"policy/surrogate_kl_coef"}
     # With a reward model and runtime.frozen_dtype=int8.
     elsewhere |= {"reward/rounding_error"}
     assert found | elsewhere == documented("PPO")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kedge.config import check_stage, config_from_settings
+from kedge.errors import ConfigError
+from kedge.importing import find_named
 from kedge.runs.callbacks import Callback
 from kedge.runs.run import Resume
 
@@ -42,6 +44,9 @@ def control(
     Raises:
         KedgeError: An invalid input; one line.
     """
+    for name, value in (("env", env), ("network", network)):
+        if not (value is None or isinstance(value, str) or callable(value)):
+            raise ConfigError(f"{name}={value!r} is no function; expected a name, or a function that makes one")
     named = {"control.env": env, "control.network": network, "out": None if out is None else os.fspath(out)}
     texts = {
         name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value
@@ -55,19 +60,22 @@ def control(
     return run_control(config, given=Given(**functions), resume=Resume() if resume else None, callback=on_update)
 
 
-def load_control_policy(folder: str | os.PathLike[str], *, network: Callable[..., Any] | None = None) -> ControlPolicy:
+def load_control_policy(
+    folder: str | os.PathLike[str], *, network: str | Callable[..., Any] | None = None
+) -> ControlPolicy:
     """The policy of a control run, to act with: `action = policy.act(observation)`.
 
     Args:
         folder: The run's `model/`, or a checkpoint's.
-        network: The function that made its layers, if it has a network of its own.
+        network: The function that made its layers, itself or as `file.py:name`, if it has a network of its own.
 
     Raises:
         ModelError: Not the folder of such a policy, or damaged.
     """
     from kedge.gym.saving import load_control_policy as load
 
-    return load(os.fspath(folder), network=network)
+    make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
+    return load(os.fspath(folder), network=make)
 
 
 def _name(function: object) -> str:

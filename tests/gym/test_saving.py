@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.errors import ModelError
+from kedge.errors import EnvError, ModelError
 from kedge.gym import (
     ControlActorCritic,
     Normalization,
@@ -120,3 +120,34 @@ def places(described: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]
         yield (*before, key)
         if isinstance(value, dict) and key != "environment":
             yield from places(value, *before, key)
+
+
+def test_a_vector_of_bytes_is_read_as_in_training(tmp_path: Path) -> None:
+    """Bytes that are no image are numbers like others: standardized."""
+    spaces = Spaces((8,), None, "discrete", (3,), (), (0,))
+    policy, normalization = ControlActorCritic(spaces, seed=1), Normalization(8)
+    normalization.observation_moments.update(np.random.default_rng(0).integers(0, 255, (50, 8)))
+    save_control_policy(tmp_path / "policy", policy, normalization, environment={}, card="")
+    loaded = load_control_policy(tmp_path / "policy")
+    rows = np.random.default_rng(1).integers(0, 255, (40, 8)).astype(np.uint8)
+    moments = normalization.observation_moments
+    scaled = np.clip((rows - moments.mean) / np.sqrt(moments.variance + 1e-8), -10, 10).astype(np.float32)
+    expected = policy.distribution(torch.from_numpy(scaled)).mode().flatten().tolist()
+    assert [int(loaded.act(row)) for row in rows] == expected
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (np.zeros(4), r"an observation of shape \(4,\); expected one of shape \(3,\)"),
+        (np.zeros((2, 3)), r"an observation of shape \(2, 3\)"),
+        ({"a": 1}, "an observation of dict; .*FlattenObservation"),
+        (np.array([0, np.nan, 0]), "numbers that are not finite"),
+    ],
+    ids=["shorter", "batch", "dictionary", "nan"],
+)
+def test_what_is_no_observation_is_one_line(tmp_path: Path, observation: Any, message: str) -> None:
+    saved(tmp_path / "policy")
+    with pytest.raises(EnvError, match=message):
+        load_control_policy(tmp_path / "policy").act(observation)

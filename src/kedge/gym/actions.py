@@ -47,7 +47,14 @@ class ActionHead:
 
     def __post_init__(self) -> None:
         if self.is_squashed and not self.spaces.is_bounded:
-            raise ConfigError("action_bounds=squash needs finite bounds, and the environment's actions have none")
+            raise ConfigError(
+                "control.action_bounds=squash needs finite bounds of every number of an action, and the environment's "
+                f"are {self.spaces.action_low} to {self.spaces.action_high}"
+            )
+        if self.bounds == "squash" and not self.is_continuous:
+            raise ConfigError(
+                f"control.action_bounds=squash is for numbers; these actions are {self.spaces.action_kind}"
+            )
 
     @property
     def is_continuous(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.gym.spaces import Spaces
 
-__all__ = ["Environments", "Record", "observation_buffer"]
+__all__ = ["Environments", "Record", "checked_observation", "observation_buffer"]
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +90,19 @@ class Environments(Protocol):
     def close(self) -> None:
         """Free what the environments hold."""
         ...
+
+
+def checked_observation(observation: Any, spaces: Spaces) -> Any:
+    """An observation that is what the space says: numpy would repeat a smaller one, and cut fractions to bytes.
+
+    Raises:
+        ValueError: It has another shape, or an image other numbers than bytes.
+    """
+    if np.shape(observation) != spaces.observation_shape:
+        raise ValueError(f"an observation of shape {np.shape(observation)}")
+    if spaces.is_image and np.asarray(observation).dtype != np.uint8:
+        raise ValueError(f"an image of {np.asarray(observation).dtype}, and its space is of bytes (uint8)")
+    return observation
 
 
 def observation_buffer(spaces: Spaces, *leading: int) -> Array:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kedge.errors import EnvError
 from kedge.texts import error_text
 
-READERS = {str(Path(__file__).with_name(name)) for name in ("in_process.py", "vectorized.py")}
+READERS = {str(Path(__file__).with_name(name)) for name in ("environments.py", "in_process.py", "vectorized.py")}
 """The files that read what an environment returned."""
 
 __all__ = ["failure_of", "place_of"]

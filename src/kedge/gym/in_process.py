@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from kedge.gym.environments import Record, observation_buffer
+from kedge.gym.environments import Record, checked_observation, observation_buffer
 from kedge.gym.failures import failure_of
 from kedge.gym.replay import EpisodeLog, fingerprint
 from kedge.gym.spaces import Spaces
@@ -50,10 +50,8 @@ class InProcessEnvironments:
         shape = self.spaces.observation_shape
         try:
             observation, _ = self._environments[number].reset(seed=seed)
-            if np.shape(observation) != shape:  # numpy would repeat a smaller one
-                raise ValueError(f"an observation of shape {np.shape(observation)}")
-            self._shaped[number] = observation
-        except Exception as error:  # of the user's code
+            self._shaped[number] = checked_observation(observation, self.spaces)
+        except (Exception, SystemExit) as error:  # of the user's code
             raise failure_of(self.name, "reset", error, shape) from error
 
     def _take(self, number: int, action: Any) -> tuple[float, bool, bool]:
@@ -61,11 +59,9 @@ class InProcessEnvironments:
         shape = self.spaces.observation_shape
         try:
             observation, reward, terminated, truncated, _ = self._environments[number].step(action)
-            if np.shape(observation) != shape:
-                raise ValueError(f"an observation of shape {np.shape(observation)}")
-            self._shaped[number] = observation
+            self._shaped[number] = checked_observation(observation, self.spaces)
             return float(reward), bool(terminated), bool(truncated)
-        except Exception as error:  # of the user's code
+        except (Exception, SystemExit) as error:  # of the user's code
             raise failure_of(self.name, "step", error, shape) from error
 
     def step(self, actions: Any, step: int, record: Record) -> None:

@@ -8,7 +8,8 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import gymnasium
@@ -19,11 +20,11 @@ from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStac
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
 from kedge.errors import ConfigError, KedgeError
-from kedge.gym.environments import Environments
+from kedge.gym.environments import Environments, checked_observation
 from kedge.gym.failures import place_of
 from kedge.gym.in_process import InProcessEnvironments
 from kedge.gym.pool import envpool_maker
-from kedge.gym.spaces import spaces_of
+from kedge.gym.spaces import Spaces, spaces_of
 from kedge.gym.vectorized import VectorizedEnvironments
 from kedge.importing import find_named
 from kedge.texts import error_text, names_function
@@ -89,6 +90,13 @@ class EnvironmentSpec:
         """For messages."""
         return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
 
+    @cached_property
+    def function(self) -> Callable[..., Any] | None:
+        """The function that makes it; its file runs once. None if the source is an id."""
+        if not isinstance(self.source, str):
+            return self.source
+        return find_named(self.source, word="environment", error=ConfigError) if names_function(self.source) else None
+
 
 def make_environments(
     source: EnvironmentSource | EnvironmentSpec,
@@ -116,7 +124,7 @@ def make_environments(
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, **options)
     if vectorization == "envpool":
         make = envpool_maker(spec.source, num_envs, spec.settings, spec.max_episode_steps)
-        return _vectorized(make(seed), spec, seed, lambda begin: _flattened(make(begin)))
+        return _vectorized(make(seed), spec, seed, lambda begin: _flattened(make(begin), spec.name))
     first = _made(spec, num_envs=num_envs)
     if isinstance(first, VectorEnv):
         if first.num_envs != num_envs:
@@ -127,7 +135,9 @@ def make_environments(
     if vectorization == "async":
         first.close()
         parent = os.getpid()
-        makers = [lambda: _in_worker(spec, parent)] * num_envs
+        alone = replace(spec)  # a worker runs the file of a function for itself
+        spaces = spaces_of(first.observation_space, first.action_space, name=spec.name)
+        makers = [lambda: _in_worker(alone, spaces, parent)] * num_envs
         return _vectorized(AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), spec, seed)
     others = [make_environment(spec) for _ in range(num_envs - 1)]
     spaces = spaces_of(first.observation_space, first.action_space, name=spec.name)
@@ -140,21 +150,44 @@ def _vectorized(
     seed: int,
     make: Callable[[int], VectorEnv[Any, Any, Any]] | None = None,
 ) -> VectorizedEnvironments:
-    vector = _flattened(vector)
+    vector = _flattened(vector, spec.name)
     spaces = spaces_of(vector.single_observation_space, vector.single_action_space, name=spec.name)
     return VectorizedEnvironments(vector, spaces, seed=seed, name=spec.name, make=make)
 
 
-def _flattened(vector: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    return vector if isinstance(vector.single_observation_space, Box) else FlattenVectorObservation(vector)
+def _flattened(vector: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, Any, Any]:
+    if isinstance(vector.single_observation_space, Box):
+        return vector
+    if vector.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
+        raise ConfigError(
+            f"environment {name!r}: Gymnasium flattens the observations of a vector environment only with "
+            "autoreset_mode=DISABLED or NEXT_STEP, and this one has SAME_STEP; change it, or let it give a Box"
+        )
+    return FlattenVectorObservation(vector)
 
 
-def _in_worker(spec: EnvironmentSpec, parent: int) -> gymnasium.Env[Any, Any]:
+class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment in a process of its own: numpy would make what it gives fit the shared memory."""
+
+    def __init__(self, environment: gymnasium.Env[Any, Any], spaces: Spaces) -> None:
+        super().__init__(environment)
+        self._spaces = spaces
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        return checked_observation(observation, self._spaces), info
+
+    def step(self, action: Any) -> Any:
+        observation, *others = self.env.step(action)
+        return checked_observation(observation, self._spaces), *others
+
+
+def _in_worker(spec: EnvironmentSpec, spaces: Spaces, parent: int) -> gymnasium.Env[Any, Any]:
     """An environment in a process of its own. Ctrl-C is the trainer's to handle: it still needs the workers."""
     if os.getpid() != parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the trainer's handler, which a fork inherits
-    return make_environment(spec)
+    return _Checked(make_environment(spec), spaces)
 
 
 def make_environment(spec: EnvironmentSpec, *, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -182,6 +215,8 @@ def _made(
     except gymnasium_errors.DependencyNotInstalled as error:
         raise ConfigError(f"environment {spec.name!r}: {error}") from error
     except ModuleNotFoundError as error:
+        if error.name is None:  # Gymnasium's own, of `module:Id`
+            raise ConfigError(f"environment {spec.name!r}: {error_text(error)}") from error
         raise ConfigError(
             f"environment {spec.name!r} needs the package {error.name!r}, which is not installed; "
             "pip install 'kedge[control]' has those of MuJoCo"
@@ -190,7 +225,7 @@ def _made(
         raise ConfigError(f"environment {spec.name!r}: {error}{_nearest(spec.name)}") from error
     except KedgeError:
         raise
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         with_what = f" with {settings}" if settings else ""
         reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
         raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason}") from error
@@ -208,22 +243,37 @@ def _made(
 
 def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int) -> Any:
     """What the name or the function makes, with the limit of steps."""
-    source, limit = spec.source, spec.max_episode_steps
-    if isinstance(source, str) and not names_function(source):
-        # The checker looks at every step, to warn about the environment's own code.
-        options = {"disable_env_checker": True, **({} if limit is None else {"max_episode_steps": limit}), **settings}
-        if not source.startswith("ALE/"):
-            _watch_mujoco(source)
-            return gymnasium.make(source, **options)
-        _register_atari(source)
-        if spec.atari is None:
-            return gymnasium.make(source, **options)
-        return _with_frames(gymnasium.make(source, **{**options, "frameskip": 1}), spec.atari)
-    function = find_named(source, word="environment", error=ConfigError) if isinstance(source, str) else source
-    if not isinstance(function, type) and "num_envs" in inspect.signature(function).parameters:
-        settings = {"num_envs": num_envs, **settings}
-    made = function(**settings)
-    return made if limit is None or isinstance(made, VectorEnv) else TimeLimit(made, limit)
+    source, limit, function = spec.source, spec.max_episode_steps, spec.function
+    if function is not None:
+        if not isinstance(function, type) and "num_envs" in inspect.signature(function).parameters:
+            settings = {"num_envs": num_envs, **settings}
+        made = function(**settings)
+        if limit is not None and isinstance(made, VectorEnv):
+            raise ConfigError(
+                f"environment {spec.name!r} is a vector environment, whose episodes max_episode_steps cannot cut; "
+                "limit them where it is made"
+            )
+        return made if limit is None else TimeLimit(made, limit)
+    assert isinstance(source, str)
+    # The checker looks at every step, to warn about the environment's own code.
+    options = {"disable_env_checker": True, **settings}
+    if spec.atari is not None and source.rpartition(":")[-1].startswith("ALE/"):
+        game = _with_frames(_atari_game(source, options), spec.atari)
+        return game if limit is None else TimeLimit(game, limit)  # in steps, of several frames each
+    if limit is not None:
+        options["max_episode_steps"] = limit
+    _watch_mujoco(source)
+    return gymnasium.make(source, **options)
+
+
+def _atari_game(name: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """A game frame by frame, as Gymnasium's wrapper of its frames needs it."""
+    for option, instead in (("frameskip", "control.frame_skip"), ("obs_type", None)):
+        if option in options:
+            use = f"use {instead}" if instead else "leave it out: kedge sees games by their frames"
+            raise ConfigError(f"environment {name!r}: env_options.{option} is not supported; {use}")
+    _register_atari(name)
+    return gymnasium.make(name, **options, frameskip=1)
 
 
 def _watch_mujoco(name: str) -> None:

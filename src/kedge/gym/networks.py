@@ -15,7 +15,9 @@ from torch.nn import functional
 from kedge.errors import ConfigError
 from kedge.gym.actions import ActionBounds, ActionHead
 from kedge.gym.distributions import Distribution
+from kedge.gym.failures import place_of
 from kedge.gym.spaces import Spaces
+from kedge.texts import error_text
 
 __all__ = ["Activation", "ControlActorCritic", "FeatureNetwork"]
 
@@ -163,7 +165,7 @@ class ControlActorCritic(nn.Module):
 
         def trunk() -> nn.Module:
             if network is not None:
-                return network(spaces)
+                return _custom(network, spaces)
             if spaces.is_image:
                 return NatureLayers(spaces, hidden_sizes, activation)
             return DenseLayers(spaces.observation_size, hidden_sizes, activation)
@@ -174,6 +176,11 @@ class ControlActorCritic(nn.Module):
             self.policy_trunk = trunk()
             self.value_trunk = None if share_trunk else trunk()
             num_features = _num_features(self.policy_trunk, spaces)
+            if self.value_trunk is not None and _share_weights(self.policy_trunk, self.value_trunk):
+                raise ConfigError(
+                    "control.network gave the same module for the policy and for the critic; make a new one in each "
+                    "call, or set control.critic=shared"
+                )
             self.memory = _lstm(num_features, memory_size) if memory_size else None
             num_features = memory_size or num_features
             self.policy_output = _linear(num_features, spaces.num_outputs, POLICY_GAIN)
@@ -257,20 +264,41 @@ def _lstm(num_inputs: int, num_outputs: int) -> nn.LSTM:
     return lstm
 
 
+def _custom(network: FeatureNetwork, spaces: Spaces) -> nn.Module:
+    try:
+        return network(spaces)
+    except Exception as error:  # of the user's code
+        reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
+        raise ConfigError(f"control.network cannot be made from the environment's spaces: {reason}") from error
+
+
+def _share_weights(one: nn.Module, other: nn.Module) -> bool:
+    return not {id(each) for each in one.parameters()}.isdisjoint(id(each) for each in other.parameters())
+
+
 @torch.no_grad()
 def _num_features(trunk: nn.Module, spaces: Spaces) -> int:
-    """Found by a trial on an observation of zeros."""
+    """Found by a trial, which also shows whether features depend on chance or on other observations."""
     if isinstance(trunk, (DenseLayers, NatureLayers)):
         return trunk.num_features
     if not isinstance(trunk, nn.Module):
         raise ConfigError(f"the network's function returned {trunk!r}; expected a torch module")
     kind = torch.uint8 if spaces.is_image else torch.float32
     shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
+    observations = torch.rand(2, *shape).mul(255 if spaces.is_image else 2).to(kind)
     try:
-        features = trunk(torch.zeros((2, *shape), dtype=kind))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the network cannot read observations [n, {', '.join(map(str, shape))}]: {error}") from error
+        features, alone = trunk(observations), [trunk(each[None]) for each in observations]
+    except Exception as error:  # of the user's code
+        reason = f"{type(error).__name__}: {error_text(error)}"
+        raise ConfigError(
+            f"control.network cannot read one and two observations [n, {', '.join(map(str, shape))}]: {reason}"
+        ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(f"the network returned {found} for two observations; expected features [2, f]")
+        raise ConfigError(f"control.network returned {found} for two observations; expected features [2, f]")
+    if not torch.allclose(features, torch.cat(alone), rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            "control.network gives an observation other features each time, or with other observations beside it "
+            "(dropout, batch normalization), so that PPO's ratios would not be 1; use layers without"
+        )
     return features.shape[1]

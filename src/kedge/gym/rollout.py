@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.errors import NumericsError
+from kedge.errors import EnvError, NumericsError
 from kedge.gym.acting import acting_function
 from kedge.gym.environments import Environments, Record, observation_buffer
 from kedge.gym.memory import Memory, MemoryRecord, blank_where
@@ -78,6 +78,7 @@ def collect_steps(
 
     Raises:
         NumericsError: A reward or an observation is NaN or infinite.
+        EnvError: No step was one in which an action was taken.
     """
     spaces, num_envs = environments.spaces, environments.num_envs
     record = Record.empty(num_steps, num_envs)
@@ -111,13 +112,21 @@ def collect_steps(
 
 def _check_finite(environments: Environments, seen: np.ndarray, record: Record) -> None:
     """Say what an environment did wrong before it shows as a loss that is not finite."""
-    for what, numbers in (("a reward", record.rewards), ("an observation", seen)):
+    last = environments.observations[None]
+    ends = [("an observation", each[None, None], key) for key, each in record.final.items()]
+    tables = [("a reward", record.rewards, (0, 0)), ("an observation", seen, (0, 0))]
+    for what, numbers, (first, env) in (*tables, ("an observation", last, (len(seen), 0)), *ends):
         if numbers.dtype != np.uint8 and not np.isfinite(numbers).all():
-            step, env = np.argwhere(~np.isfinite(numbers))[0][:2].tolist()
+            place = np.argwhere(~np.isfinite(numbers))[0].tolist()
             raise NumericsError(
-                f"environment {environments.name!r} gave {what} that is not finite, in step {step + 1} of the "
-                f"rollout (environment {env + 1} of {environments.num_envs})"
+                f"environment {environments.name!r} gave {what} that is not finite, in step {first + place[0] + 1} of "
+                f"the rollout (environment {env + place[1] + 1} of {environments.num_envs})"
             )
+    if not record.valid.any():
+        raise EnvError(
+            f"environment {environments.name!r} only began episodes in this rollout, which leaves nothing to learn "
+            "from; set control.num_steps to at least 2"
+        )
 
 
 @torch.inference_mode()

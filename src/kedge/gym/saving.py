@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kedge.durable import replaced_folder
-from kedge.errors import ModelError
+from kedge.errors import ConfigError, EnvError, ModelError
 from kedge.gym.acting import acting_function
+from kedge.gym.environments import checked_observation, observation_buffer
 from kedge.gym.networks import ControlActorCritic, FeatureNetwork
 from kedge.gym.normalization import Normalization
 from kedge.gym.spaces import Spaces
@@ -59,14 +60,32 @@ class ControlPolicy:
         Args:
             observation: As the environment gives it; one that is not a `Box`, flattened by Gymnasium's wrapper.
             deterministic: The most probable action, else a drawn one.
+
+        Raises:
+            EnvError: The observation has another shape, or a number that is not finite.
         """
-        spaces, policy = self.policy.spaces, self.policy
-        shape = spaces.observation_shape if spaces.is_image else (spaces.observation_size,)
-        row = np.array(observation).reshape(1, *shape)
+        policy, row = self.policy, self._row(observation)
         outputs, self._memory = acting_function(policy, 1)(self.normalization.normalize(row), self._memory)
         if not deterministic:
             outputs = outputs + policy.draw_noise(1, 1, self._generator)[0].numpy()
         return policy.head.executed(policy.head.choose(outputs))[0]
+
+    def _row(self, observation: Any) -> Any:
+        """An observation as rollouts hold it: only images stay bytes."""
+        spaces = self.policy.spaces
+        if np.shape(observation) not in {spaces.observation_shape, (spaces.observation_size,)}:
+            found = type(observation).__name__ if isinstance(observation, dict) else f"shape {np.shape(observation)}"
+            raise EnvError(
+                f"an observation of {found}; expected one of shape {spaces.observation_shape}, flattened by "
+                "gymnasium.wrappers.FlattenObservation if the environment's are not a Box"
+            )
+        row = observation_buffer(spaces, 1)
+        row.reshape(spaces.observation_shape)[...] = checked_observation(
+            np.reshape(observation, spaces.observation_shape), spaces
+        )
+        if not np.isfinite(row).all():
+            raise EnvError("an observation with numbers that are not finite")
+        return row
 
 
 def save_control_policy(
@@ -132,8 +151,10 @@ def load_control_policy(folder: str | Path, *, network: FeatureNetwork | None = 
         loaded = ControlPolicy(policy.eval(), normalization, described["environment"], seed)
     except ModelError:
         raise
+    except ConfigError as error:
+        raise ModelError(f"{folder}: {error}") from error
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, LookupError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"{folder}: not a control policy that can be loaded: {reason}") from error
     if not all(weight.isfinite().all() for weight in policy.parameters()):
         raise ModelError(f"{folder / WEIGHTS_FILE}: the policy contains NaN or infinity")

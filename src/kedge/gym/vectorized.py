@@ -181,7 +181,7 @@ class VectorizedEnvironments:
         except (EOFError, ConnectionError) as error:
             self._abandon()
             raise EnvError(f"environment {self.name!r}: one of its processes ended unexpectedly") from error
-        except Exception as error:  # of the user's code
+        except (Exception, SystemExit) as error:  # of the user's code
             raise failure_of(self.name, call, error, self._shaped.shape) from error
 
     def _abandon(self) -> None:

@@ -56,7 +56,9 @@ class Coefficients:
 
     def metrics(self) -> dict[str, float]:
         """The coefficients of the current update."""
-        return {"objective/kl_coef": self.kl_coef, "objective/entropy_coef": self.entropy_coef}
+        adapting = self.controllers.surrogate_kl_target is not None
+        surrogate = {"policy/surrogate_kl_coef": self.surrogate_kl_coef} if adapting else {}
+        return {"objective/kl_coef": self.kl_coef, "objective/entropy_coef": self.entropy_coef, **surrogate}
 
     def adapt(self, metrics: Mapping[str, float], *, num_responses: int) -> None:
         """Adapt the coefficients for the next update, from the metrics of this one, which trained the policy.

@@ -83,6 +83,8 @@ def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.02}).surrogate_kl_coef == 2.0
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.005}).surrogate_kl_coef == 0.5
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.012}).surrogate_kl_coef == 1.0
+    assert coefficients.metrics()["policy/surrogate_kl_coef"] == coefficients.surrogate_kl_coef
+    assert "policy/surrogate_kl_coef" not in start(policy_loss="kl_penalty_fixed").metrics()
 
 
 def test_the_kl_coefficient_is_paid_in_one_place_only():

@@ -33,8 +33,8 @@ class Evaluations:
         if every is None or (update % every and update != last):
             return {}
         seed = stream_seed(self.config.runtime.seed, "evaluation")
-        num_envs = min(settings.eval_episodes, settings.environment.num_envs)
-        environments = make_run_environments(self.config, self.parts.given, num_envs, seed)
+        # As many as in training, also for fewer episodes: a function may make a fixed number.
+        environments = make_run_environments(self.config, self.parts.spec, settings.environment.num_envs, seed)
         try:
             played = play_episodes(
                 environments, self.parts.policy, self.parts.normalization, num_episodes=settings.eval_episodes

@@ -29,7 +29,7 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Given", "Parts", "environment_spec", "load_parts", "make_run_environments"]
+__all__ = ["Given", "Parts", "load_parts", "make_run_environments"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Parts:
         optimizer: Of policy and critic.
         coefficients: Of the entropy bonus and the KL penalty.
         compiled: PPO's update as a graph; None if it is not compiled.
-        given: Functions from Python.
+        spec: How further environments of the kind are made.
     """
 
     environments: Environments
@@ -73,7 +73,7 @@ class Parts:
     optimizer: Optimizer
     coefficients: Coefficients
     compiled: CompiledUpdate[ControlExperience] | None
-    given: Given
+    spec: EnvironmentSpec
 
     @property
     def policy(self) -> ControlActorCritic:
@@ -120,7 +120,8 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
     settings, seed = config.control, config.runtime.seed
     if config.runtime.num_threads is None and run.device.type == "cpu":
         torch.set_num_threads(1)  # small networks: another thread only costs
-    environments = make_run_environments(config, given, settings.environment.num_envs, stream_seed(seed, "episodes"))
+    spec = environment_spec(config, given)
+    environments = make_run_environments(config, spec, settings.environment.num_envs, stream_seed(seed, "episodes"))
     spaces, use, networks = environments.spaces, settings.environment, settings.networks
     policy = ControlActorCritic(
         spaces,
@@ -152,12 +153,11 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
     episodes, coefficients = Episodes(use.num_envs), coefficients_of(config)
     learner, memory = ControlLearner(policy, run.micro_batch_tokens), Memory(policy, use.num_envs)
     compiled = compiled_update(config, learner, optimizer)
-    return Parts(environments, learner, normalization, memory, episodes, optimizer, coefficients, compiled, given)
+    return Parts(environments, learner, normalization, memory, episodes, optimizer, coefficients, compiled, spec)
 
 
-def make_run_environments(config: Config, given: Given, num_envs: int, seed: int) -> Environments:
+def make_run_environments(config: Config, spec: EnvironmentSpec, num_envs: int, seed: int) -> Environments:
     """The configured environments, each in the first state of an episode."""
-    spec = environment_spec(config, given)
     return make_environments(spec, num_envs, seed=seed, vectorization=config.control.environment.vectorization)
 
 

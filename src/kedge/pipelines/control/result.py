@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config
-from kedge.gym.saving import load_control_policy, save_control_policy
+from kedge.gym.saving import ControlPolicy, load_control_policy, save_control_policy
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.pipelines.control.parts import Parts
 from kedge.runs.ending import leave_stage_report
@@ -32,7 +32,8 @@ Trained with {name} by kedge. Act with it:
 
     import kedge
 
-    policy = kedge.load_control_policy("path/to/this/folder")
+    policy = kedge.load_control_policy("path/to/this/folder"{network})
+    policy.begin_episode()
     action = policy.act(observation)
 
 {results}
@@ -62,9 +63,13 @@ class ControlResult:
         """The policy's folder; `kedge.load_control_policy` reads it."""
         return self.folder / "model"
 
-    def policy(self) -> Any:
-        """The trained policy, to act with."""
-        return load_control_policy(self.model)
+    def policy(self, *, network: Callable[..., Any] | None = None) -> ControlPolicy:
+        """The trained policy, to act with.
+
+        Args:
+            network: The function that made its layers, if it has a network of its own.
+        """
+        return load_control_policy(self.model, network=network)
 
 
 def save_result(
@@ -102,6 +107,7 @@ def _save(config: Config, parts: Parts, folder: Path, metrics: Sequence[Mapping[
         algorithm=config.control.loop.algorithm,
         environment=markdown(parts.environments.name),
         name="TRPO" if is_trpo else "PPO",
+        network=", network=make" if parts.policy.has_custom_network else "",
         results=_results(metrics),
         recipe=recipe_of(config),
     )

@@ -9,7 +9,7 @@ from kedge.errors import ConfigError, EnvError
 from kedge.gym.evaluate import Recording, record_episode, save_animation
 from kedge.gym.saving import ControlPolicy
 from kedge.output import VIDEO_FILE
-from kedge.pipelines.control.parts import Parts, environment_spec
+from kedge.pipelines.control.parts import Parts
 from kedge.training.runtime import stream_seed
 
 __all__ = ["check_video", "record_video"]
@@ -42,5 +42,5 @@ def record_video(config: Config, parts: Parts, folder: Path) -> None:
 
 def _record(config: Config, parts: Parts, *, most_steps: int) -> Recording:
     seed = stream_seed(config.runtime.seed, "video") % 2**31
-    policy, spec = ControlPolicy(parts.policy, parts.normalization), environment_spec(config, parts.given)
-    return record_episode(spec, policy, seed=seed, max_steps=most_steps, every=2)
+    policy = ControlPolicy(parts.policy, parts.normalization)
+    return record_episode(parts.spec, policy, seed=seed, max_steps=most_steps, every=2)

@@ -18,7 +18,7 @@ class EnvironmentConfig(Group):
         source="kedge: no environment is assumed",
         text="an id or file.py:name",
     )
-    env_options: dict[str, bool | int | float | str] = field(
+    env_options: dict[str, bool | int | float | str | list[bool | int | float | str]] = field(
         {},
         meaning="Arguments of the environment, e.g. {ctrl_cost_weight: 0.1}.",
         source="kedge: the environment's own defaults",
@@ -41,7 +41,8 @@ class EnvironmentConfig(Group):
     max_episode_steps: int | None = field(
         None,
         ge=1,
-        meaning="Steps after which an episode is cut; null: the environment's own limit.",
+        meaning="Steps after which an episode is cut, each of control.frame_skip frames on Atari; null: the "
+        "environment's own limit.",
         source="kedge: the environment's own",
         too_high="an agent that is stuck fills the batch",
         too_low="the critic's estimate replaces most of every return",
