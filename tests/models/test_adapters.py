@@ -101,6 +101,9 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
         (lambda folder: edit(folder, r=8), "does it belong to"),
         (lambda folder: edit(folder, r="8"), "does it belong to"),
         (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is an adapter, too; merge that first"),
+        (lambda folder: edit(folder, alora_invocation_tokens=[5, 6]), "alora_invocation_tokens is set"),
+        (lambda folder: edit(folder, layer_replication=[[0, 2]]), "layer_replication is set"),
+        (lambda folder: edit(folder, of_a_later_release=True), "of_a_later_release is set"),
         (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json cannot be read"),
         (lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000), "cannot be read"),
         (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"no"), "safetensors cannot be read"),
@@ -125,6 +128,63 @@ def test_what_is_no_adapter_of_the_base_is_refused_in_one_line(
         load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("initialization", ["pissa", "olora"])
+def test_an_adapter_that_changes_its_base_is_merged_and_not_trained_further(
+    base: Path, tmp_path: Path, initialization: str
+) -> None:
+    """PEFT subtracts such an adapter's start from the weights of the base, which other roles share."""
+    torch.manual_seed(3)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=initialization)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight += 0.05
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    merged = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    row = torch.tensor([ROWS[0]])
+    torch.testing.assert_close(merged.causal(input_ids=row).logits, adapted(input_ids=row).logits, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ModelError, match=r"its initialization .* changes the weights of its base"):
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer(), adapter=AdapterSettings())
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_an_adapter_on_the_embedding_is_refused(base: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["embed_tokens"])
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(ModelError, match="an adapter on the embedding or the output layer, which kedge does not merge"):
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"target_modules": ["q_proj", "nope"]}, "the model has no layer 'nope'"),
+        ({"target_modules": ".*("}, r"adapter.target_modules=\.\*\(: "),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "an adapter on the embedding of tokens"),
+        ({"rank": 10_000}, "adapter.rank=10000 is more than any layer's width"),
+    ],
+)
+def test_a_new_adapter_that_cannot_be_meant_is_refused(base: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ModelError, match=line):
+        load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(**settings))
+
+
+def test_modules_trained_whole_are_those_that_peft_finds(base: Path, tmp_path: Path) -> None:
+    """By how their names end: `norm` is every layer's `input_layernorm`, too."""
+    settings = AdapterSettings(target_modules=["q_proj"], modules_to_save=["norm"])
+    model = load_language_model(base, tokenizer=tiny_tokenizer(), adapter=settings)
+    assert model.adapter is not None
+    with torch.no_grad():
+        for weight in model.adapter.weights().values():
+            weight += 0.1
+    (tmp_path / "adapter").mkdir()
+    model.adapter.save(tmp_path / "adapter")
+    plain = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(tmp_path / "adapter")).eval()
+    row = torch.tensor([ROWS[0]])
+    torch.testing.assert_close(model.causal(input_ids=row).logits, plain(input_ids=row).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_trained_copy_of_a_tied_output_layer_is_refused(tmp_path: Path) -> None:

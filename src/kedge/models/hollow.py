@@ -183,10 +183,25 @@ class HollowModels:
         return model
 
 
+class _Hollow(FakeTensorMode):
+    """Tensors without contents, also in products of experts in fp32.
+
+    torch's rule for such a product without contents knows bf16 alone; its kernels take fp32 as well.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype == torch.bfloat16:
+            return super().dispatch(func, types, args, kwargs)
+        with self:
+            product = func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {}))
+            return product.to(args[0].dtype)
+
+
 @contextmanager
 def hollow_models() -> Iterator[HollowModels]:
     """Within this context, models without contents can be built and run."""
-    yield HollowModels(FakeTensorMode(allow_non_fake_inputs=True))
+    yield HollowModels(_Hollow(allow_non_fake_inputs=True))
 
 
 def freeze_hollow(

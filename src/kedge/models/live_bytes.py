@@ -30,6 +30,14 @@ FUNCTIONS = {
 and write."""
 
 
+def _grouped_product(rows: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
+    """FLOPs of a product of experts: each row with one expert's matrix, or the reverse for a matrix's gradient."""
+    return 2 * rows.numel() * table.shape[-1]
+
+
+FORMULAS: dict[Any, Any] = {**flop_registry, torch.ops.aten._grouped_mm: _grouped_product}
+
+
 @dataclass(frozen=True)
 class Work:
     """The work of some operations.
@@ -106,7 +114,7 @@ class LiveBytes(TorchDispatchMode):
                 size += each.nbytes
         if not func.is_view:
             self._calls += 1
-            formula = flop_registry.get(func._overloadpacket)
+            formula = FORMULAS.get(func._overloadpacket)
             if func._overloadpacket in FUNCTIONS:
                 self._functions += size
             elif formula is None:

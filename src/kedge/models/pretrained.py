@@ -229,14 +229,19 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             text = config.get_text_config()
-            num_layers, kernel = int(getattr(text, "num_hidden_layers", 0)), str(config._attn_implementation)
-            int(text.hidden_size)
+            num_layers, kernel = int(getattr(text, "num_hidden_layers", 1)), str(config._attn_implementation)
+            width = int(text.hidden_size)
     except Exception as error:  # untrusted files: every library has its own errors
         raise ModelError(f"model {name!r}: config.json cannot be used: {loading_reason(error)}") from error
     if getattr(text, "attention_type", None) == "block_sparse":
         raise ModelError(
             f"model {name!r}: its block-sparse attention depends on the length of the batch; set attention_type to "
             "original_full in config.json"
+        )
+    if num_layers < 1 or width < 1:
+        raise ModelError(
+            f"model {name!r}: config.json has num_hidden_layers={num_layers} and hidden_size={width}; both must be "
+            "at least 1"
         )
     if num_layers > MAX_LAYERS:
         raise ModelError(f"model {name!r}: config.json has {num_layers:,} layers; at most {MAX_LAYERS:,} are supported")

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
@@ -71,3 +73,13 @@ class AdapterConfig(Section):
         source="PEFT; for new tokens, whose embeddings must be learned",
         text="a list of names",
     )
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "AdapterConfig":
+        """What was set without saying which kind is a mistake; an adapter that was set to none is not."""
+        fields = type(self).model_fields
+        named = self.model_fields_set - {"dropout"}  # which is refused in any case
+        idle = sorted(name for name in named if getattr(self, name) != fields[name].default)
+        if idle and "kind" not in self.model_fields_set:
+            raise ValueError(f"adapter.{idle[0]} has no effect without an adapter; set adapter.kind=lora")
+        return self

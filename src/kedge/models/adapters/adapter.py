@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from kedge.models.adapters.folder import (
 from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 
 __all__ = ["Adapter", "AdapterSettings"]
+
+INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
+"""Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
 
 NAME = "default"
 """The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
@@ -86,6 +90,8 @@ class Adapter:
         whole, self._whole = _whole_weights(model, [*heads, *(self._config.modules_to_save or ())], start)
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
         _inject(self._config, model, whole, described=_description(settings, start))
+        if settings is not None and start is None:
+            _check_targets(settings, model)
         for name in whole:
             _own(model, name)
         if start is not None:
@@ -176,6 +182,11 @@ def _config_of(start: AdapterFolder) -> Any:
             f"{start.folder}: it has biases, and kedge trains LoRA's matrices and whole modules only; merge it "
             "(kedge merge), and start from the whole model"
         )
+    if str(config.init_lora_weights).lower() not in INITIALIZATIONS:
+        raise ModelError(
+            f"{start.folder}: its initialization ({config.init_lora_weights!r}) changes the weights of its base, which "
+            "other roles share; merge it (kedge merge), and start from the whole model"
+        )
     return config
 
 
@@ -185,13 +196,33 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of settings that do not matter here
             import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
-    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+    except (ValueError, TypeError, RuntimeError, KeyError, re.error) as error:
         raise ModelError(f"{described}: {reason_of(error)}") from error
+    if not isinstance(model.get_input_embeddings(), nn.Embedding):
+        raise ModelError(
+            f"{described}: there is an adapter on the embedding of tokens, which kedge does not train; name other "
+            "layers, or train it whole (adapter.modules_to_save) where it is not tied to the output layer"
+        )
     left = dict(model.named_parameters(remove_duplicate=False))
     if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= left.keys():
         raise ModelError(
             "adapter.target_modules has the output layer or a module that is trained whole, which cannot have an "
             "adapter; use auto, or others"
+        )
+
+
+def _check_targets(settings: AdapterSettings, model: nn.Module) -> None:
+    """Every name that was listed is one of a layer, and the rank makes an adapter smaller than its layer."""
+    layers = {name.rpartition(".lora_A")[0] for name, _ in model.named_modules() if name.endswith(".lora_A")}
+    named = [] if isinstance(settings.target_modules, str) else settings.target_modules
+    for target in named:
+        if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
+            raise ModelError(f"adapter.target_modules: the model has no layer {target!r} that can have an adapter")
+    widest = max(max(cast(Tensor, model.get_submodule(layer).weight).shape) for layer in layers)
+    if settings.rank > widest:
+        raise ModelError(
+            f"adapter.rank={settings.rank} is more than any layer's width, at most {widest}; train all weights "
+            "(adapter.kind=none), or use a smaller rank"
         )
 
 
@@ -231,7 +262,7 @@ def _whole_weights(
         found[wanted] = {
             f"{name}.{inner}"
             for name, part in model.named_modules()
-            if name == wanted or name.endswith(f".{wanted}")
+            if name.endswith(wanted)  # as PEFT, which also finds q_norm for norm
             for inner, _ in part.named_parameters()
         }
         if not found[wanted] and start is None:

@@ -42,6 +42,16 @@ __all__ = [
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIFT_FILE, SHIFT = "score_shift.json", "score_shift"
 """PEFT warns of entries in its own file that it does not know."""
+SUPPORTED = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
+    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+}  # fmt: skip
+"""Entries of `adapter_config.json` with which a merged adapter is what PEFT computes. Others, where they are set, make
+another kind of layer, such as one that acts only behind certain tokens."""
+
 PREFIX = "base_model.model."
 """Before the name of a weight in an adapter's file."""
 
@@ -149,6 +159,11 @@ def read_adapter(folder: str | Path) -> AdapterFolder:
         raise ModelError(f"{path} cannot be read; expected a folder saved by PEFT's save_pretrained()") from error
     if kind != "LORA":
         raise ModelError(f"{path}: peft_type is {str(kind)[:40]!r}; kedge supports LORA (also with DoRA or rsLoRA)")
+    if unknown := sorted(name for name, value in settings.items() if value and name not in SUPPORTED):
+        raise ModelError(
+            f"{path}: {unknown[0]} is set, which makes a kind of LoRA that kedge does not support; it supports plain "
+            "LoRA, DoRA and rsLoRA"
+        )
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path is missing; set it to the adapter's base model")
     if not (path.parent / ADAPTER_WEIGHTS).is_file():

@@ -35,6 +35,11 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             "when it merges; merge it with the library that made it, and use the whole model"
         )
     saved = adapter.names
+    if any(".base_layer." in name for name in saved):
+        raise ModelError(
+            f"{adapter.folder}: it has an adapter on the embedding or the output layer, which kedge does not merge; "
+            "merge it by PEFT's merge_and_unload(), and use the whole model"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
@@ -43,7 +48,10 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     except Exception as error:  # untrusted files: PEFT raises whatever its parts do
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
     check_names(adapter, saved, known)
-    merged = adapted.merge_and_unload(safe_merge=False)
+    try:
+        merged = adapted.merge_and_unload(safe_merge=False)
+    except Exception as error:  # PEFT has layers that cannot be merged
+        raise ModelError(f"{adapter.folder} cannot be merged into its base: {reason_of(error)}") from error
     if broken := next((name for name, weight in merged.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"{adapter.folder}: the weights contain NaN or infinity; first: {broken}")
     return merged.requires_grad_(True), adapter.whole

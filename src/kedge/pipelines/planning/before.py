@@ -18,6 +18,7 @@ from kedge.pipelines.planning.this_machine import as_on, this_machine
 from kedge.plan.devices import Device
 from kedge.plan.machine import MachinePlan
 from kedge.plan.machine_report import format_bytes, peak_line
+from kedge.texts import error_text
 
 __all__ = ["plan_before", "plan_chain_before"]
 
@@ -83,7 +84,10 @@ def _plan(config: Config, stage: str, label: str, *, anyway: bool) -> MachinePla
             return plan
     except ConfigError:
         raise
-    except Exception:  # the stage itself says what is wrong with a model or with data; a plan is no reason to stop
+    except KedgeError:  # the stage itself says what is wrong with a model or with data
+        return None
+    except Exception as error:  # of a model's code, run without contents; a plan is no reason to stop
+        say(f"{label}peak memory could not be planned: {type(error).__name__}: {error_text(error)}")
         return None
 
 
