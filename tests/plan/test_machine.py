@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
@@ -162,6 +162,31 @@ def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, A
     with counter:
         run_ppo(config, reward=scores)
     assert planned == pytest.approx(counter.peak, rel=0.05)
+
+
+def test_a_mixture_of_experts_is_planned(tmp_path: Path) -> None:
+    """torch's rule for products of experts without contents knows bf16 alone. Within 15 %: the published target of the
+    closed form's worst.
+    """
+    (tmp_path / "prompts.jsonl").write_text("\n".join(f'{{"prompt": "The boat {number}"}}' for number in range(10, 18)))
+    shape = {"rollout.num_prompts": 8, "rollout.max_new_tokens": 16, "ppo.num_updates": 1}
+    config = ppo_config(tmp_path, **{"data.prompts": [str(tmp_path / "prompts.jsonl")], **shape})
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    experts = MixtralConfig(vocab_size=300, num_key_value_heads=2, num_local_experts=4, **sizes)
+    AutoModelForCausalLM.from_config(experts).save_pretrained(tmp_path / "policy")
+    planned = plan_of(count_ppo(config)).peak.bytes
+    counter = LiveBytes()
+    with counter:
+        run_ppo(config, reward=scores)
+    assert planned == pytest.approx(counter.peak, rel=0.15)
+
+
+def test_flops_of_a_product_of_experts_by_hand() -> None:
+    rows, table = torch.zeros(6, 32), torch.zeros(2, 32, 64)
+    counter = LiveBytes()
+    with counter:
+        nn.functional.grouped_mm(rows.bfloat16(), table.bfloat16(), offs=torch.tensor([2, 6], dtype=torch.int32))
+    assert counter.work.flops == 2 * 6 * 32 * 64
 
 
 def test_no_gradient_is_held_between_updates(tmp_path: Path) -> None:

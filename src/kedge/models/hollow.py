@@ -31,6 +31,7 @@ from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import FrozenDtype, factors_of
 from kedge.models.language import LanguageModel
+from kedge.models.live_bytes import GROUPED_PRODUCT
 from kedge.models.packing.attention import UnsupportedAttention
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision
@@ -191,7 +192,7 @@ class _Hollow(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation."""
-        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype == torch.bfloat16:
+        if getattr(func, "_overloadpacket", func) is not GROUPED_PRODUCT or args[0].dtype == torch.bfloat16:
             return super().dispatch(func, types, args, kwargs)
         with self:
             product = func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {}))

@@ -35,7 +35,9 @@ def _grouped_product(rows: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows.numel() * table.shape[-1]
 
 
-FORMULAS: dict[Any, Any] = {**flop_registry, torch.ops.aten._grouped_mm: _grouped_product}
+GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)
+"""The product of experts; None in a torch that is too old for it."""
+FORMULAS: dict[Any, Any] = {**flop_registry, GROUPED_PRODUCT: _grouped_product}
 
 
 @dataclass(frozen=True)
