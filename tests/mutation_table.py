@@ -762,8 +762,8 @@ MUTATIONS = (
     Mutation(
         "recurrent-state-forgotten",
         "models/packing/decoding.py",
-        "{self._cache_name: self._cache}",
-        "{self._cache_name: None}",
+        "Any] = {self._cache_name: self._cache}",
+        "Any] = {self._cache_name: None}",
         f"{TOKEN_BY_TOKEN}[as it can-mamba]",
     ),
     Mutation(
