@@ -130,6 +130,19 @@ def test_what_is_no_adapter_of_the_base_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_an_adapter_of_another_kind_of_model_is_named(base: Path, tmp_path: Path) -> None:
+    adapt(base, tmp_path / "language")
+    adapt(base, tmp_path / "reward", scalar=True)
+    with pytest.raises(
+        ModelError, match="reward' is the adapter of a reward model or critic; expected one of a language"
+    ):
+        load_language_model(tmp_path / "reward", tokenizer=tiny_tokenizer())
+    with pytest.raises(
+        ModelError, match="language' is the adapter of a language model; expected one of a reward model"
+    ):
+        load_scalar_model(tmp_path / "language", tokenizer=tiny_tokenizer())
+
+
 @pytest.mark.parametrize("initialization", ["pissa", "olora"])
 def test_an_adapter_that_changes_its_base_is_merged_and_not_trained_further(
     base: Path, tmp_path: Path, initialization: str

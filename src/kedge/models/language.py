@@ -263,7 +263,12 @@ def load_language_model(
     if bases is None and adapter is not None:
         bases = Bases(trust_remote_code=trust_remote_code)
     device = torch.device(device) if bases is None else bases.place(device)
-    start = None if bases is None else find_adapter(source)
+    found = find_adapter(source)
+    if found is not None and found.is_scalar:
+        raise ModelError(
+            f"{str(source)!r} is the adapter of a reward model or critic; expected one of a language model"
+        )
+    start = None if bases is None else found
     base = find_model(source) if start is None else start.base
     if bases is None:
         loaded = load_pretrained(AutoModelForCausalLM, source, trust_remote_code=trust_remote_code, ranks=ranks)

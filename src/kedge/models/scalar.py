@@ -273,6 +273,10 @@ def load_scalar_model(
         bases = Bases(trust_remote_code=trust_remote_code)
     device = torch.device(device) if bases is None else bases.place(device)
     start = find_adapter(source)
+    if init == "saved" and start is not None and start.settings.get("task_type") == "CAUSAL_LM":
+        raise ModelError(
+            f"{str(source)!r} is the adapter of a language model; expected one of a reward model or critic"
+        )
     base = find_model(source) if start is None else start.base
     # The configuration of an adapter's base says nothing of the adapter's head.
     labels = {} if init == "saved" and start is None else {"num_labels": 1}
