@@ -151,3 +151,13 @@ def test_what_is_no_observation_is_one_line(tmp_path: Path, observation: Any, me
     saved(tmp_path / "policy")
     with pytest.raises(EnvError, match=message):
         load_control_policy(tmp_path / "policy").act(observation)
+
+
+def test_an_image_of_fractions_is_one_line(tmp_path: Path) -> None:
+    spaces = Spaces((40, 40), "hw", "discrete", (3,), (), (0,))
+    policy, normalization = ControlActorCritic(spaces, hidden_sizes=(8,)), Normalization(1600, observations=False)
+    save_control_policy(tmp_path / "policy", policy, normalization, environment={}, card="")
+    loaded = load_control_policy(tmp_path / "policy")
+    assert int(loaded.act(np.zeros((40, 40), np.uint8))) in range(3)
+    with pytest.raises(EnvError, match=r"an image of float64, and its space is of bytes \(uint8\)"):
+        loaded.act(np.full((40, 40), 0.5))

@@ -80,9 +80,11 @@ class ControlPolicy:
                 "gymnasium.wrappers.FlattenObservation if the environment's are not a Box"
             )
         row = observation_buffer(spaces, 1)
-        row.reshape(spaces.observation_shape)[...] = checked_observation(
-            np.reshape(observation, spaces.observation_shape), spaces
-        )
+        try:
+            whole = checked_observation(np.reshape(observation, spaces.observation_shape), spaces)
+            row.reshape(spaces.observation_shape)[...] = whole
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"{error}; an observation cannot be read") from error
         if not np.isfinite(row).all():
             raise EnvError("an observation with numbers that are not finite")
         return row
