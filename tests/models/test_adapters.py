@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
-from kedge.config import config_from_settings
-from kedge.errors import ModelError, OutputError
+from kedge.config import config_from_settings, load_config
+from kedge.errors import ConfigError, ModelError, OutputError
 from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer, model_width
 from kedge.models.packing.rows import TokenRows
 from kedge.runs.fingerprint import input_hashes
@@ -264,3 +264,9 @@ def test_the_base_is_one_of_the_files_that_a_run_depends_on(base: Path, tmp_path
     with (tmp_path / "base" / "model.safetensors").open("ab") as file:
         file.write(b"0")
     assert input_hashes(config)["model"] != before
+
+
+def test_an_adapter_that_nothing_asks_for_is_a_mistake_and_one_set_to_none_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"adapter.rank has no effect without an adapter; set adapter.kind=lora"):
+        load_config(overrides=["adapter.rank=4"])
+    assert load_config(overrides=["adapter.rank=4", "adapter.kind=none"]).adapter.rank == 4

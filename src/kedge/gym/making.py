@@ -257,9 +257,11 @@ def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int)
     assert isinstance(source, str)
     # The checker looks at every step, to warn about the environment's own code.
     options = {"disable_env_checker": True, **settings}
-    if spec.atari is not None and source.rpartition(":")[-1].startswith("ALE/"):
-        game = _with_frames(_atari_game(source, options), spec.atari)
-        return game if limit is None else TimeLimit(game, limit)  # in steps, of several frames each
+    if source.rpartition(":")[-1].startswith("ALE/"):
+        _register_atari(source)
+        if spec.atari is not None:
+            game = _with_frames(_atari_game(source, options), spec.atari)
+            return game if limit is None else TimeLimit(game, limit)  # in steps, of several frames each
     if limit is not None:
         options["max_episode_steps"] = limit
     _watch_mujoco(source)
@@ -272,7 +274,6 @@ def _atari_game(name: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any
         if option in options:
             use = f"use {instead}" if instead else "leave it out: kedge sees games by their frames"
             raise ConfigError(f"environment {name!r}: env_options.{option} is not supported; {use}")
-    _register_atari(name)
     return gymnasium.make(name, **options, frameskip=1)
 
 

@@ -83,15 +83,11 @@ class ControlConfig(Section):
                 f"control.policy_loss={self.objective.policy_loss} is PPO's; control.algorithm=trpo has its own: leave "
                 "it out"
             )
-        if self.objective.entropy_coef or self.loop.early_stop_kl is not None:
-            name, value = (
-                ("entropy_coef", self.objective.entropy_coef)
-                if self.objective.entropy_coef
-                else ("early_stop_kl", self.loop.early_stop_kl)
-            )
-            raise ValueError(
-                f"control.{name}={value} has no effect on the one step of control.algorithm=trpo; leave it out"
-            )
+        for name, value in (("entropy_coef", self.objective.entropy_coef), ("early_stop_kl", self.loop.early_stop_kl)):
+            if value:
+                raise ValueError(
+                    f"control.{name}={value} has no effect on the one step of control.algorithm=trpo; leave it out"
+                )
         return self
 
     @model_validator(mode="after")
