@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 import kedge
+from kedge.config import config_from_settings
 from kedge.data import encode_example
 from kedge.errors import ModelError
 from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.adapters import read_adapter
 from kedge.models.bases import Bases
 from kedge.models.packing.rows import TokenRows
-from kedge.pipelines.ppo.roles import Roles
+from kedge.pipelines.ppo.roles import Roles, load_roles
+from kedge.pipelines.ppo.saved_critic import with_saved_critic
+from kedge.runs.run import open_run
 from tests.models.test_adapters import adapt, edit
 from tests.pipelines.test_adapters import LORA, PPO, vowels, weights_of
-from tests.tiny import FAMILIES, save_tiny_policy
+from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model
 
 ROWS = [[5, 9, 20, 31], [7, 8]]
 PAIRS = [
@@ -46,6 +50,15 @@ REWARD: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """Reward models: an adapter on the base, and one that is whole."""
+    folder = tmp_path_factory.mktemp("rewards")
+    adapt(base, folder / "adapter", scalar=True)
+    save_tiny_reward_model(folder / "whole")
+    return folder
 
 
 def randomize(weights: dict[str, Any], seed: int) -> None:
@@ -219,6 +232,46 @@ def test_four_roles_are_trained_and_resumed_on_one_base(base: Path, tmp_path: Pa
     one, other = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
     assert [row["value/loss"] for row in whole.metrics] == [row["value/loss"] for row in resumed.metrics]
+
+
+CRITICS: dict[str, dict[str, Any]] = {
+    "none": {"ppo.critic": "none", "ppo.advantage": "rloo", "num_responses": 2, "num_prompts": 2},
+    "shared": {"ppo.critic": "shared"},
+    "policy": {"ppo.critic": "separate", "critic_init": "policy"},
+    "reward": {"ppo.critic": "separate", "critic_init": "reward"},
+    "saved": {"critic_init": "whole"},
+}
+
+
+MIXES = [mix for mix in product(CRITICS, ("function", "adapter", "whole")) if mix != ("reward", "function")]
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+@pytest.mark.parametrize(("critic", "reward"), MIXES)
+def test_no_mix_of_roles_trains_the_base(
+    base: Path, mixed: Path, tmp_path: Path, critic: str, reward: str, kl_coef: float
+) -> None:
+    settings = {**PPO, **CRITICS[critic], "kl_coef": kl_coef, "adapter": LORA, "out": str(tmp_path / "run")}
+    texts = settings.pop("prompts")
+    if critic == "saved":
+        settings["critic_init"] = str(mixed / "whole")
+    scored = vowels if reward == "function" else str(mixed / reward)
+    config = with_saved_critic(config_from_settings("ppo", {"model": str(base), **settings}))
+    run = open_run(config, "ppo", in_memory={"data.prompts": texts, "reward": scored})
+    roles = load_roles(config, run, prompts=texts, reward=scored)
+
+    scoring = [each.model for each in roles.reward.models.values()]
+    models = [each for each in (roles.actor_critic, roles.reference, *scoring) if each is not None]
+    every = {id(weight): (name, weight) for each in models for name, weight in each.named_parameters()}
+    before = {number: weight.detach().clone() for number, (_, weight) in every.items()}
+    for _, weight in every.values():
+        if weight.requires_grad:
+            weight.grad = torch.ones_like(weight)
+    roles.optimizer.step()
+    moved = {name for number, (name, weight) in every.items() if not torch.equal(weight, before[number])}
+    own = {name for name, _ in roles.actor_critic.named_parameters() if ".lora_" in name}
+    heads = {"shared": {"policy.value_head.weight", "policy.value_head.bias"}, "none": set[str]()}
+    assert moved == own | heads.get(critic, {"critic.classifier.score.weight"})
 
 
 def test_a_whole_chain_stands_on_one_base(base: Path, tmp_path: Path) -> None:

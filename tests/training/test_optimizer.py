@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kedge.errors import ConfigError
+from kedge.models.adapters import mark_frozen
 from kedge.training.optimizer import build_optimizer, clip_gradients, learning_rate_at, set_learning_rate
 
 # One weight, lr 0.1, β = (0.9, 0.999), ε = 0.01, gradients 1, −0.5, 2; worked out to 30 digits outside torch,
@@ -157,3 +158,14 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_spread():
     weights[0].grad, weights[1].grad = torch.full_like(weights[0], math.inf), torch.full_like(weights[1], 4.0)
     assert clip_gradients(weights, 1.0) == math.inf
     assert gradients_of(weights) == [math.inf, 4.0]
+
+
+def test_a_frozen_weight_whose_gradient_is_on_is_refused():
+    """Every kind of group: the body's, a critic's, a new head's."""
+    weight = one_weight()
+    mark_frozen(weight)
+    build_optimizer([weight, one_weight()], learning_rate=0.1)
+    weight.requires_grad_(True)
+    for groups in ({}, {"critic_parameters": [weight]}, {"head_parameters": [weight]}):
+        with pytest.raises(ConfigError, match="1 of the parameters to train are frozen weights under an adapter"):
+            build_optimizer([weight, one_weight()], learning_rate=0.1, **groups)

@@ -81,11 +81,10 @@ class Bases:
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
             fit_embedding(loaded.model, tokenizer)
-            self._loaded[key] = loaded
+            # Never trained: a role has trainable weights in its adapter and its head alone.
+            self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
         known = self._loaded[key]
         base = shared_copy(known.model)
-        for weight in base.parameters():
-            weight.requires_grad_(True)  # as the checks of a new model need it; see `keep_frozen`
         other = self._without_weights(auto_class, name, **settings)
         if other is None or type(other) is type(base):
             return Loaded(base, known.missing)

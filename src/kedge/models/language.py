@@ -16,7 +16,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
-from kedge.models.adapters.frozen_weights import keep_frozen
 from kedge.models.bases import Bases
 from kedge.models.first_rank import give_model, inner_weights
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
@@ -292,7 +291,6 @@ def load_language_model(
         if start is not None:
             take_settings(causal, start, start.whole)
         model.adapter = Adapter(causal, adapter, base=base, start=start)
-    keep_frozen(model)
     return model
 
 

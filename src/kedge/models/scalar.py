@@ -16,7 +16,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
-from kedge.models.adapters.frozen_weights import keep_frozen
 from kedge.models.bases import Bases
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.first_rank import give_model, inner_weights
@@ -309,7 +308,6 @@ def load_scalar_model(
         give_model(model, ranks, device=device, left=left)
     if bases is not None and (adapter is not None or start is not None):
         model.adapter = Adapter(classifier, adapter, base=base, start=start)
-    keep_frozen(model)
     if init == "fresh":
         if model.head is None:
             raise ModelError(

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
 from kedge.errors import ConfigError
+from kedge.models.adapters import is_frozen
 from kedge.models.quantized import load_bitsandbytes
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.sharding import clip_shards
@@ -81,7 +82,8 @@ def build_optimizer(
         offload: Keep the state in the host's memory between steps; see `HostState`.
 
     Raises:
-        ConfigError: No parameter is trainable, the mode is unknown, or the kind cannot be had.
+        ConfigError: No parameter is trainable, one is frozen under an adapter, the mode is unknown, or the kind cannot
+            be had.
 
     Source: spec §7.35; Kingma and Ba 2015, end of section 2, gives the form used by TensorFlow. Dettmers et al. 2021
         (arXiv 2110.02861), 8 bits. Shazeer and Stern 2018 (arXiv 1804.04235), Adafactor. Jordan et al. 2024, Muon; Liu
@@ -105,6 +107,11 @@ def _of_kind(
     trainable = [parameter for group in groups for parameter in group["params"]]
     if not trainable:
         raise ConfigError("nothing to train: no parameter requires a gradient")
+    if frozen := sum(map(is_frozen, trainable)):
+        raise ConfigError(
+            f"{frozen} of the parameters to train are frozen weights under an adapter, which other models share and no "
+            "checkpoint keeps; leave their requires_grad off"
+        )
     if adam_eps_mode not in ("torch", "tf1"):
         raise ConfigError(f"adam_eps_mode: {adam_eps_mode!r} is unknown; expected 'torch' or 'tf1'")
     if kind == "adamw":

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["is_frozen", "keep_frozen", "mark_frozen", "shared_copy"]
+__all__ = ["is_frozen", "mark_frozen", "shared_copy"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -21,13 +21,6 @@ def mark_frozen(weight: Tensor) -> None:
 def is_frozen(weight: Tensor) -> bool:
     """Whether a weight was marked; `requires_grad` alone can be off for a while."""
     return getattr(weight, "is_frozen", False)
-
-
-def keep_frozen(module: nn.Module) -> None:
-    """Switch the gradients of the marked weights off again."""
-    for weight in module.parameters():
-        if is_frozen(weight):
-            weight.requires_grad_(False)
 
 
 def shared_copy(module: M, *, only_frozen: bool = False) -> M:

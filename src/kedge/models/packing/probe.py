@@ -110,7 +110,7 @@ class Trial:
 
         parts = rows.ids.split(rows.lengths)
         try:
-            with torch.enable_grad():
+            with _all_trainable(model):
                 hidden = torch.cat([alone(row) for row in parts])
                 gradients = _gradients(model, hidden)
             with torch.no_grad():
@@ -125,7 +125,7 @@ class Trial:
 
     def error(self, model: PreTrainedModel, run: Callable[[TokenRows], Tensor]) -> float:
         """The error of another way to compute the states of all rows, and of its gradients."""
-        with torch.enable_grad():
+        with _all_trainable(model):
             hidden = run(self.rows)
             gradients = _gradients(model, hidden)
         return max(relative_error(hidden, self.hidden), self._gradient_error(gradients) / GRADIENT_SCALE)
@@ -209,6 +209,20 @@ def _gradients(model: nn.Module, hidden: Tensor) -> tuple[Tensor | None, ...]:
         return ()
     weights = torch.arange(hidden.numel(), device=hidden.device).view(hidden.shape).cos()
     return torch.autograd.grad((hidden * weights).sum(), vectors, allow_unused=True)
+
+
+@contextmanager
+def _all_trainable(model: nn.Module) -> Iterator[None]:
+    """Let every weight have a gradient, frozen ones too: the checks read those of norms and biases."""
+    frozen = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
 
 
 @contextmanager
