@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from kedge.data import encode_text
@@ -164,8 +164,6 @@ def test_weights_that_are_pickle_only_are_refused(tmp_path):
 
 
 def test_missing_weights_are_refused_rather_than_initialized(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     folder = save_tiny_policy(tmp_path / "policy")
     weights = load_file(folder / "model.safetensors")
     del weights["model.norm.weight"]
@@ -206,6 +204,17 @@ def test_a_value_head_is_not_among_the_weights_of_its_policy(tmp_path):
     head = torch.nn.Linear(16, 1)
     assert load_value_head(head, folder), "earlier versions saved it beside the weights"
     assert torch.equal(head.weight, model.value_head.weight)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_value_head_that_llama_factory_saves_beside_a_policy_is_read(tmp_path, bias):
+    folder = save_tiny_policy(tmp_path / "policy")
+    saved = {"v_head.summary.weight": torch.randn(1, 16), **({"v_head.summary.bias": torch.randn(1)} if bias else {})}
+    save_file(saved, folder / "value_head.safetensors", metadata={"format": "pt"})
+    head = torch.nn.Linear(16, 1)
+    assert load_value_head(head, folder)
+    assert torch.equal(head.weight, saved["v_head.summary.weight"])
+    assert torch.equal(head.bias, saved.get("v_head.summary.bias", torch.zeros(1)))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi"])

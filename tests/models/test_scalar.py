@@ -1,11 +1,15 @@
 """Reward model and critic: score position, reloads, refused models."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
 from kedge.errors import ModelError
 from kedge.models import ModelCard, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models.bases import Bases
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 
@@ -105,3 +109,82 @@ def test_a_foreign_reward_model_without_normalization_keeps_its_scores(tmp_path)
     model = load_scalar_model(folder, tokenizer=load_tokenizer(folder))
     with torch.no_grad():
         torch.testing.assert_close(model.scores(TokenRows.of(ROWS[:1])), plain(torch.tensor(ROWS[:1])).logits[:, 0])
+
+
+def save_foreign_reward_model(folder, head, *, beside=False, bias=None, **settings):
+    """A reward model as OpenRLHF, TRL and LLaMA-Factory save it: its head under another name, or in another file."""
+    save_tiny_reward_model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("id2label", "label2id"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["RewardModel"], **settings}))
+    weights = load_file(folder / "model.safetensors")
+    found = {f"{head}.weight": weights.pop("score.weight").clone()}
+    if bias is not None:
+        found[f"{head}.bias"] = torch.tensor([bias])
+    if beside:
+        save_file(found, folder / "value_head.safetensors", metadata={"format": "pt"})
+    save_file({**weights, **({} if beside else found)}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("shared_base", [False, True])
+@pytest.mark.parametrize(
+    ("head", "settings", "expected"),
+    [
+        ("score", {}, lambda score: score),
+        ("value_head", {"value_head_prefix": "value_head"}, lambda score: score),
+        ("value_head", {"normalize_reward": True, "mean": 0.5, "std": 2.0}, lambda score: (score - 0.5) / 2),
+        ("score", {"normalize_reward": False, "mean": 0.5, "std": 2.0}, lambda score: score),
+        ("v_head.summary", {"bias": 0.25}, lambda score: score + 0.25),
+        ("v_head.summary", {"bias": 0.25, "beside": True}, lambda score: score + 0.25),
+        ("v_head.summary", {"bias": 0.25, "normalize_reward": True, "std": 2.0}, lambda score: (score + 0.25) / 2),
+    ],
+)
+def test_the_head_of_another_librarys_reward_model_is_found_by_its_shape(
+    tmp_path, head, settings, expected, shared_base
+):
+    folder = save_foreign_reward_model(tmp_path / "foreign", head, **settings)
+    trunk = AutoModel.from_pretrained(folder).eval()
+    tokenizer = load_tokenizer(folder)
+    bases = Bases() if shared_base else None
+    models = [load_scalar_model(folder, tokenizer=tokenizer, bases=bases) for _ in range(1 + shared_base)]
+    model = models[0]
+    with torch.no_grad():
+        states = trunk(torch.tensor(ROWS[:1])).last_hidden_state[0, -1]
+        score = expected(states @ tiny_reward_model().score.weight[0])
+        for each in models:
+            torch.testing.assert_close(each.scores(TokenRows.of(ROWS[:1]))[0], score)
+        saved = save_scalar_model(model, tokenizer, tmp_path / "saved", card=ModelCard("reward", "x"))
+        again = load_scalar_model(saved, tokenizer=tokenizer)
+        torch.testing.assert_close(again.scores(TokenRows.of(ROWS[:1]))[0], score)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"normalize_reward": True, "std": 0.0}, "std is 0.0; it must be positive"),
+        ({"normalize_reward": True, "mean": "much"}, "mean is 'much'; it must be a finite number"),
+        ({"head": "v_head.summary", "bias": float("nan")}, "its head contain NaN"),
+    ],
+)
+def test_a_foreign_head_that_cannot_be_right_is_refused(tmp_path, settings, line):
+    folder = save_foreign_reward_model(tmp_path / "foreign", **{"head": "value_head", **settings})
+    with pytest.raises(ModelError, match=line):
+        load_scalar_model(folder, tokenizer=load_tokenizer(folder))
+
+
+def test_two_heads_of_one_row_are_none(tmp_path):
+    folder = save_foreign_reward_model(tmp_path / "foreign", "value_head")
+    save_file({"other.weight": torch.ones(1, 16)}, folder / "other.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="no trained scalar head"):
+        load_scalar_model(folder, tokenizer=load_tokenizer(folder))
+
+
+def test_a_head_of_two_rows_is_named(tmp_path):
+    folder = save_tiny_reward_model(tmp_path / "two")
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] = torch.zeros(2, 16)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"exactly one label; score\.weight has 2"):
+        load_scalar_model(folder, tokenizer=load_tokenizer(folder))

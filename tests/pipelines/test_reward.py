@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
@@ -17,7 +17,7 @@ from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokeniz
 from kedge.pipelines.reward import run_reward, train_reward_model
 from tests.evaluation.speakers import run_kedge
 from tests.forking import forked_kedge
-from tests.tiny import FAMILIES, save_tiny_policy, tiny_reward_model, tiny_tokenizer
+from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 
 # The shorter answers are preferred.
 COMPARISONS = [Comparison(f"Deck {number}:", " sun and sea", " rope rope rope rope rope") for number in range(12)]
@@ -126,6 +126,28 @@ def test_a_run_leaves_a_model_that_scores_the_same_after_a_reload(tmp_path):
     assert sum(part["num_pairs"] for part in summary["calibration_bins"]) == 3
     assert "held-out accuracy" in (result.model / "README.md").read_text(encoding="utf-8")
     assert read_metrics(result.folder)[-1]["eval/accuracy"] == 1.0
+
+
+def test_a_reward_model_is_trained_further_from_its_trained_head(tmp_path, capfd):
+    save_tiny_reward_model(tmp_path / "base", seed=3)
+    rate = "reward_model.learning_rate=1e-12"
+    result = run_reward(config_for(tmp_path, rate, "reward_model.normalize=none"), comparisons=ROWS)
+    trained = [AutoModelForSequenceClassification.from_pretrained(each) for each in (tmp_path / "base", result.model)]
+    torch.testing.assert_close(trained[1].score.weight, trained[0].score.weight)
+    said = capfd.readouterr().err
+    assert f"{tmp_path / 'base'} is a reward model: it is trained further, with its head." in said
+    assert "kedge.ppo(model=model" in said, "the reward model that it started from is no policy"
+
+
+def test_an_encoder_that_scores_whole_texts_is_trained_further(tmp_path):
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1,
+        initializer_range=0.2, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    result = run_reward(config_for(tmp_path), comparisons=ROWS)
+    assert result.summary["accuracy"]["value"] == 1.0
 
 
 def test_the_command_runs_the_same_twice(tmp_path):

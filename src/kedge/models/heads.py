@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kedge.algorithm.histogram import Bins
+from kedge.errors import ModelError
 
-__all__ = ["HeadInit", "HistogramHead", "ValueHead", "Values", "initialize_head", "read_values"]
+__all__ = ["HeadInit", "HistogramHead", "ValueHead", "Values", "find_head", "initialize_head", "read_values"]
 
 HeadInit = Literal["zero", "normal"]
 
@@ -113,6 +116,45 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
     if head.bias is not None:
         nn.init.zeros_(head.bias)
     return head
+
+
+def find_head(folder: Path, *, trunk: str, width: int) -> nn.Linear | None:
+    """The head that another library saved with a model under another name; None unless there is exactly one.
+
+    OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a file beside the model.
+    So it is found by its shape.
+
+    Args:
+        folder: The model's folder.
+        trunk: Prefix of the names of the trunk's weights, which are skipped.
+        width: Width of the hidden states.
+
+    Raises:
+        ModelError: A file is damaged.
+    """
+    try:
+        heads = _heads_of_one_row(folder, trunk, width)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ModelError(f"{folder}: the weights of its head cannot be read: {error}") from error
+    return heads[0] if len(heads) == 1 else None
+
+
+def _heads_of_one_row(folder: Path, trunk: str, width: int) -> list[nn.Linear]:
+    heads: list[nn.Linear] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            for name in sorted(names):
+                if not name.endswith(".weight") or name.startswith(f"{trunk}."):
+                    continue
+                if file.get_slice(name).get_shape() != [1, width]:
+                    continue
+                bias = f"{name.removesuffix('weight')}bias"
+                head = nn.Linear(width, 1, bias=bias in names, device="meta")
+                found = {"weight": file.get_tensor(name), **({"bias": file.get_tensor(bias)} if bias in names else {})}
+                head.load_state_dict({key: tensor.float() for key, tensor in found.items()}, assign=True)
+                heads.append(head)
+    return heads
 
 
 def _gaussian_logits(centers: Tensor, mean: Tensor, spread: float) -> Tensor:

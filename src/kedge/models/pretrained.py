@@ -198,6 +198,8 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
         raise ModelError(f"model {name!r} cannot be loaded: {loading_reason(error)}") from error
     if report["mismatched_keys"]:
         weight, saved, expected = sorted(report["mismatched_keys"])[0]
+        if "num_labels" in settings and [*expected] == [settings["num_labels"], *saved[1:]]:
+            raise ModelError(f"model {name!r}: a reward model needs exactly one label; {weight} has {saved[0]}")
         raise ModelError(
             f"model {name!r}: weight shapes differ from config.json; first: {weight} is {tuple(saved)}, "
             f"expected {tuple(expected)}"

@@ -25,7 +25,15 @@ from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.output import writing
 
-__all__ = ["load_value_head", "save_policy", "save_scalar_model", "saved_bins", "value_head_file", "write_whole"]
+__all__ = [
+    "VALUE_HEAD_FILE",
+    "load_value_head",
+    "save_policy",
+    "save_scalar_model",
+    "saved_bins",
+    "value_head_file",
+    "write_whole",
+]
 
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
@@ -79,7 +87,7 @@ def save_policy(
 
 
 def value_head_file(folder: str | Path) -> Path | None:
-    """The value head saved with a policy, also by earlier versions; None if there is none."""
+    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head."""
     model = Path(find_model(folder))
     return next((file for name in (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE) if (file := model / name).is_file()), None)
 
@@ -105,7 +113,7 @@ def load_value_head(head: ValueHead, folder: str | Path) -> bool:
     try:
         _fill(head, saved, scalar=bins is None)
     except RuntimeError as error:
-        raise ModelError(f"{path}: not a value head of the model in this folder") from error
+        raise _misfit(path) from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
@@ -123,10 +131,15 @@ def saved_bins(folder: str | Path) -> Bins | None:
 
 def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
     try:
-        saved = load_file(path)
+        # LLaMA-Factory's names are v_head.summary.weight and v_head.summary.bias.
+        saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
         return saved, _bins_of(saved)
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path}: not a value head of the model in this folder") from error
+        raise _misfit(path) from error
+
+
+def _misfit(path: Path) -> ModelError:
+    return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
 
 
 def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
@@ -138,6 +151,8 @@ def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
 
 
 def _fill(head: ValueHead, saved: dict[str, Tensor], *, scalar: bool) -> None:
+    if scalar and saved.keys() == {"weight"}:
+        saved = {**saved, "bias": torch.zeros(1)}
     if scalar and isinstance(head, HistogramHead):
         source = nn.Linear(head.in_features, 1, device=head.weight.device)
         source.load_state_dict(saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,9 +10,15 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
@@ -19,7 +26,7 @@ from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.bases import Bases
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.first_rank import give_model, inner_weights
-from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values
+from kedge.models.heads import HistogramHead, ValueHead, Values, find_head, initialize_head, read_values
 from kedge.models.offloading import HostWeights, at_hand
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -71,6 +78,7 @@ class ScalarModel(nn.Module):
     on_every_rank = False  # see `Loaded`
     host: HostWeights | None = None
     source = ""  # the folder or hub id
+    has_new_head = False
     adapter: Adapter | None = None
     """What differs from a base whose weights other models share."""
 
@@ -91,7 +99,7 @@ class ScalarModel(nn.Module):
         disable_dropout(classifier)
         self.classifier = classifier
         self.trained_here = NORMALIZATION_KEY in vars(classifier.config)
-        shift = _checked_shift(getattr(classifier.config, NORMALIZATION_KEY, 0.0))
+        shift = _checked_number(classifier.config, NORMALIZATION_KEY, 0.0)
         self.register_buffer("shift", torch.tensor(shift, device=device or classifier.device), persistent=False)
         self.batching: Batching
         self.trunk, self.batching = self._find_trunk(ranks)
@@ -198,9 +206,10 @@ class ScalarModel(nn.Module):
         setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))
 
 
-def _checked_shift(value: object) -> float:
+def _checked_number(config: PreTrainedConfig, name: str, default: float) -> float:
+    value: object = getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:  # nor NaN
-        raise ModelError(f"the reward model's {NORMALIZATION_KEY} is {value!r}; it must be a finite number")
+        raise ModelError(f"the reward model's {name} is {value!r}; it must be a finite number")
     return float(value)
 
 
@@ -244,7 +253,7 @@ def load_scalar_model(
     tokenizer: PreTrainedTokenizerBase,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
-    init: Literal["saved", "fresh"] = "saved",
+    init: Literal["saved", "fresh", "any"] = "saved",
     adapter: AdapterSettings | None = None,
     bases: Bases | None = None,
     ranks: Ranks = ALONE,
@@ -259,7 +268,8 @@ def load_scalar_model(
         tokenizer: Its tokenizer, from `load_tokenizer`.
         device: Target device.
         trust_remote_code: Run Python code from the model folder.
-        init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8).
+        init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8); `any` keeps a trained
+            head, or creates one if the source has none.
         adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
         bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
             memory; not for ranks that shard their models.
@@ -277,27 +287,31 @@ def load_scalar_model(
             f"{str(source)!r} is the adapter of a language model; expected one of a reward model or critic"
         )
     base = find_model(source) if start is None else start.base
-    # The configuration of an adapter's base says nothing of the adapter's head.
-    labels = {} if init == "saved" and start is None else {"num_labels": 1}
+    # Not what config.json says, which may not name the labels; the shape of the head is checked.
     if bases is None:
         loaded = load_pretrained(
-            AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, **labels
+            AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, num_labels=1
         )
     else:
-        loaded = bases.load(AutoModelForSequenceClassification, base, tokenizer, device, **labels)
+        loaded = bases.load(AutoModelForSequenceClassification, base, tokenizer, device, num_labels=1)
     classifier, missing = loaded.model, loaded.missing
     in_adapter = set[str]()
     if bases is not None and start is not None:
         in_adapter = start.whole
         take_settings(classifier, start, in_adapter)
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
-    if init == "saved" and head - in_adapter:
+    is_fresh = init == "fresh" or not head <= in_adapter
+    foreign = _foreign_head(classifier, base) if is_fresh and init != "fresh" else None
+    is_fresh = is_fresh and foreign is None
+    if init == "saved" and is_fresh:
         raise ModelError(
             f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
             "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
         )
     if missing - head:
         raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")
+    if foreign is not None and classifier.device.type != "meta":
+        classifier.get_submodule("score").weight = nn.Parameter(foreign.weight.detach())
     if classifier.device.type != "meta":
         nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
     model = ScalarModel(classifier, tokenizer, device=device, ranks=ranks)
@@ -308,7 +322,10 @@ def load_scalar_model(
         give_model(model, ranks, device=device, left=left)
     if bases is not None and (adapter is not None or start is not None):
         model.adapter = Adapter(classifier, adapter, base=base, start=start)
-    if init == "fresh":
+    model.has_new_head = is_fresh
+    if not is_fresh and not model.trained_here:
+        _take_normalization(model, foreign)
+    if is_fresh:
         if model.head is None:
             raise ModelError(
                 f"{type(classifier).__name__} has no linear score head; start from a causal language model"
@@ -316,3 +333,32 @@ def load_scalar_model(
         initialize_head(model.head, "normal")
         model.normalize(mean=-float(model.shift))  # drops the shift of the reward model that the trunk came from
     return model
+
+
+def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
+    """The head that another library saved with a model, if it fits a decoder's; see `find_head`."""
+    score = dict(classifier.named_children()).get("score")
+    if not isinstance(score, nn.Linear) or score.bias is not None:
+        return None
+    config = (
+        os.path.join(source, "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
+    )
+    if not isinstance(config, str):
+        return None
+    head = find_head(Path(config).parent, trunk=classifier.base_model_prefix, width=score.in_features)
+    if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
+        raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
+    return head
+
+
+def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
+    """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
+    config, mean, std = model.classifier.config, 0.0, 1.0
+    if getattr(config, "normalize_reward", False):
+        mean, std = _checked_number(config, "mean", 0.0), _checked_number(config, "std", 1.0)
+        if std <= 0:
+            raise ModelError(f"the reward model's std is {std}; it must be positive")
+    if foreign is not None and foreign.bias is not None:
+        mean -= foreign.bias.item()
+    if (mean, std) != (0.0, 1.0):
+        model.normalize(mean=mean, std=std)

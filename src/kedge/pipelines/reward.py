@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
+from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.output import write_summary
@@ -132,7 +133,7 @@ class RewardInputs:
     """What reward modeling starts from.
 
     Attributes:
-        model: The model to train, with a new head.
+        model: The model to train, with its trained head or a new one.
         tokenizer: Its tokenizer.
         split: The comparisons, some of them held out.
         mixture: The order of several sources with weights; None for one pass after the other.
@@ -163,11 +164,13 @@ def load_reward_inputs(
         tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=trusted,
-        init="fresh",
+        init="any",
         adapter=adapter_of(config),
         bases=bases_of(config),
         ranks=run.ranks,
     )
+    if not model.has_new_head:
+        say(f"{source} is a reward model: it is trained further, with its head.")
     say_loaded_whole(model)
     hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         return [reward, Call("generate", {"model": model, "prompts": demonstrations}, settings)]
     if stage == "reward":
         asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
-        return [Call("ppo", {"model": base, "prompts": asked, "reward": model}, training)]
+        policy = TO_FILL_IN if _has_scores(base[0]) else base
+        return [Call("ppo", {"model": policy, "prompts": asked, "reward": model}, training)]
     if stage == "critic":
         arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
         return [Call("ppo", arguments, {**training, **_of_ppo(config)})]
@@ -60,6 +62,15 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
     arguments = {"model": model, "against": against, "prompts": unseen, "judge": _given(first)}
     return [Call("evaluate", arguments, settings)]
+
+
+def _has_scores(name: str) -> bool:
+    """True for the local folder of a reward model, which PPO cannot train as the policy."""
+    try:
+        architectures = json.loads(Path(name, "config.json").read_bytes())["architectures"]
+        return any(str(each).endswith(("ForSequenceClassification", "RewardModel")) for each in architectures)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def following_call(folder: Path) -> str:
