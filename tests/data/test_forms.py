@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kedge.data import (
     read_prompts,
 )
 from kedge.errors import DataError
+from kedge.evaluation.opponents import read_references
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)
@@ -77,6 +79,126 @@ def test_comparisons_of_other_projects(row):
     assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
 
 
+HH = {"chosen": "\n\nHuman: Why?\n\nAssistant: So it is.", "rejected": "\n\nHuman: Why?\n\nAssistant: So what?"}
+HH_PROMPT = "\n\nHuman: Why?\n\nAssistant:"
+NULLS = {"prompt": None, "completion": None, "chosen": None, "rejected": None, "messages": None, "text": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "better", "worse"),
+    [
+        (HH, HH_PROMPT, " So it is.", " So what?"),
+        ({"prompt": "Why?", "chosen": " So.", "rejected": " No."}, "Why?", " So.", " No."),
+        ({"chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, RENDERED, "So.", "No."),
+        ({"prompt": "Why?", "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, RENDERED, "So.", "No."),
+        ({"prompt": "Why?", "chosen": [ASSISTANT], "rejected": [OTHER]}, RENDERED, "So.", "No."),
+        ({"prompt": "Why?", "chosen": ASSISTANT, "rejected": OTHER}, RENDERED, "So.", "No."),
+        (
+            {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "No."}},
+            RENDERED,
+            "So.",
+            "No.",
+        ),
+        ({"question": "Why?", "chosen": "So.", "rejected": "No."}, RENDERED, "So.", "No."),
+        ({"instruction": "Why?", "chosen": "So.", "rejected": "No."}, RENDERED, "So.", "No."),
+        ({"input": "Why?", "output_1": "So.", "output_2": "No.", "label": 1}, RENDERED, "So.", "No."),
+        ({"input": "Why?", "output_1": "No.", "output_2": "So.", "label": "2"}, RENDERED, "So.", "No."),
+        ({"instruction": "Why?", "output_1": "No.", "output_2": "So.", "preference": 2}, RENDERED, "So.", "No."),
+        ({"prompt": "Why?", "response_0": "So.", "response_1": "No.", "better_response_id": 0}, "Why?", "So.", "No."),
+        ({**NULLS, **HH}, HH_PROMPT, " So it is.", " So what?"),
+    ],
+)
+def test_a_comparison_has_the_same_prompt_in_every_role(row, prompt, better, worse):
+    assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(prompt, better, worse)
+    assert only(read_demonstrations([row], tokenizer=CHAT)) == Demonstration(prompt, better)
+    found = only(read_prompts([row], tokenizer=CHAT))
+    assert found.text == prompt
+    assert read_references([found], template="none") == [better]
+
+
+def test_rankings_demonstrate_their_best_answer():
+    scored = [{"response": "No.", "overall_score": 3.0}, {"response": "So.", "overall_score": "8"}]
+    ranked = {"prompt": "Why?", "responses": ["No.", "So.", "Well."], "ranks": [3, 1, 2]}
+    for row, prompt in (({"instruction": "Why?", "completions": scored}, RENDERED), (ranked, "Why?")):
+        assert only(read_demonstrations([row], tokenizer=CHAT)) == Demonstration(prompt, "So.")
+        assert only(read_prompts([row], tokenizer=CHAT)).text == prompt
+        ranking = only(read_comparisons([row], tokenizer=CHAT))
+        assert ranking.prompt == prompt
+        assert ranking.ranks[0] > ranking.ranks[1]
+
+
+def test_a_pair_with_another_label_is_a_bad_row():
+    good, bad = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"input": "a", "output_1": "b", "output_2": "c"}
+    [reason] = reasons(read_comparisons, good, {**bad, "label": 0})
+    assert reason == "field 'label' is 0, expected 1 ('output_1' is better) or 2 ('output_2')"
+    assert reasons(read_comparisons, good, {**bad, "label": "b"})[0] == "field 'label' is text, expected a number"
+
+
+def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():
+    row = {"subreddit": "sailing", "title": "Help", "post": "It broke.", "chosen": "rope broke", "rejected": "a post"}
+    assert only(read_demonstrations([row], tokenizer=PLAIN, template="tldr")).completion == " rope broke"
+
+
+@pytest.mark.parametrize("null", [None, float("nan")])
+def test_null_columns_of_concatenated_data_sets_are_absent(null):
+    nulls = dict.fromkeys(NULLS, null)
+    for row, text in (
+        ({"messages": [USER, ASSISTANT]}, Demonstration(RENDERED, "So.")),
+        ({"prompt": "Why?", "completion": " So."}, Demonstration("Why?", " So.")),
+        ({"text": "Why?"}, Demonstration("", "Why?")),
+        ({"instruction": "Why?", "input": null, "output": "So."}, Demonstration(RENDERED, "So.")),
+        ({"conversations": [HUMAN, GPT]}, Demonstration(RENDERED, "So.")),
+        ({"chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, Demonstration(RENDERED, "So.")),
+    ):
+        assert only(read_demonstrations([{**nulls, **row}], tokenizer=CHAT)) == text
+        assert only(read_prompts([{**nulls, **row}], tokenizer=CHAT)).text == (text.prompt or text.completion)
+    # Where none of the forms has its fields, the row says so; reward functions still take a column of nulls.
+    assert "field 'completion' is null" in reasons(
+        read_demonstrations, {"text": "a"}, {"prompt": "a", "completion": None}
+    )
+    assert only(read_prompts([{"prompt": "Why?", "answer": None}], tokenizer=CHAT)).columns == {"answer": None}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "human", "content": "Why?"}, {"role": "gpt", "content": "So."}],
+        [{"role": "User", "content": "Why?"}, {"role": "model", "content": "So.", "tool_calls": None}],
+        [{"role": "user", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]}, ASSISTANT],
+        [{"role": "user", "content": ["Why?"]}, {"role": "assistant", "value": "So."}],
+        json.dumps([USER, ASSISTANT]),
+    ],
+)
+def test_messages_of_other_projects(messages):
+    assert only(read_demonstrations([{"messages": messages}], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    assert only(read_prompts([{"messages": messages}], tokenizer=CHAT)).columns["messages"] == [USER]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": None, "tool_calls": [{"id": 1}]}, "'messages[1].tool_calls' calls tools, and kedge reads text"),
+        ({"content": "So.", "function_call": {"name": "f"}}, "write the call into 'content'"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "has a part that is not text (image_url)"),
+        ({"content": [3]}, "has a part that is not text (a number)"),
+        ({"content": []}, "field 'messages[1].content' is empty"),
+    ],
+)
+def test_messages_that_are_not_text_say_what_to_do(message, reason):
+    row = {"messages": [USER, {"role": "assistant", **message}]}
+    assert reason in reasons(read_demonstrations, {"text": "a"}, row)[0]
+
+
+def test_conversations_from_python():
+    assert only(read_prompts([[USER]], tokenizer=CHAT)) == Prompt(RENDERED, {"messages": [USER]})
+    assert only(read_prompts([[HUMAN, GPT]], tokenizer=CHAT)).text == RENDERED
+    assert only(read_demonstrations([[USER, ASSISTANT]], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    [reason] = reasons(read_prompts, {"prompt": "a"}, USER)
+    assert reason.endswith("(the row has 'role', 'content': a single message; a conversation is a list of messages)")
+    [reason] = reasons(read_prompts, {"prompt": "a"}, {"messages": "[{'role': 'user'}]"})
+    assert reason == "field 'messages' is text, expected a list, or the JSON of one"
+
+
 def test_prompts_of_other_projects():
     found = only(read_prompts([{"conversations": [HUMAN, GPT], "id": 3}], tokenizer=CHAT))
     assert found == Prompt(RENDERED, {"id": 3, "messages": [USER]})
@@ -113,6 +235,7 @@ def test_token_ids_are_used_as_they_are(tokenizer):
     prompt = only(read_prompts([{"input_ids": example.prompt, "id": 1}], tokenizer=tokenizer))
     assert (prompt.text, prompt.columns) == ("The boat lay", {"id": 1})
     assert encode_prompt(tokenizer, prompt.text) == example.prompt
+    assert only(read_prompts([padded], tokenizer=tokenizer)).text == "The boat lay"
     whole = only(read_demonstrations([{"input_ids": ids}], tokenizer=tokenizer))
     assert whole == Demonstration("", "The boat lay at anchor.")
 

@@ -321,7 +321,7 @@ def test_named_templates_may_have_line_breaks_in_their_blocks():
 
 def test_a_row_that_the_chat_template_rejects_is_a_bad_row():
     tokenizer = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    assert reason(read_prompts, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
+    assert reason(read_comparisons, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
     row = {"messages": [QUESTION]}
     assert reason(read_prompts, row, tokenizer=tokenizer) == (
         "the chat template rejects the conversation: roles must alternate"

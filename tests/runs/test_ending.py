@@ -71,6 +71,15 @@ def test_after_the_reward_model_comes_ppo_on_its_prompts() -> None:
     ]
 
 
+def test_names_of_columns_follow_data_that_is_read_in_another_role() -> None:
+    for stage, role, of_prompts in (("reward", "comparisons", 0), ("sft", "demonstrations", 1)):
+        given: dict[str, Any] = {"model": "m", role: "c.jsonl", f"data.columns.{role}.prompt": "question"}
+        call = shell_calls(config_from_settings(stage, given), stage)[of_prompts]
+        assert "--prompts c.jsonl" in call
+        named = load_config(overrides=[word for word in shlex.split(call) if word.startswith("data.")]).data.columns
+        assert named == {"prompts.prompt": "question"}
+
+
 def test_after_ppo_comes_the_evaluation_against_the_start() -> None:
     settings: dict[str, Any] = {"model": "sft/model", "prompts": "p.jsonl", "reward": {"rm": 1.0, "f.py:g": 0.5}}
     config = config_from_settings("ppo", {**settings, "max_new_tokens": 9})

@@ -23,8 +23,12 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *_POST),
     "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *_POST),
 }
-_REFERENCES = ("completion", "chosen", "summary", "output")
-"""Columns of prompts that only `kedge evaluate` reads: they may be missing."""
+_COMPARED = ("chosen", "rejected", "responses", "ranks")
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "prompts": ("completion", "summary", "output", *_COMPARED),
+    "demonstrations": _COMPARED,
+}
+"""Columns that may be missing: references of prompts, and those of comparisons, which other roles can read."""
 
 _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "messages", "completion")}
 """What a row must not hold next to a column that is its whole content, if that one was named and they were not."""
@@ -38,8 +42,8 @@ def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
         role: the role.
     """
     read = "demonstrations" if role == "pretraining" else role
-    optional = _REFERENCES if role == "prompts" else ()
-    general = {ours: theirs for ours, theirs in columns.items() if ours in (*_READ[read], *optional)}
+    names = (*_READ[read], *_OPTIONAL.get(read, ()))
+    general = {ours: theirs for ours, theirs in columns.items() if ours in names}
     own = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}
     return {**general, **own}
 
@@ -63,9 +67,8 @@ def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role,
     Raises:
         DataError: Names the column and those that exist.
     """
-    optional = _REFERENCES if role == "prompts" else ()
     for ours, theirs in columns.items():
-        if theirs not in fields and ours not in optional:
+        if theirs not in fields and ours not in _OPTIONAL.get(role, ()):
             present = ", ".join(repr(str(name)[:40]) for name in list(fields)[:12]) or "none"
             raise DataError(
                 f"data.columns.{ours}={theirs}: {source} has no column {theirs!r}; its columns are {present} "

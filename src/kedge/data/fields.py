@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -10,16 +11,30 @@ from typing import Any, TypeAlias
 from kedge.data.rejections import RowError
 from kedge.texts import unwritable
 
-__all__ = ["Fields", "Messages", "check_fields", "entries_of", "field_of", "messages_of", "number_of", "text_of"]
+__all__ = [
+    "Fields",
+    "Messages",
+    "check_fields",
+    "decoded",
+    "entries_of",
+    "field_of",
+    "is_conversation",
+    "is_given",
+    "is_missing",
+    "messages_of",
+    "number_of",
+    "text_of",
+]
 
 Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 
 _DEEPEST = 100
-_SHAREGPT_ROLES = {
+_ROLES = {
     **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
     **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
 }
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
@@ -48,10 +63,23 @@ def field_of(fields: Fields, name: str) -> Any:
     """
     if name not in fields:
         present = ", ".join(repr(key[:20]) for key in list(fields)[:6])
-        raise RowError(f"field {name!r} is missing (the row has {present or 'no fields'})")
+        alone = ": a single message; a conversation is a list of messages" if is_conversation([fields]) else ""
+        raise RowError(f"field {name!r} is missing (the row has {present or 'no fields'}{alone})")
     if fields[name] is None:
         raise RowError(f"field {name!r} is null")
     return fields[name]
+
+
+def is_missing(value: object) -> bool:
+    """Tell a missing value: null, and what tables write in its place (NaN, NaT, NA)."""
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    )
+
+
+def is_given(fields: Fields, name: str) -> bool:
+    """Tell whether a row has a field; rows of concatenated data sets hold null in the columns of the others."""
+    return not is_missing(fields.get(name))
 
 
 def text_of(value: object, name: str) -> str:
@@ -68,11 +96,12 @@ def text_of(value: object, name: str) -> str:
 
 
 def number_of(value: object, name: str) -> float:
-    """A finite number.
+    """A finite number; of a text, such as a cell of a CSV file, the number that it writes.
 
     Raises:
         RowError: The value is not a number, not finite, or beyond a float's range.
     """
+    value = decoded(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RowError(f"field {name!r} is {_kind(value)}, expected a number")
     try:
@@ -85,23 +114,42 @@ def number_of(value: object, name: str) -> float:
 
 
 def entries_of(value: object, name: str) -> Sequence[Any]:
-    """A list.
+    """A list; of a text, such as a cell of a CSV file, the list that it writes as JSON.
 
     Raises:
         RowError: The value is not a list.
     """
+    value = decoded(value)
+    if isinstance(value, str):
+        raise RowError(f"field {name!r} is text, expected a list, or the JSON of one")
     if not isinstance(value, (list, tuple)):
         raise RowError(f"field {name!r} is {_kind(value)}, expected a list")
     return value
 
 
+def decoded(value: object) -> object:
+    """The value of a text that is JSON; any other value, and any other text, unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def is_conversation(value: object) -> bool:
+    """Tell a list of messages from other values."""
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(entry, Mapping) for entry in value):
+        return False
+    return value[0].keys() >= {"role", "content"} or value[0].keys() >= {"from", "value"}
+
+
 def messages_of(value: object, name: str) -> Messages:
     """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
-    A single message stands for a conversation of one. ShareGPT's `from` and `value` are read as well.
+    A single message stands for a conversation of one. ShareGPT's `from` and `value` are read as well, and so are
+    its roles, and contents in parts if all parts are text.
 
     Raises:
-        RowError: The value is not such a list.
+        RowError: The value is not such a list, or has content other than text, such as calls of tools.
     """
     entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
     if not entries:
@@ -112,13 +160,34 @@ def messages_of(value: object, name: str) -> Messages:
 def _message(entry: object, name: str) -> dict[str, str]:
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
-    if "from" in entry and "role" not in entry:
-        role = text_of(entry["from"], f"{name}.from")
-        if role not in _SHAREGPT_ROLES:
-            known = ", ".join(_SHAREGPT_ROLES)
-            raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {known}")
-        return {"role": _SHAREGPT_ROLES[role], "content": text_of(field_of(entry, "value"), f"{name}.value")}
-    return {key: text_of(field_of(entry, key), f"{name}.{key}") for key in ("role", "content")}
+    speaker = "from" if "from" in entry and "role" not in entry else "role"
+    content = "value" if "value" in entry and "content" not in entry else "content"
+    role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
+    if speaker == "from" and role.lower() not in _ROLES:
+        raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
+    if called := next((key for key in ("tool_calls", "function_call") if entry.get(key)), None):
+        raise RowError(
+            f"field {f'{name}.{called}'!r} calls tools, and kedge reads text alone: write the call into 'content', as "
+            "the model is to write it",
+            f"messages with {called}, which kedge does not read: write the call into 'content'",
+        )
+    text = _joined(field_of(entry, content), f"{name}.{content}")
+    return {"role": _ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
+
+
+def _joined(content: object, name: str) -> object:
+    """The text of a content in parts; other content unchanged."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    texts = [part if isinstance(part, str) else _part_text(part, name) for part in content]
+    return "".join(texts)
+
+
+def _part_text(part: object, name: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+        raise RowError(f"field {name!r} has a part that is not text ({str(kind)[:40]}), and kedge reads text alone")
+    return part["text"]
 
 
 def _kind(value: object) -> str:

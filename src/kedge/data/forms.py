@@ -1,21 +1,50 @@
-"""Forms of rows that other projects write, turned into kedge's: ShareGPT, Alpaca, token ids."""
+"""Forms of rows that other projects write, turned into kedge's: ShareGPT, Alpaca, labeled pairs, token ids.
+
+A comparison can be read as a prompt and as a demonstration, and has the same prompt in every role.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from kedge.data.chat import shared_messages
 from kedge.data.columns import Role
-from kedge.data.fields import Fields, entries_of, field_of, messages_of, text_of
+from kedge.data.fields import (
+    Fields,
+    Messages,
+    decoded,
+    entries_of,
+    field_of,
+    is_conversation,
+    messages_of,
+    number_of,
+    text_of,
+)
 from kedge.data.rejections import RowError
 from kedge.data.token_ids import texts_of_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["standard_form"]
+__all__ = ["is_comparison", "standard_form"]
 
 _CONVERSATIONS = ("conversations", "conversation")
+_MAY_BE_CONVERSATIONS = (*_CONVERSATIONS, "messages", "prompt", "completion", "chosen", "rejected")
+
+_PAIRS = (
+    ("output_1", "output_2", "label", 1),
+    ("output_1", "output_2", "preference", 1),
+    ("response_0", "response_1", "better_response_id", 0),
+)
+"""Two answers, the column that says which is better, and its value for the first: LLMBar, AlpacaFarm, PKU-SafeRLHF."""
+
+_SCORES = ("fine-grained_score", "overall_score")
+"""UltraFeedback's scores of a completion: the mean of its ratings, and the critique's, which has known mistakes."""
+
+_ANSWER_MARK = "\n\nAssistant:"
+"""Before each answer in the dialogues of hh-rlhf, which are plain text."""
 
 # The prompts of Stanford Alpaca, which models without a chat template are trained with.
 _TASK = "Below is an instruction that describes a task"
@@ -31,6 +60,10 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
     """The row in one of kedge's own forms; unchanged if it is in one already, or in none that is known.
 
     - `conversations` (ShareGPT), with an optional `system`, become `messages`; next to `chosen`, the prompt;
+    - two answers with a label, and scored `completions` (UltraFeedback) become `chosen` and `rejected`, and `responses`
+      and `ranks`;
+    - a comparison that holds its prompt in another column, or in both answers, gets `prompt`, and as a demonstration
+      the better answer as its `completion`;
     - `instruction`, `input` and `output` (Alpaca) become `prompt` and `completion`: a conversation if the tokenizer has
       a chat template, else the text that Alpaca trains with;
     - `input_ids` become the texts that they encode.
@@ -40,13 +73,17 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
     Raises:
         RowError: The row has such a form but cannot be used.
     """
+    fields = {name: _conversation(value) if name in _MAY_BE_CONVERSATIONS else value for name, value in fields.items()}
     conversation = next((name for name in _CONVERSATIONS if isinstance(fields.get(name), (list, tuple))), None)
     if conversation is not None and not fields.keys() & {"messages", "prompt", "completion"}:
         messages = [*_system(fields), *messages_of(fields[conversation], conversation)]
         rest = {name: value for name, value in fields.items() if name not in (conversation, "text")}
         fields = {**rest, "messages": messages}
     if role == "comparisons":
-        return _with_prompt(fields, tokenizer)
+        return _with_prompt(_compared(fields), tokenizer, role)
+    if is_comparison(fields) and not (role == "demonstrations" and _demonstrates(fields)):
+        fields = _with_prompt(_compared(fields), tokenizer, role)
+        return fields if role == "prompts" else {**fields, "completion": _better(fields)}
     answered = role == "prompts" or "output" in fields
     if "instruction" in fields and answered and not fields.keys() & {"prompt", "messages"}:
         output = fields.get("output")
@@ -58,20 +95,121 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
     return fields
 
 
-def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Fields:
-    """A comparison with its prompt, if it stands in a column of another name."""
-    if "prompt" in fields:
+def is_comparison(fields: Fields) -> bool:
+    """Tell whether a row has answers of which one is better: `chosen` and `rejected`, a ranking, or a labeled pair."""
+    forms = (
+        {"chosen", "rejected"},
+        {"responses", "ranks"},
+        *({first, second, label} for first, second, label, _ in _PAIRS),
+    )
+    return any(fields.keys() >= form for form in forms) or _is_scored(fields)
+
+
+def _conversation(value: Any) -> Any:
+    """A conversation that is written as JSON, as in a cell of a CSV file; any other value unchanged."""
+    found = decoded(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    return found if is_conversation(found) else value
+
+
+def _compared(fields: Fields) -> Fields:
+    """The row with `chosen` and `rejected`, or `responses` and `ranks`, if it holds them in another form."""
+    if fields.keys() & {"chosen", "rejected", "responses"}:
         return fields
+    for first, second, label, value in _PAIRS:
+        if fields.keys() >= {first, second, label}:
+            number = number_of(fields[label], label)
+            if number not in (value, value + 1):
+                raise RowError(
+                    f"field {label!r} is {number:g}, expected {value} ({first!r} is better) or {value + 1} ({second!r})"
+                )
+            better, worse = (first, second) if number == value else (second, first)
+            return {**fields, "chosen": fields[better], "rejected": fields[worse]}
+    if _is_scored(fields):
+        entries: list[Any] = fields["completions"]
+        name = next((name for name in _SCORES if all(name in entry for entry in entries)), _SCORES[0])
+        ranks = [-number_of(field_of(entry, name), f"completions.{name}") for entry in entries]
+        return {**fields, "responses": [entry["response"] for entry in entries], "ranks": ranks}
+    return fields
+
+
+def _is_scored(fields: Fields) -> bool:
+    entries = fields.get("completions")
+    return (
+        isinstance(entries, (list, tuple))
+        and len(entries) > 1
+        and all(isinstance(entry, Mapping) and "response" in entry for entry in entries)
+    )
+
+
+def _demonstrates(fields: Fields) -> bool:
+    """Tell whether a comparison is a demonstration by its other columns."""
+    messages = fields.get("messages")
+    ended = is_conversation(messages) and messages_of(messages, "messages")[-1]["role"] == "assistant"
+    return ended or bool(fields.keys() & {"completion", "text", "output"})
+
+
+def _better(fields: Fields) -> Any:
+    """The best answer of a comparison."""
+    if "chosen" in fields:
+        return fields["chosen"]
+    responses = entries_of(fields["responses"], "responses")
+    ranks = [number_of(rank, "ranks") for rank in entries_of(fields["ranks"], "ranks")]
+    if not responses or len(responses) != len(ranks):
+        raise RowError(f"{len(responses)} responses have {len(ranks)} ranks, expected one rank per response")
+    return responses[ranks.index(min(ranks))]
+
+
+def _with_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, role: Role) -> Fields:
+    """A comparison with its prompt, taken from a column of another name or from both answers."""
+    if "prompt" in fields:
+        # Some public data sets repeat the prompt as text next to the full conversations.
+        is_repeated = isinstance(fields["prompt"], str) and _starts_with_question(fields.get("chosen"))
+        is_needed = role != "prompts" or tokenizer.chat_template
+        return _split(fields) if is_repeated and is_needed and "rejected" in fields else fields
     if "messages" in fields:
         return {**fields, "prompt": fields["messages"]}
     if "instruction" in fields:
         return {**fields, "prompt": _instruction(fields, tokenizer)}
-    if isinstance(fields.get("question"), str):
-        # Without it, the common start of both answers would count as the prompt.
-        return {**fields, "prompt": _asked(fields, fields["question"], tokenizer)}
+    for name in ("question", "input"):
+        if isinstance(fields.get(name), str):
+            # Without it, the common start of both answers would count as the prompt.
+            return {**fields, "prompt": _asked(fields, fields[name], tokenizer)}
     if fields.keys() & {"chosen_input_ids", "input_ids_chosen", "chosen_ids"} and "chosen" not in fields:
         raise RowError("comparisons cannot be given as token ids; give the texts 'prompt', 'chosen' and 'rejected'")
-    return fields
+    return _split(fields) if fields.keys() >= {"chosen", "rejected"} else fields
+
+
+def _starts_with_question(answer: object) -> bool:
+    return isinstance(answer, list) and messages_of(answer, "chosen")[0]["role"] != "assistant"
+
+
+def _split(fields: Fields) -> Fields:
+    """A comparison whose answers both start with the prompt: the common start, and the remainder of each."""
+    chosen, rejected = fields["chosen"], fields["rejected"]
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        count = _shared_characters(chosen, rejected)
+        prompt: str | Messages = chosen[:count]
+        first, second = chosen, rejected
+    else:
+        first, second = messages_of(chosen, "chosen"), messages_of(rejected, "rejected")
+        count = min(shared_messages(first, second), len(first) - 1, len(second) - 1)
+        prompt = first[:count]
+    if not prompt:
+        raise RowError("field 'prompt' is missing, and 'chosen' and 'rejected' have no common start")
+    return {**fields, "prompt": prompt, "chosen": first[count:], "rejected": second[count:]}
+
+
+def _shared_characters(first: str, second: str) -> int:
+    """Length of the common start of two texts, cut back to its last whitespace so that answers start at a word.
+
+    In a dialogue it ends where the last answer starts, even if both answers start with the same words.
+    """
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    if (mark := first.rfind(_ANSWER_MARK, 0, count)) >= 0:
+        return mark + len(_ANSWER_MARK)
+    if count in (len(first), len(second)):
+        return count
+    return max((index for index in range(count) if first[index].isspace()), default=0)
 
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -6,7 +6,17 @@ from typing import Any
 
 from kedge.data.chat import render_prompt
 from kedge.data.columns import Role, columns_of, rename_columns
-from kedge.data.fields import Fields, check_fields, entries_of, field_of, messages_of, number_of, text_of
+from kedge.data.fields import (
+    Fields,
+    check_fields,
+    entries_of,
+    field_of,
+    is_conversation,
+    is_given,
+    messages_of,
+    number_of,
+    text_of,
+)
 from kedge.data.forms import standard_form
 from kedge.data.prompt_answers import (
     ReadingOptions,
@@ -28,21 +38,25 @@ __all__ = ["parse_comparison", "parse_demonstration", "parse_prompt"]
 def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:
     """`prompt` + `completion`, `messages`, `text`, or a TL;DR post with its `summary`; a bare string counts as `text`.
 
+    A comparison demonstrates its better answer.
+
     Raises:
         RowError: The row has none of these forms.
     """
     fields = _read(value, "text", "demonstrations", options)
-    if options.template == "none" and "completion" not in fields:
-        if "messages" in fields:
+    if options.template == "none" and not is_given(fields, "completion"):
+        if is_given(fields, "messages"):
             conversation = messages_of(fields["messages"], "messages")
             if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
                 raise RowError("field 'messages' must end with an assistant message that follows another message")
             return Demonstration(
                 *render_prompt_and_answers(conversation[:-1], {"messages": conversation[-1:]}, options)
             )
-        if "text" in fields and "prompt" not in fields:
+        if is_given(fields, "text") and not is_given(fields, "prompt"):
             return _plain_text(text_of(fields["text"], "text"), options)
-    name = "summary" if options.template == "tldr" else "completion"
+    name = "completion"
+    if options.template == "tldr":
+        name = "chosen" if is_given(fields, "chosen") and not is_given(fields, "summary") else "summary"
     return Demonstration(*prompt_and_answers(fields, {name: field_of(fields, name)}, options))
 
 
@@ -55,7 +69,7 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
         RowError: The row has neither form, or expresses no preference.
     """
     fields = _read(value, "", "comparisons", options)
-    if "responses" in fields and "chosen" not in fields:
+    if is_given(fields, "responses") and not is_given(fields, "chosen"):
         return _ranking(fields, options)
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
     prompt, chosen, rejected = prompt_and_answers(fields, answers, options)
@@ -77,12 +91,14 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     if options.template == "tldr":
         # The post's fields stay columns: a reward function may need the text that truncation cut from the prompt.
         return Prompt(tldr_prompt(fields, options, budget=options.max_prompt_tokens), dict(fields))
-    name = next((name for name in ("prompt", "messages", "text") if name in fields), "prompt")
+    name = next((name for name in ("prompt", "messages", "text") if is_given(fields, name)), "prompt")
     prompt = field_of(fields, name)
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and options.tokenizer.chat_template and _has_conversation(fields):
+        prompt = {"role": "user", "content": prompt}  # as in training on these answers
+    if isinstance(prompt, str) and name != "messages":
         text = cut_text(text_of(prompt, name), {}, options)
         check_lengths(text, {}, options)
-        if fields.get("messages") is not None:
+        if is_given(fields, "messages"):
             messages_of(fields["messages"], "messages")  # reward models render this column
         return Prompt(text, _columns(fields, name))
     messages = messages_of(prompt, name)
@@ -95,13 +111,22 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
 
 
 def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
-    """A row under kedge's names and in one of its forms; a bare text becomes the field `name`."""
+    """A row under kedge's names and in one of its forms.
+
+    A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
+    data sets have in the columns of the others, do not count as fields; reward functions may still take them.
+    """
     if isinstance(value, str) and name:
         return check_fields({name: value})
-    fields = check_fields(value)
+    fields = check_fields({"messages": value} if name and is_conversation(value) else value)
     if columns := columns_of(options.columns, role):
         fields = rename_columns(fields, columns)
-    return fields if options.template == "tldr" else standard_form(fields, role, options.tokenizer)
+    if options.template == "tldr":
+        return fields
+    given = standard_form(
+        {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
+    )
+    return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
 
 
 def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
@@ -128,6 +153,14 @@ def _plain_text(text: str, options: ReadingOptions) -> Demonstration:
         if length > options.max_length:
             raise RowError(f"the text is {length} tokens long, at most {options.max_length} fit", kind)
     return Demonstration("", text)
+
+
+def _has_conversation(fields: Fields) -> bool:
+    """Tell whether an answer of the row is a conversation: its prompt is then read as one."""
+    responses = fields.get("responses")
+    answers = [fields.get(name) for name in ("completion", "chosen", "rejected")]
+    answers += responses if isinstance(responses, (list, tuple)) else []
+    return any(is_conversation(answer if isinstance(answer, (list, tuple)) else [answer]) for answer in answers)
 
 
 def _columns(fields: Fields, *used: str) -> dict[str, Any]:

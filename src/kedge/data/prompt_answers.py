@@ -1,16 +1,15 @@
 """A prompt and its answers, extracted from a row as texts within the length limits.
 
-A row holds them as texts, as conversations, as a TL;DR post, or with the prompt inside the answers.
+A row holds them as texts, as conversations, or as a TL;DR post.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from kedge.data.chat import render_answer, render_prompt, shared_messages
+from kedge.data.chat import render_answer, render_prompt
 from kedge.data.fields import Fields, Messages, field_of, messages_of, text_of
 from kedge.data.rejections import RowError
 from kedge.data.templates import render_tldr, tldr_response
@@ -70,7 +69,7 @@ class ReadingOptions:
 
 
 def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
-    """The texts of a row: the prompt, wherever the row holds it, followed by the answers.
+    """The texts of a row: the prompt, followed by the answers.
 
     Args:
         fields: the row.
@@ -85,8 +84,6 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
         prompt = tldr_prompt(fields, options, budget=_prompt_budget(texts, options))
         return check_lengths(prompt, texts, options)
-    if "chosen" in answers and _holds_prompt_in_answers(fields):
-        return render_prompt_and_answers(*_split_prompt(answers["chosen"], answers["rejected"]), options)
     return render_prompt_and_answers(field_of(fields, "prompt"), answers, options)
 
 
@@ -133,41 +130,6 @@ def _render_answers(prompt: Messages, answers: Mapping[str, Messages], options: 
 def _as_messages(value: object, name: str, role: str) -> Messages:
     """A conversation; a plain text among conversations becomes one message with the given role."""
     return [{"role": role, "content": text_of(value, name)}] if isinstance(value, str) else messages_of(value, name)
-
-
-def _holds_prompt_in_answers(fields: Fields) -> bool:
-    if "prompt" not in fields:
-        return True
-    # Some public data sets repeat the prompt as text next to the full conversations.
-    chosen = fields["chosen"]
-    return isinstance(fields["prompt"], str) and isinstance(chosen, list) and _starts_with_question(chosen)
-
-
-def _starts_with_question(conversation: list[Any]) -> bool:
-    return messages_of(conversation, "chosen")[0]["role"] != "assistant"
-
-
-def _split_prompt(chosen: object, rejected: object) -> tuple[str | Messages, dict[str, Any]]:
-    """The common start of two full texts or conversations, and the remainder of each."""
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        count = _shared_characters(chosen, rejected)
-        prompt: str | Messages = chosen[:count]
-        first, second = chosen, rejected
-    else:
-        first, second = messages_of(chosen, "chosen"), messages_of(rejected, "rejected")
-        count = min(shared_messages(first, second), len(first) - 1, len(second) - 1)
-        prompt = first[:count]
-    if not prompt:
-        raise RowError("field 'prompt' is missing, and 'chosen' and 'rejected' have no common start")
-    return prompt, {"chosen": first[count:], "rejected": second[count:]}
-
-
-def _shared_characters(first: str, second: str) -> int:
-    """Length of the common start of two texts, cut back to its last whitespace so that answers start at a word."""
-    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-    if count in (len(first), len(second)):
-        return count
-    return max((index for index in range(count) if first[index].isspace()), default=0)
 
 
 def tldr_prompt(fields: Fields, options: ReadingOptions, *, budget: int | None) -> str:

@@ -27,7 +27,7 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     """The row with `prompt`, `prompt` and `completion`, or `text` in place of `input_ids`.
 
     Padding is left out where `attention_mask` is 0. `labels` (−100 on the prompt) or `completion_mask` (1 on the
-    completion) split prompt and completion. A missing BOS or EOS is added, as for texts.
+    completion) split prompt and completion; a prompt is the part before. A missing BOS or EOS is added, as for texts.
 
     Raises:
         RowError: The ids are not the tokenizer's, or their texts would be encoded to other ids.
@@ -44,6 +44,7 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
         # Encoding adds it again. SentencePiece would read a text that starts with it as a space and the text.
         ids, trained = ids[1:], trained and trained[1:]
     if role == "prompts":
+        ids = ids[: trained.index(True)] if trained and True in trained else ids
         text = _decoded(tokenizer, ids)
         _check(encode_prompt(tokenizer, text), ids, tokenizer)
         return {**rest, "prompt": text}

@@ -8,6 +8,7 @@ from typing import Any
 
 from kedge.data import Prompt, encode_prompt, room_for_prompt, tldr_response
 from kedge.data.chat import render_prompt
+from kedge.data.fields import messages_of
 from kedge.data.rejections import RowError
 from kedge.errors import DataError
 from kedge.evaluation.policy import Policy
@@ -40,8 +41,11 @@ def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
 def _reference(columns: Mapping[str, Any]) -> str:
     for name in REFERENCE_COLUMNS:
         value = columns.get(name)
-        if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-            value = value[-1].get("content")
+        if isinstance(value, (list, Mapping)):
+            try:
+                value = messages_of(value, name)[-1]["content"]
+            except RowError:
+                continue
         if isinstance(value, str) and value.strip():
             return value
     return ""

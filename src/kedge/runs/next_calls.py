@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,13 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
     if stage == "sft":
         data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
         reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(training))
-        return [reward, Call("generate", {"model": model, "prompts": demonstrations}, settings)]
+        as_prompts = _read_as("prompts", settings, "demonstrations")
+        return [reward, Call("generate", {"model": model, "prompts": demonstrations}, as_prompts)]
     if stage == "reward":
-        asked = prompts if config.data.prompts else comparisons if config.data.comparisons else TO_FILL_IN
+        if config.data.comparisons and not config.data.prompts:
+            prompts, training = comparisons, _read_as("prompts", training, "comparisons")
         policy = TO_FILL_IN if _has_scores(base[0]) else base
-        return [Call("ppo", {"model": policy, "prompts": asked, "reward": model}, training)]
+        return [Call("ppo", {"model": policy, "prompts": prompts, "reward": model}, training)]
     if stage == "critic":
         arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
         return [Call("ppo", arguments, {**training, **_of_ppo(config)})]
@@ -158,6 +161,15 @@ def _for_demonstrations(settings: dict[str, Any]) -> dict[str, Any]:
     if not columns:
         return settings
     named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
+    return {**settings, "data.columns": named}
+
+
+def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]:
+    """The settings for data that was read in one role and is now read in another, names of its columns included."""
+    columns = settings.get("data.columns")
+    if not columns:
+        return settings
+    named = {re.sub(rf"^{before}\.", f"{role}.", name): column for name, column in columns.items()}
     return {**settings, "data.columns": named}
 
 

@@ -11,6 +11,8 @@ from kedge.data import DataUsage, Preview, Source, Sources, rows_of
 from kedge.data.characters import character_tokenizer
 from kedge.data.columns import Role, rename_columns
 from kedge.data.example import parts_of
+from kedge.data.fields import is_conversation, is_given
+from kedge.data.forms import is_comparison
 from kedge.data.prompt_answers import ReadingOptions
 from kedge.data.readers import read_table
 from kedge.errors import ConfigError, DataError
@@ -99,12 +101,13 @@ def preview_data(
 
 
 def _likely_stage(first: object, columns: Mapping[str, str]) -> str:
-    if isinstance(first, str):
-        return "ppo"
-    named = set(rename_columns(first, columns)) if isinstance(first, Mapping) else set[str]()
-    if named >= {"chosen", "rejected"} or named >= {"responses", "ranks"}:
+    if not isinstance(first, Mapping):
+        return "sft" if is_conversation(first) else "ppo"
+    renamed = rename_columns(first, columns)
+    fields = {name: value for name, value in renamed.items() if is_given(renamed, name)}
+    if is_comparison(fields):
         return "reward"
-    return "sft" if named & _ANSWERED else "ppo"
+    return "sft" if fields.keys() & _ANSWERED else "ppo"
 
 
 def _kinds(first: object) -> dict[str, str]:
