@@ -10,10 +10,11 @@ import typer
 
 from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, stages, sweep
 from kedge.cli.command import Group
-from kedge.config import RANKED
-from kedge.errors import ConfigError, KedgeError, PushError, is_panic
+from kedge.config import RANKED, STAGES
+from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
 from kedge.invocation import mark_command_line, num_ranks
 from kedge.memory import Exhaustion, is_out_of_memory
+from kedge.streams import lasting_streams, refused_output
 from kedge.texts import error_text, printable
 from kedge.version import __version__
 
@@ -54,15 +55,23 @@ def _root(
         raise ConfigError(
             f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(RANKED)} can have several ranks"
         )
+    if context.invoked_subcommand not in (*STAGES, "sweep"):  # of other commands, the output is the result
+        context.call_on_close(_check_shown)
+
+
+def _check_shown() -> None:
+    if error := refused_output():
+        raise OutputError(f"standard output cannot be written: {error.strerror}")
 
 
 def main() -> None:
     """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
-    if num_ranks() > 1:
-        from kedge.cli.ranks import run_as_rank
+    with lasting_streams():
+        if num_ranks() > 1:
+            from kedge.cli.ranks import run_as_rank
 
-        return run_as_rank(_run)
-    _run()
+            return run_as_rank(_run)
+        _run()
 
 
 def _run() -> None:

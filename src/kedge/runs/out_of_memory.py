@@ -11,6 +11,7 @@ from kedge.config import ADAPTED, Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.memory import Exhaustion, is_out_of_memory, release
 from kedge.runs.claim import claims
+from kedge.streams import lasting_streams
 
 __all__ = ["ends_in_one_line", "memory_in_one_line"]
 
@@ -27,13 +28,13 @@ def ends_in_one_line(stage: str) -> Callable[[F], F]:
     """Decorates a stage's function, whose first argument is the configuration; see `memory_in_one_line`.
 
     Memory that runs out where no phase is noted ran out while models and data were loaded. The run's folder is claimed
-    until the function returns or raises.
+    until the function returns or raises. Output that cannot be written is dropped.
     """
 
     def decorate(run: F) -> F:
         @wraps(run)
         def watched(config: Config, *args: Any, **kwargs: Any) -> Any:
-            with memory_in_one_line(config, stage), claims():
+            with lasting_streams(), memory_in_one_line(config, stage), claims():
                 return run(config, *args, **kwargs)
 
         return cast(F, watched)

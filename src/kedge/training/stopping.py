@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from kedge.ranks import ALONE, Ranks
@@ -102,8 +102,6 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        if signum == HANGUP:
-            _leave_terminal()
         stop.request(signum)
         _set_timer(grace)
 
@@ -149,17 +147,9 @@ def _set_timer(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _leave_terminal() -> None:
-    """Send output nowhere if it went to a terminal that is gone: writing to it would be an error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        if os.isatty(descriptor):
-            os.dup2(nowhere, descriptor)
-    os.close(nowhere)
-
-
 def _exit_at_once(signum: int) -> None:
     """Exit without cleanup, which could take time; files are written under temporary names, so none is damaged."""
-    if sys.stderr.isatty():
-        os.write(2, b"\x1b[?25h\n")  # show the cursor, which the progress display hides
+    with suppress(OSError):  # the terminal is gone
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h\n")  # show the cursor, which the progress display hides
     os._exit(128 + signum)
