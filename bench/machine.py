@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from kedge.version import __version__
+
 __all__ = ["available_cores", "describe_machine", "describe_versions"]
 
-PACKAGES = ("kedge", "torch", "transformers")
+PACKAGES = ("torch", "transformers")
 PEER_PACKAGES = ("trl", "torch", "transformers", "accelerate")
 CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -37,7 +39,7 @@ def describe_machine(num_threads: int) -> dict[str, str]:
 
 def describe_versions(peer: Path | None) -> dict[str, str]:
     """Package versions of both environments; of kedge's alone without a peer."""
-    own = {"kedge's": _listed([f"{name} {version(name)}" for name in PACKAGES])}
+    own = {"kedge's": _listed([f"kedge {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])}
     if peer is None:
         return own
     code = f"from importlib.metadata import version\nfor name in {PEER_PACKAGES}: print(name, version(name))"

@@ -6,8 +6,15 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kedge import errors
+from kedge.errors import install_line
+from kedge.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,3 +45,66 @@ def test_every_import_is_declared() -> None:
     declared = {normalized(name) for name in [*re.findall(r'^  "([\w.-]+)', block, re.MULTILINE), *extras]}
     homes = packages_distributions()
     assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        ('{"url": "file:///home/me/code", "dir_info": {"editable": true}}', "pip install -e '.[ray]'"),
+        (None, "pip install 'kedge-rl[ray]'"),
+        (
+            '{"url": "https://example.org/kedge", "vcs_info": {"vcs": "git", "commit_id": "ab"}}',
+            "pip install 'kedge-rl[ray] @ git+https://example.org/kedge'",
+        ),
+        ('{"url": "file:///tmp/k.whl", "archive_info": {}}', "pip install 'kedge-rl[ray] @ file:///tmp/k.whl'"),
+    ],
+)
+def test_the_line_that_installs_an_extra_is_true_where_it_is_shown(
+    origin: str | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`direct_url.json` (PEP 610) says where pip took a package from; one from an index has none."""
+    monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: origin))
+    assert install_line("ray") == line
+
+
+def test_without_a_distribution_the_source_is_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(errors, "distribution", missing)
+    assert install_line("ray") == "pip install -e '.[ray]'"
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    places = [ROOT / name for name in ("src", "docs", "bench", "handbook", "tests", ".ci")]
+    files = [path for place in places for path in sorted(place.rglob("*")) if path.suffix in (".py", ".md", ".js", "")]
+    for path in [*files, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]:
+        if path.is_file() and path != Path(__file__).resolve():
+            yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+
+
+def test_no_text_names_the_other_kedge_as_something_to_install() -> None:
+    """`kedge` on PyPI is another project: an extra, a version or an install line of that name is a stranger's code."""
+    other = re.compile(
+        r"(?<![\w./-])kedge(\[[a-z]|\s*[=<>~!]=\s*\d)"
+        r"|\b(pip|pipx|uv|uvx|conda|poetry)\s[^\n`;]*(?<=[\s\"'])kedge(?![\w./-])"
+        r"|\b(version|distribution)\([\"']kedge[\"']"
+    )
+    found = [f"{path}: {match[0]}" for path, text in texts() for match in other.finditer(text)]
+    assert found == []
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'name = "{DISTRIBUTION}"' in project
+    extras = set(re.findall(r"^([\w-]+) = \[", project.partition("[project.optional-dependencies]")[2], re.MULTILINE))
+    named = re.compile(r"install_line\(\"([\w-]+)|install -e '?\.\[([\w,-]+)\]")
+    found = {
+        extra
+        for path, text in texts()
+        if path.parts[0] != "tests"
+        for match in named.finditer(text.replace("'", '"').replace('-e "', "-e '"))
+        for extra in str(match[1] or match[2]).split(",")
+    }
+    assert len(found) > 6
+    assert found <= extras

@@ -107,7 +107,7 @@ def test_the_front_page_opens_with_the_commands_and_a_picture() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_filter_shows_the_fields_that_contain_all_words() -> None:
-    playwright: Any = pytest.importorskip("playwright.sync_api", reason="drives the browser: pip install 'kedge[dev]'")
+    playwright: Any = pytest.importorskip("playwright.sync_api", reason="drives the browser: pip install -e '.[dev]'")
     page = """<article><h1 id="every-field">Every field</h1><p id="about">About.</p>
     <h2 id="ppo">ppo</h2><p>The update.</p>
       <h3 id="clip">ppo.clip_range</h3><p>Largest ratio.</p><h3 id="rate">ppo.learning_rate</h3><p>Step size.</p>

@@ -4,10 +4,13 @@ A `KedgeError` is a mistake in the input or a failure of the environment: the co
 with 2. Any other exception is a bug in kedge and keeps its traceback.
 """
 
+import json
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from kedge.texts import printable
+from kedge.version import DISTRIBUTION
 
 __all__ = [
     "ConfigError",
@@ -25,6 +28,7 @@ __all__ = [
     "RewardError",
     "ShapeError",
     "UnscoredError",
+    "install_line",
     "is_panic",
 ]
 
@@ -42,6 +46,19 @@ class KedgeError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What IPython and notebooks show in place of a traceback through kedge: the line."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def install_line(extra: str) -> str:
+    """The command that installs an extra: `pip install -e '.[adapters]'` in a clone, else by the package's name."""
+    try:
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # the source alone is on the path
+        origin = {"dir_info": {"editable": True}}
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e '.[{extra}]'"
+    prefix = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+    source = f" @ {prefix}{origin['url']}" if origin else ""
+    return f"pip install '{DISTRIBUTION}[{extra}]{source}'"
 
 
 def is_panic(error: BaseException) -> bool:

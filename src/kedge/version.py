@@ -1,3 +1,6 @@
-"""The version, alone in its file so that the build can read it without importing torch."""
+"""Name and version of the distribution, alone in their file so that the build reads them without importing torch."""
+
+DISTRIBUTION = "kedge-rl"
+"""The name for pip; `kedge` on PyPI is another project."""
 
 __version__ = "0.1.0"

@@ -80,7 +80,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     for name in ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "unset afterwards")
     assert launch(monkeypatch, "--ray", "--actors", "2", *PPO) == 2
-    assert "--ray needs Ray: pip install 'kedge[ray]'" in capsys.readouterr().err
+    assert "--ray needs Ray: pip install -e '.[ray]'" in capsys.readouterr().err
 
 
 def test_ranks_get_gpus_where_there_are_any() -> None:

@@ -140,5 +140,5 @@ def test_what_cannot_be_had_is_refused_in_one_line(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"runtime.frozen_dtype=nf4 runs on a CPU or an NVIDIA GPU, not on mps"):
         load_bitsandbytes("runtime.frozen_dtype=nf4", torch.device("mps"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"runtime.frozen_dtype=nf4 needs bitsandbytes: pip install 'kedge\["):
+    with pytest.raises(ConfigError, match=r"runtime.frozen_dtype=nf4 needs bitsandbytes: pip install -e '\.\["):
         load_bitsandbytes("runtime.frozen_dtype=nf4", torch.device("cpu"))

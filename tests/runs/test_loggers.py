@@ -127,5 +127,5 @@ def test_a_missing_package_is_reported_before_anything_is_loaded(tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: runtime.loggers: wandb is not installed; pip install 'kedge[wandb]'\n"
+    assert capsys.readouterr().err == "error: runtime.loggers: wandb is not installed; pip install -e '.[wandb]'\n"
     assert not out.exists()

@@ -208,7 +208,7 @@ def test_what_cannot_be_had_is_refused_in_one_line(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"sft.optimizer=muon needs torch 2.9 or newer"):
         check_optimizer("muon", cpu, named="sft.optimizer")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"sft.optimizer=adamw8bit needs bitsandbytes: pip install 'kedge\["):
+    with pytest.raises(ConfigError, match=r"sft.optimizer=adamw8bit needs bitsandbytes: pip install -e '\.\["):
         check_optimizer("adamw8bit", cpu, named="sft.optimizer")
     with pytest.raises(ConfigError, match="optimizer: 'sgd' is unknown"):
         build("sgd", [matrix(2, 2)])  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation, TimeLimit
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from kedge.errors import ConfigError, KedgeError
+from kedge.errors import ConfigError, KedgeError, install_line
 from kedge.gym.environments import Environments, checked_observation
 from kedge.gym.failures import place_of
 from kedge.gym.in_process import InProcessEnvironments
@@ -219,7 +219,7 @@ def _made(
             raise ConfigError(f"environment {spec.name!r}: {error_text(error)}") from error
         raise ConfigError(
             f"environment {spec.name!r} needs the package {error.name!r}, which is not installed; "
-            "pip install 'kedge[control]' has those of MuJoCo"
+            f"{install_line('control')} has those of MuJoCo"
         ) from error
     except gymnasium_errors.Error as error:
         raise ConfigError(f"environment {spec.name!r}: {error}{_nearest(spec.name)}") from error
@@ -285,7 +285,7 @@ def _watch_mujoco(name: str) -> None:
     try:
         import mujoco
     except ModuleNotFoundError as error:
-        raise ConfigError(f"environment {name!r} needs MuJoCo: pip install 'kedge[control]'") from error
+        raise ConfigError(f"environment {name!r} needs MuJoCo: {install_line('control')}") from error
 
     def warn(text: str) -> None:
         # Gymnasium's own models use what MuJoCo 4 calls deprecated; the user can do nothing about it.
@@ -311,7 +311,7 @@ def _register_atari(name: str) -> None:
         import ale_py  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"environment {name!r} needs the emulator: pip install 'kedge[atari]' (it is under the GPL)"
+            f"environment {name!r} needs the emulator: {install_line('atari')} (it is under the GPL)"
         ) from error
     gymnasium.register_envs(ale_py)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, install_line
 
 __all__ = ["envpool_maker"]
 
@@ -29,7 +29,7 @@ def envpool_maker(
     try:
         import envpool  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise ConfigError("vectorization=envpool needs the library: pip install 'kedge[envpool]'") from error
+        raise ConfigError(f"vectorization=envpool needs the library: {install_line('envpool')}") from error
     if not isinstance(source, str):
         raise ConfigError("EnvPool makes environments by name, not by a function; use vectorization=sync or async")
     limit = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}

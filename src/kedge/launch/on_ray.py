@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, install_line
 from kedge.launch.child import Child
 from kedge.launch.seats import News, Place, in_order_of_ranks
 from kedge.launch.supervise import Output, supervise
@@ -167,7 +167,7 @@ def _connected(address: str | None, actors: int | None) -> Any:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"--ray needs Ray: pip install 'kedge[ray]' ({error})") from error
+        raise ConfigError(f"--ray needs Ray: {install_line('ray')} ({error})") from error
     place = address or os.environ.get("RAY_ADDRESS") or "local"
     own = {"num_cpus": max(actors or 1, os.cpu_count() or 1), "include_dashboard": False} if place == "local" else {}
     try:

@@ -13,7 +13,7 @@ import yaml
 from kedge.data.prompt_form import PromptForm
 from kedge.models.origin import Origin, read_origin
 from kedge.texts import markdown, names_function, printable
-from kedge.version import __version__
+from kedge.version import DISTRIBUTION, __version__
 
 __all__ = ["CardSample", "ModelCard", "hub_id", "public_name"]
 
@@ -136,7 +136,7 @@ class ModelCard:
     def _made_from(self, origin: Origin) -> str:
         chain = origin.hub_base if origin.hub_base and origin.hub_base != origin.base_model else None
         since = f", which started from {_code(chain)}" if chain else ""
-        return f"Trained with kedge {__version__} from {_code(origin.base_model)}{since}."
+        return f"Trained with {DISTRIBUTION} {__version__} from {_code(origin.base_model)}{since}."
 
     def _policy_usage(self) -> list[str]:
         special = "" if self.adds_special_tokens else ", add_special_tokens=False"

@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, install_line
 from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 
 __all__ = [
@@ -66,7 +66,7 @@ def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
     try:
         import bitsandbytes
     except ImportError as error:
-        raise ConfigError(f"{purpose} needs bitsandbytes: pip install 'kedge[bitsandbytes]'") from error
+        raise ConfigError(f"{purpose} needs bitsandbytes: {install_line('bitsandbytes')}") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"{purpose} runs on a CPU or an NVIDIA GPU, not on {device.type}")
     return bitsandbytes

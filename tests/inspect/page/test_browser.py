@@ -17,9 +17,7 @@ from tests.inspect.page.test_document import NASTY
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright drives the browser: pip install 'kedge[dev]'"
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install -e '.[dev]'")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 FINDING = {

@@ -16,7 +16,7 @@ class AdapterConfig(Section):
     kind: Literal["none", "lora", "dora"] = field(
         "none",
         meaning="What is trained: all weights (none), or an adapter on the frozen model: LoRA, or DoRA, which trains "
-        "the length of each row of a matrix apart. Needs `pip install 'kedge[adapters]'`.",
+        "the length of each row of a matrix apart. Needs the extra adapters.",
         source="LoRA, DoRA",
     )
     rank: int = field(
@@ -63,7 +63,7 @@ class AdapterConfig(Section):
         meaning="Number format in which the linear layers of the frozen model are held, under all adapters of the "
         "run. auto is bf16 for matrices whose numbers bf16 can represent, which changes no result. bf16, int8 and nf4 "
         "round: the adapter is trained on the rounded model. Products run in runtime.precision. nf4 needs "
-        "`pip install 'kedge[bitsandbytes]'`.",
+        "the extra bitsandbytes.",
         source="QLoRA: an adapter in nf4 learns as much as one in bf16",
     )
     modules_to_save: list[str] = field(

@@ -49,7 +49,7 @@ class RuntimeConfig(Section):
         "judges, opponents. auto is bf16 for the weights for which that changes no result: with bf16 products, their "
         "matrices, and embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16. "
         "int8 and nf4 hold the linear layers in 8 and 4 bits, and the rest as bf16 does; nf4 needs "
-        "`pip install 'kedge[bitsandbytes]'`.",
+        "the extra bitsandbytes.",
         source="kedge: half, a quarter or an eighth of the memory; where it is not exact, the KL is that "
         "to a slightly different reference, by objective/reference_error, and scores differ by reward/rounding_error",
     )
@@ -117,7 +117,7 @@ class RuntimeConfig(Section):
     loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = field(
         [],
         meaning="Third-party loggers that also get the metrics and samples; each needs its extra, such as "
-        "kedge[tensorboard]. W&B stays offline unless WANDB_MODE says otherwise.",
+        "tensorboard. W&B stays offline unless WANDB_MODE says otherwise.",
         source="kedge: the run's own files are complete",
     )
     project: str = field(

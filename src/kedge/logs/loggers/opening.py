@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, install_line
 from kedge.logs.loggers.logger import LoggedRun, Logger
 
 __all__ = ["check_loggers", "open_logger"]
@@ -21,7 +21,7 @@ def check_loggers(names: Iterable[str]) -> None:
         try:
             distribution(name)
         except PackageNotFoundError as error:
-            raise ConfigError(f"runtime.loggers: {name} is not installed; pip install 'kedge[{name}]'") from error
+            raise ConfigError(f"runtime.loggers: {name} is not installed; {install_line(name)}") from error
 
 
 def open_logger(name: str, run: LoggedRun) -> Logger:

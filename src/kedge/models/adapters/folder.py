@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from kedge.errors import ConfigError, ModelError
+from kedge.errors import ConfigError, ModelError, install_line
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -199,5 +199,5 @@ def import_peft() -> Any:
     try:
         import peft  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"adapters need PEFT: pip install 'kedge[adapters]' ({error})") from error
+        raise ConfigError(f"adapters need PEFT: {install_line('adapters')} ({error})") from error
     return peft

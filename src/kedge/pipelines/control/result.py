@@ -28,7 +28,7 @@ tags: [reinforcement-learning, {algorithm}, gymnasium]
 ---
 # A policy for {environment}
 
-Trained with {name} by kedge. Act with it:
+Trained with {name} by kedge (the package kedge-rl). Act with it:
 
     import kedge
 
