@@ -62,7 +62,7 @@ RUNS: Mapping[str, str] = {
         "ppo.aggregation=sequence ppo.num_minibatches=2 ppo.kl_scope=sequence runtime.precision=fp32",
     ),
     "rlhf": "rlhf --model policy --demonstrations demonstrations.jsonl --comparisons comparisons.jsonl "
-    "--prompts prompts.jsonl rlhf.num_rounds=2 rlhf.num_prompts=6 rlhf.labeller=reward.py:short rollout.num_prompts=4 "
+    "--prompts prompts.jsonl rlhf.num_rounds=2 rlhf.num_prompts=6 rlhf.labeler=reward.py:short rollout.num_prompts=4 "
     "rollout.max_new_tokens=8 ppo.num_updates=2 sft.batch_size=4 reward_model.batch_size=2 runtime.precision=fp32",
 }
 DEMO = "demo --seed 0"

@@ -110,7 +110,7 @@ def test_rlhf(models, tmp_path):
         demonstrations=DEMONSTRATIONS,
         comparisons=COMPARISONS,
         prompts=PROMPTS,
-        labeller=count_letters,
+        labeler=count_letters,
         out=tmp_path / "run",
         num_rounds=2,
         **{

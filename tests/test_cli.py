@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Config
+from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Config, load_config, resolved_yaml
 from kedge.errors import ModelError
 from kedge.version import __version__
 
@@ -101,6 +101,33 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     assert config.ppo.kl.kl_controller == "ziegler"
 
 
+def test_several_presets_are_merged_and_their_conflicts_said(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    presets = ["--preset", "grpo", "--preset", "small-cpu"]
+    assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], *presets, "rollout.num_prompts=8") == 0
+    [(_, config)] = calls
+    values = (config.ppo.advantages.advantage, config.ppo.loop.learning_rate, config.rollout.num_prompts)
+    assert values == ("grpo", 1e-4, 8)
+    line = "presets differ, and the later one counts: ppo.num_epochs=4 as in small-cpu (1 in grpo)\n"
+    for command in ("show", "validate", "schedule"):
+        assert kedge(monkeypatch, "config", command, *presets, "rollout.num_prompts=8") == 0
+        assert capsys.readouterr().err == line
+
+
+def test_a_resumed_run_takes_no_further_preset(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(
+        resolved_yaml(load_config(None, ["model=m", "prompts=p", "reward=rm"], preset="small-cpu", stage="ppo"))
+    )
+    assert kedge(monkeypatch, "ppo", "--resume", "run", "--preset", "grpo") == 2
+    assert capsys.readouterr().err.startswith("error: preset grpo would have no effect: run/config.yaml sets all of")
+    assert kedge(monkeypatch, "ppo", "--resume", "run", "--preset", "small-cpu") == 0
+    assert calls[0][1].preset == ["small-cpu"]
+
+
 def test_the_default_folder_is_the_first_free_one(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         kedge(monkeypatch, "sft", *COMMANDS["sft"])
@@ -147,10 +174,14 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(
         (["sft", "--model", "m"], "kedge sft needs data.demonstrations: pass --data,"),
         (["evaluate", "--model", "m", "--prompts", "p"], "kedge evaluate needs evaluate.judge: pass --judge,"),
         (["ppo", *COMMANDS["ppo"], "ppo.ptx_coef=27.8"], "ppo.ptx_coef=27.8 needs texts: set data.pretraining"),
-        (["rlhf", *COMMANDS["rlhf"], "rlhf.num_rounds=2"], "rlhf.num_rounds=2 needs rlhf.labeller"),
+        (["rlhf", *COMMANDS["rlhf"], "rlhf.num_rounds=2"], "rlhf.num_rounds=2 needs rlhf.labeler"),
         (["ppo", "ppo.clip=1"], "ppo.clip is not a field; did you mean ppo.clip_range?"),
         (["ppo", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["sft", "--preset", "best"], "preset 'best' does not exist"),
+        (["sft", "--preset", "grpo,small-cpu"], "preset 'grpo,small-cpu' does not exist; give --preset once for each"),
+        (["sft", "--config", "a.yaml", "--config=b.yaml"], "--config is given twice; give it once"),
+        (["sft", *COMMANDS["sft"], "--policy", "other"], "--model and --policy are the same option; give one of them"),
+        (["plan", "sft", "--model", "a", "--model", "b"], "--model is given twice; give it once"),
         (["config", "explain", "ppo.clipp"], "ppo.clipp is not a field"),
         (["config", "validate", "--stage", "dpo"], "stage 'dpo' does not exist"),
         (["config", "presets", "best"], "preset 'best' does not exist"),
@@ -225,7 +256,7 @@ def test_config_show_prints_what_config_reads(
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["ppo"]["learning_rate"] == 3e-6
     assert shown["ppo"]["kl_target"] == 6
-    assert Config.model_validate(shown).preset == "ziegler"
+    assert Config.model_validate(shown).preset == ["ziegler"]
 
 
 @pytest.mark.parametrize(

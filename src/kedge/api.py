@@ -4,7 +4,7 @@
 
 Data is a path, a hub id, or a list of texts or rows. Settings are fields of the configuration (see `kedge config
 explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_updates=20` if the name is unique among
-the sections of the stage, and `preset="tldr-n+"`.
+the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo"]`.
 
 Each function writes to the folder `out` (default: `runs/STAGE`) and returns a result that points to the files.
 With `dry_run=True`, the functions of the training stages write nothing and return an estimate of the time.
@@ -292,7 +292,7 @@ def rlhf(
     comparisons: Data,
     prompts: Data,
     reward: Weighted | None = None,
-    labeller: RewardSpec | LoadedModel | None = None,
+    labeler: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
@@ -307,7 +307,7 @@ def rlhf(
     comparisons: Data,
     prompts: Data,
     reward: Weighted | None = None,
-    labeller: RewardSpec | LoadedModel | None = None,
+    labeler: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
@@ -322,7 +322,7 @@ def rlhf(
         comparisons: As in `reward`.
         prompts: As in `ppo`.
         reward: As in `ppo`; added to the trained reward model's score.
-        labeller: Reward model or function that ranks the policy's responses from round 2 on.
+        labeler: Reward model or function that ranks the policy's responses from round 2 on.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
@@ -338,12 +338,12 @@ def rlhf(
         "comparisons": arguments.rows("data.comparisons", comparisons),
         "prompts": arguments.rows("data.prompts", prompts),
     }
-    function = arguments.function("rlhf.labeller", labeller)
+    function = arguments.function("rlhf.labeler", labeler)
     rewards = None if reward is None else arguments.rewards(reward)
     config = arguments.config("rlhf")
     if dry_run:
-        return _dry_run(config, "rlhf", resume, **rows, reward=rewards, labeller=function)
-    rewarded: Any = {"reward": rewards, "labeller": function}
+        return _dry_run(config, "rlhf", resume, **rows, reward=rewards, labeler=function)
+    rewarded: Any = {"reward": rewards, "labeler": function}
     return run_rlhf(config, **rows, **rewarded, resume=_resume(resume), callback=on_update)
 
 

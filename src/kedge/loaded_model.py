@@ -29,7 +29,7 @@ MODEL_ARGUMENTS = {
     "critic": "critic",
     "against": "against",
     "judge": "judge",
-    "labeller": "labeller",
+    "labeler": "labeler",
     "reward": "reward",
 }
 """The arguments of the stages' functions that name models, and the names of their folders."""

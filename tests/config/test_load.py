@@ -1,12 +1,14 @@
 """Files, overrides, flags and presets: precedence, parsing, and that a resolved configuration reads back."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.config import Config, config_from_settings, load_config, resolved_yaml, with_values
+from kedge.config import Config, config_from_settings, load_config, preset_conflicts, resolved_yaml, with_values
 from kedge.errors import ConfigError
 
 
@@ -30,11 +32,89 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
     assert config.model == "m"  # a flag that was not given leaves it
 
 
-def test_the_preset_argument_overrides_the_file(run_yaml: Path) -> None:
-    config = load_config(run_yaml, preset="ziegler")
-    assert config.preset == "ziegler"
+def test_a_further_preset_is_merged_over_that_of_the_file(run_yaml: Path) -> None:
+    config = load_config(run_yaml, ["critic_init=policy"], preset="ziegler")
+    assert config.preset == ["tldr-n+", "ziegler"]
     assert config.ppo.kl.kl_controller == "ziegler"
+    assert config.sft.batch_size == 128  # of tldr-n+ alone
     assert config.ppo.kl.kl_coef == 0.1  # still the file's
+    replaced = load_config(run_yaml, ["preset=null"], preset="ziegler")
+    assert (replaced.preset, replaced.sft.batch_size) == (["ziegler"], Config().sft.batch_size)
+
+
+MERGED = {"ppo.advantage": "grpo", "rollout.num_responses": 64, "ppo.learning_rate": 1e-4, "rollout.max_new_tokens": 48}
+"""What the presets grpo and small-cpu set alone, by hand from their definitions."""
+
+
+@pytest.mark.parametrize(
+    ("names", "epochs", "prompts"), [(["grpo", "small-cpu"], 4, 64), (["small-cpu", "grpo"], 1, 16)]
+)
+def test_presets_merge_in_order_however_they_are_given(
+    names: list[str], epochs: int, prompts: int, tmp_path: Path
+) -> None:
+    listed, first = tmp_path / "listed.yaml", tmp_path / "first.yaml"
+    listed.write_text(f"preset: [{', '.join(names)}]\n")
+    first.write_text(f"preset: {names[0]}\n")
+    for config in (
+        load_config(preset=names),
+        load_config(listed),
+        load_config(first, preset=names[1]),
+        load_config(first, [f"preset={names[1]}"]),
+        load_config(None, [f"preset=[{','.join(names)}]"]),
+        load_config(None, [f"preset={name}" for name in (names[1], *names)]),
+        config_from_settings("ppo", {"preset": names}),
+        config_from_settings("ppo", {"preset": tuple(names)}),
+        with_values(load_config(preset=names), {"out": "x"}),
+    ):
+        values = config.model_dump()
+        found = {name: values[name.split(".")[0]][name.split(".")[1]] for name in MERGED}
+        assert (config.preset, found) == (names, MERGED)
+        assert (config.ppo.loop.num_epochs, config.rollout.num_prompts) == (epochs, prompts)
+        first_name, last = names
+        old = {"grpo": (16, 1), "small-cpu": (64, 4)}[first_name]
+        assert preset_conflicts(config) == (
+            f"presets differ, and the later one counts: rollout.num_prompts={prompts} as in {last} ({old[0]} in "
+            f"{first_name}), ppo.num_epochs={epochs} as in {last} ({old[1]} in {first_name})"
+        )
+
+
+def test_a_conflict_of_presets_that_the_user_or_the_stage_settles_is_not_said() -> None:
+    names = ["grpo", "small-cpu"]
+    assert (
+        preset_conflicts(load_config(None, ["num_epochs=7", "rollout.num_prompts=8"], preset=names, stage="ppo"))
+        is None
+    )
+    assert preset_conflicts(load_config(preset=names), "sft") is None
+    assert preset_conflicts(load_config(preset=["small-cpu", "rloo", "rloo"])) is not None
+    assert preset_conflicts(load_config(preset=["small-cpu", "reinforce++"])) is None
+
+
+def test_a_preset_beside_a_file_that_sets_all_its_fields_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(resolved_yaml(load_config(preset="small-cpu")))
+    for arguments in ({"preset": "grpo"}, {"overrides": ["preset=grpo"]}):
+        with pytest.raises(
+            ConfigError, match=r"^preset grpo would have no effect: .*run.yaml sets all of its fields, "
+        ):
+            load_config(path, **arguments)
+    assert load_config(path, preset="small-cpu") == load_config(preset="small-cpu")  # the command repeated
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("grpo,small-cpu", "preset 'grpo,small-cpu' does not exist; give --preset once for each"),
+        (["grpo", "best"], "preset 'best' does not exist; choose one of tldr-n+"),
+        (["grpo", 3], "preset 3 does not exist"),
+        ([["grpo"]], "preset ['grpo'] does not exist"),
+        ({"grpo": 1}, "preset {'grpo': 1} does not exist"),
+        (["rloo", "grpo"], "presets rloo, grpo do not fit together: ppo.kl_scope=sequence needs ppo.kl_in=reward"),
+    ],
+)
+def test_a_list_of_presets_with_a_mistake_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_settings("ppo", {"preset": given})
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("text", ["3e-6", "3E-6", "3.0e-6", "3.e-6", "0.3e-5", "+3e-6", "0.000003"])
@@ -155,3 +235,13 @@ def test_a_bare_name_that_is_not_clear_is_refused(stage: str, name: str, said: l
     with pytest.raises(ConfigError) as caught:
         config_from_settings(stage, {name: 1})
     assert all(part in str(caught.value) for part in said)
+
+
+def test_the_configuration_of_an_older_run_is_read(tmp_path: Path) -> None:
+    """Its preset was a name or null, and the labeler was spelled otherwise."""
+    path = tmp_path / "config.yaml"
+    for preset, names in (("null", []), ("grpo", ["grpo"])):
+        text = resolved_yaml(load_config(None, ["rlhf.labeler=x:y"], preset=names))
+        older = re.sub(r"preset:.*?\n(?=data:)", f"preset: {preset}\n", text, flags=re.DOTALL)
+        path.write_text(older.replace("labeler:", "labeller:"))
+        assert load_config(path) == load_config(None, ["rlhf.labeler=x:y"], preset=names)

@@ -266,7 +266,7 @@ def test_every_value_is_cited_and_valid(name: str) -> None:
     preset = PRESETS[name]
     assert all(cited.source for cited in preset.values.values())
     resolved = resolve([preset.settings])
-    assert load_config(preset=name) == resolved.model_copy(update={"preset": name})
+    assert load_config(preset=name) == resolved.model_copy(update={"preset": [name]})
 
 
 def test_small_cpu_is_sized_for_small_models() -> None:

@@ -180,11 +180,11 @@ def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_
             "sft.batch_size=4", "reward_model.batch_size=3", "data.eval_fraction=0", "rollout.num_prompts=4",
             "rollout.max_new_tokens=6", "ppo.num_updates=2", "ppo.num_epochs=1", "rlhf.num_rounds=2",
             "rlhf.num_prompts=4", "rlhf.num_responses=3", "runtime.plots=false", "runtime.report=false",
-            "rlhf.labeller=x:y",
+            "rlhf.labeler=x:y",
         ]  # fmt: skip
         return load_config(None, settings, {"model": str(policy), "out": str(tmp_path / name)})
 
-    data = {"demonstrations": ROWS, "comparisons": PAIRS, "prompts": ROWS, "labeller": judge}
+    data = {"demonstrations": ROWS, "comparisons": PAIRS, "prompts": ROWS, "labeler": judge}
     run_rlhf(configured("whole"), **data)
     resume = None
     for stage, step in (("sft", 2), ("reward", 1), ("ppo", 1), ("reward-2", 2), ("ppo-2", 1)):

@@ -101,7 +101,7 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
 
 
 def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
-    result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeller=like_vowels)
+    result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeler=like_vowels)
     run = tmp_path / "run"
     rankings = read_json_lines(run / "comparisons-2.jsonl")
     assert 1 <= len(rankings) <= 4
@@ -122,11 +122,19 @@ def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
     assert all(torch.equal(final[name], last[name]) for name in last)
 
 
-def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path):
-    more = ["rlhf.num_rounds=2", "rlhf.keep_comparisons=false", "rlhf.restart_policy=true", "data.eval_fraction=0"]
+def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path, capsys):
+    more = [
+        "preset=[small-cpu,s2-defaults]",
+        "rlhf.num_rounds=2",
+        "rlhf.keep_comparisons=false",
+        "rlhf.restart_policy=true",
+        "data.eval_fraction=0",
+    ]
     penalty = "reward={source: 'kedge.rewards.penalties:too_long', weight: 0.5}"
-    result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeller=like_vowels)
+    result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeler=like_vowels)
     run = tmp_path / "run"
+    assert capsys.readouterr().err.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
+    assert stage(run / "ppo-2").preset == ["small-cpu", "s2-defaults"]
     assert stage(run / "reward-2").data.comparisons == [str(run / "comparisons-2.jsonl")]
     assert stage(run / "ppo-2").model == str(run / "sft" / "model")
     assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, 0.5]
@@ -151,9 +159,9 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         ({"comparisons": [{"prompt": "a", "chosen": "b"}]}, [], "field 'rejected' is missing"),
         ({"comparisons": ["a", "b"]}, [], "the row is text"),
         ({"demonstrations": [{"prompt": "a"}]}, [], "field 'completion' is missing"),
-        ({"labeller": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
-        ({"labeller": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
-        ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeller"),
+        ({"labeler": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
+        ({"labeler": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
+        ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeler"),
         ({}, ["rlhf.train_critic=true", "ppo.critic=auto", "ppo.advantage=to_go"], "ppo.advantage=to_go needs none"),
         ({}, ["rlhf.train_critic=true", "critic.kind=shared"], "ppo.critic=separate does not fit critic.kind=shared"),
         (

@@ -124,7 +124,7 @@ def longer_on_the_first_rank(first: list[str], second: list[str], **_: object) -
 
 CHAIN: Mapping[str, Any] = {
     "reward": [RewardTerm(vowels_of_all, weight=0.1)],
-    "labeller": vowels_of_all,
+    "labeler": vowels_of_all,
     "rlhf.num_rounds": 2,
     "rlhf.train_critic": True,
     "rlhf.num_prompts": 4,

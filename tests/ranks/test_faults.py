@@ -145,7 +145,7 @@ def chain_command(folder: Path, *more: str) -> list[str]:
     """Two rounds of `kedge rlhf`, with a reward model as labeler."""
     for name, rows in {"prompts": [{"prompt": text} for text in PROMPTS], "pairs": PAIRS}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings = {**CHAIN, "rlhf.labeller": f"{folder}/models/reward"}
+    settings = {**CHAIN, "rlhf.labeler": f"{folder}/models/reward"}
     data = ["--demonstrations", f"{folder}/models/texts.jsonl", "--comparisons", f"{folder}/pairs.jsonl"]
     return [
         *["rlhf", "--model", f"{folder}/models/policy", *data, "--prompts", f"{folder}/prompts.jsonl"],
@@ -175,7 +175,7 @@ def test_a_chain_is_resumed_on_another_number_of_ranks(place: str, kind: str, li
     assert code == 0, output
     whole = {"demonstrations": tmp_path / "models" / "texts.jsonl", "comparisons": tmp_path / "pairs.jsonl"}
     common = {"model": tmp_path / "models" / "policy", "prompts": tmp_path / "prompts.jsonl", "device": "cpu"}
-    kedge.rlhf(out=tmp_path / "whole", labeller=tmp_path / "models" / "reward", **whole, **common, **CHAIN)
+    kedge.rlhf(out=tmp_path / "whole", labeler=tmp_path / "models" / "reward", **whole, **common, **CHAIN)
     assert_equal_runs(tmp_path / "whole", tmp_path / "run")
 
 

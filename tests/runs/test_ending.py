@@ -218,3 +218,11 @@ def test_the_last_lines_name_model_report_and_next_calls(tmp_path: Path, said: l
     with chained():
         say_next(Config(), tmp_path, "sft")
     assert len(said) == 3
+
+
+def test_calls_name_every_preset() -> None:
+    settings = {"model": "m", "prompts": "p.jsonl", "reward": "rm", "preset": ["small-cpu", "grpo"], "out": "o"}
+    config = config_from_settings("ppo", settings)
+    assert "preset=['small-cpu', 'grpo']" in resuming_call(config, "ppo", FOLDER, by_command=False).python()
+    [following] = next_calls(config, "ppo", FOLDER)
+    assert "--preset small-cpu --preset grpo" in following.shell()

@@ -44,7 +44,7 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    overrides = ["model=model", "data.prompts=[data:train]", "rlhf.labeller=judge:rank"]
+    overrides = ["model=model", "data.prompts=[data:train]", "rlhf.labeler=judge:rank"]
     config = load_config(overrides=overrides, flags={"reward": ["code/reward.py:length"]})
     saved = input_hashes(config)
     noticed = {}
@@ -54,7 +54,7 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).write_text(text)
     folders = {"model": {"model"}, "data": {"data.prompts"}, "code": {"reward"}, "package": {"reward"}}
     expected = {name: folders.get(name.partition("/")[0], {"reward"}) for name in files}
-    assert noticed == expected | {"judge.py": {"rlhf.labeller"}, "code/unread.py": set(), "code/rare.py": set()}
+    assert noticed == expected | {"judge.py": {"rlhf.labeler"}, "code/unread.py": set(), "code/rare.py": set()}
     before = input_hashes(config)["data.prompts"]
     (tmp_path / "data/deep/train.ndjson").rename(tmp_path / "data/train.ndjson")
     assert input_hashes(config)["data.prompts"] != before

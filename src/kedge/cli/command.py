@@ -23,11 +23,11 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            ConfigError: Two names of the same option are given, or a field or another library's argument is written as
-                an option.
+            ConfigError: An option that takes one value is given twice, or under two names; or a field or another
+                library's argument is written as an option.
         """
         for option in self.params:
-            _check_one_name(option.opts, args)
+            _check_given_once(option, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -54,10 +54,12 @@ def _without_types(params: Any) -> Any:
     return params
 
 
-def _check_one_name(names: list[str], args: list[str]) -> None:
-    given = [name for name in names if any(arg == name or arg.startswith(f"{name}=") for arg in args)]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} are the same option; give one of them")
+def _check_given_once(option: Any, args: list[str]) -> None:
+    given = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
+    if len(set(given)) > 1:
+        raise ConfigError(f"{' and '.join(dict.fromkeys(given))} are the same option; give one of them")
+    if len(given) > 1 and not (option.multiple or option.is_flag):
+        raise ConfigError(f"{given[0]} is given twice; give it once")
 
 
 def _hint(option: str, command: str) -> str | None:

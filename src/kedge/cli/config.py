@@ -1,5 +1,6 @@
 """`kedge config`: shows, checks and explains the configuration, without loading models or data."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,11 +9,13 @@ from kedge.cli.command import Command, Group
 from kedge.cli.options import AnyPreset, ConfigFile, Overrides
 from kedge.config import (
     CONTROL_PRESETS,
+    Config,
     check_stage,
     control_schedule_in_words,
     describe_presets,
     explain,
     load_config,
+    preset_conflicts,
     resolved_yaml,
     schedule_in_words,
 )
@@ -25,7 +28,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain
 @app.command(cls=Command)
 def show(overrides: Overrides = None, config: ConfigFile = None, preset: AnyPreset = None) -> None:
     """Print the resolved configuration as YAML, which --config can read."""
-    typer.echo(resolved_yaml(load_config(config, overrides or (), preset=preset)), nl=False)
+    typer.echo(resolved_yaml(_resolved(config, overrides, preset)), nl=False)
 
 
 @app.command(cls=Command)
@@ -38,7 +41,7 @@ def validate(
     ] = None,
 ) -> None:
     """Check a configuration, without loading models or data."""
-    resolved = load_config(config, overrides or (), preset=preset, stage=stage)
+    resolved = _resolved(config, overrides, preset, stage)
     if stage is not None:
         check_stage(resolved, stage)
     typer.echo("The configuration is valid.")
@@ -70,14 +73,23 @@ def schedule(
     """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps; with control.env or a preset
     of kedge control, steps in the environment.
     """
-    found = load_config(config, overrides or (), preset=preset, stage="ppo")
-    is_control = found.control.environment.env or found.preset in CONTROL_PRESETS
+    found = _resolved(config, overrides, preset, "ppo")
+    is_control = found.control.environment.env or set(found.preset) & set(CONTROL_PRESETS)
     typer.echo(control_schedule_in_words(found) if is_control else schedule_in_words(found, num_prompts))
 
 
 @app.command(cls=Command)
 def presets(
-    name: Annotated[str | None, typer.Argument(help="A preset. Lists all if omitted.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Presets. Lists all if omitted.")] = None,
 ) -> None:
-    """List the presets, or show the values of one with their sources."""
-    typer.echo(describe_presets(name))
+    """List the presets, or show the values of some with their sources."""
+    typer.echo("\n\n".join(map(describe_presets, names or [None])))
+
+
+def _resolved(
+    file: Path | None, overrides: list[str] | None, preset: list[str] | None, stage: str | None = None
+) -> Config:
+    config = load_config(file, overrides or (), preset=preset, stage=stage)
+    if line := preset_conflicts(config, stage):
+        typer.echo(line, err=True)
+    return config

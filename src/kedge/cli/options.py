@@ -47,12 +47,13 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 
 
 def _preset_of(names: Iterable[str]) -> OptionInfo:
-    return typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(names)}.")
+    about = "Repeatable; merged in order, the later one counts."
+    return typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(names)}. {about}")
 
 
-PresetName = Annotated[str | None, _preset_of(LANGUAGE_PRESETS)]
-ControlPreset = Annotated[str | None, _preset_of(CONTROL_PRESETS)]
-AnyPreset = Annotated[str | None, _preset_of(PRESETS)]
+PresetName = Annotated[list[str] | None, _preset_of(LANGUAGE_PRESETS)]
+ControlPreset = Annotated[list[str] | None, _preset_of(CONTROL_PRESETS)]
+AnyPreset = Annotated[list[str] | None, _preset_of(PRESETS)]
 Environment = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ import typer
 from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, PresetName
 from kedge.cli.values import weighted_rewards
-from kedge.config import STAGES, Config, initial_critic, load_config
+from kedge.config import STAGES, Config, initial_critic, load_config, preset_conflicts
 from kedge.errors import ConfigError
 
 __all__ = ["app"]
@@ -157,7 +157,7 @@ def plan(
 
 
 def _resolve(
-    stage: str | None, file: Any, overrides: list[str] | None, flags: dict[str, Any], preset: str | None
+    stage: str | None, file: Any, overrides: list[str] | None, flags: dict[str, Any], preset: list[str] | None
 ) -> Config:
     """The stage's configuration; data and rewards may be left out."""
     if stage is None:
@@ -166,6 +166,8 @@ def _resolve(
         known = "cannot be planned" if stage in STAGES else "is no stage"
         raise ConfigError(f"{stage!r} {known}; kedge plan takes {', '.join(PLANNED)}, and then FIELD=VALUE")
     resolved = load_config(file, overrides or (), flags, preset, stage=stage)
+    if line := preset_conflicts(resolved, stage):
+        typer.echo(line, err=True)
     if resolved.model is None and not (stage == "reward" and resolved.reward_model.base):
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
     return resolved

@@ -29,7 +29,7 @@ def resolve(
     file: Path | None,
     overrides: list[str] | None,
     flags: dict[str, Any],
-    preset: str | None,
+    preset: list[str] | None,
     resume: str | None = None,
 ) -> Config:
     """The configuration of a stage, checked, with its output folder: a free one, or that of the run to resume."""
@@ -90,7 +90,7 @@ def _check_same_settings(folder: Path, config: Config, stage: str, allowed: Coll
 
     saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
     # What is given as text or as a Python object is not in the configuration.
-    free = ("data", "reward", "rlhf.labeller", *LENGTHS.values(), "ppo.eval_patience", "ppo.max_kl", *allowed)
+    free = ("data", "reward", "rlhf.labeler", *LENGTHS.values(), "ppo.eval_patience", "ppo.max_kl", *allowed)
     if changes := changed_settings(saved, now, allowed=free):
         raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
 

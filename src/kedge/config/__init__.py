@@ -7,7 +7,7 @@ from kedge.config.explain.explain import describe_presets, explain
 from kedge.config.explain.schedule import control_schedule_in_words, schedule_in_words
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
-from kedge.config.loading.load import load_config, resolved_yaml, with_values
+from kedge.config.loading.load import load_config, preset_conflicts, resolved_yaml, with_values
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
@@ -74,6 +74,7 @@ __all__ = [
     "load_config",
     "metric_in_chain",
     "parse_value",
+    "preset_conflicts",
     "resolved_yaml",
     "schedule_in_words",
     "scheduled_values",

@@ -7,7 +7,7 @@ from pathlib import Path
 from kedge.config.best_metric import best_metric
 from kedge.config.presets import CONTROL_PRESETS, LANGUAGE_PRESETS
 from kedge.config.schema.root import Config
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, install_line
 from kedge.output import check_output, first_free_folder
 
 __all__ = ["ADAPTED", "RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
@@ -113,20 +113,20 @@ def check_stage(config: Config, stage: str) -> None:
         )
     if stage == "rlhf" and config.rlhf.train_critic:
         _check_trained_critic(config)
-    if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeller is None:
+    if stage == "rlhf" and config.rlhf.num_rounds > 1 and config.rlhf.labeler is None:
         raise ConfigError(
-            f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeller, which compares the new responses"
+            f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
         )
 
 
 def _check_preset(config: Config, stage: str) -> None:
-    """Check that the preset is one of environments in a control run, and of language models elsewhere."""
+    """Check that the presets are those of environments in a control run, and of language models elsewhere."""
     in_control = stage == "control"
     known = CONTROL_PRESETS if in_control else LANGUAGE_PRESETS
-    if config.preset is None or config.preset in known:
-        return
     kind = "language models" if in_control else "kedge control"
-    raise ConfigError(f"preset {config.preset} is for {kind}; those of kedge {stage} are {', '.join(known)}")
+    for name in config.preset:
+        if name not in known:
+            raise ConfigError(f"preset {name} is for {kind}; those of kedge {stage} are {', '.join(known)}")
 
 
 def _check_control(config: Config) -> None:
@@ -134,7 +134,7 @@ def _check_control(config: Config) -> None:
     try:
         importlib.metadata.version("gymnasium")
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError("kedge control needs Gymnasium: pip install 'kedge[control]'") from error
+        raise ConfigError(f"kedge control needs Gymnasium: {install_line('control')}") from error
     runtime = config.runtime
     refused = {
         "push.repo": config.push.repo,

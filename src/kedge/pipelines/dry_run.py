@@ -52,7 +52,7 @@ INPUTS: Mapping[str, Mapping[str, str]] = {
         "demonstrations": "data.demonstrations",
         "comparisons": "data.comparisons",
         "prompts": "data.prompts",
-        "labeller": "rlhf.labeller",
+        "labeler": "rlhf.labeler",
         "reward": "reward",
     },
 }
@@ -224,8 +224,8 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 
 
 def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
-    rows = {name: value for name, value in given.items() if name != "labeller"}
-    check_inputs(config, run, **rows, labeler=given["labeller"])
+    rows = {name: value for name, value in given.items() if name != "labeler"}
+    check_inputs(config, run, **rows, labeler=given["labeler"])
     run.folder.mkdir()
     trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
     supervised = [_trial(each, name, given) for name, each in trials.items()]

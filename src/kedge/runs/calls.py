@@ -38,7 +38,7 @@ class Call:
     def python(self) -> str:
         """`kedge.ppo(model='runs/sft/model', prompts=prompts, **{'data.template': 'tldr'})`."""
         parts = [f"{name}={_python(name, values)}" for name, values in self.arguments.items()]
-        settings = dict(self.settings)
+        settings = {name: _alone(value) if name == "preset" else value for name, value in self.settings.items()}
         parts += [f"{name}={settings.pop(name)!r}" for name in list(settings) if "." not in name]
         if settings:
             parts.append(f"**{settings!r}")
@@ -52,8 +52,15 @@ class Call:
 
     def _overrides(self) -> Iterator[str]:
         for name, value in self.settings.items():
+            if name == "preset":
+                yield from (f"--preset {_quoted(preset)}" for preset in value)
+                continue
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            yield f"--preset {_quoted(text)}" if name == "preset" else _quoted(f"{name}={text}")
+            yield _quoted(f"{name}={text}")
+
+
+def _alone(values: list[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else values
 
 
 def _quoted(text: str) -> str:
@@ -71,4 +78,4 @@ def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
         return "True"
     if isinstance(values, dict):
         return repr(values)
-    return repr(values[0] if len(values) == 1 else list(values))
+    return repr(_alone(list(values)))

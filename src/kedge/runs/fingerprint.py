@@ -50,7 +50,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         "data.pretraining": list(config.data.pretraining),
         "control.env": [config.control.environment.env] if config.control.environment.env else [],
         "control.network": [config.control.networks.network] if config.control.networks.network else [],
-        "rlhf.labeller": [_place(config.rlhf.labeller)] if config.rlhf.labeller else [],
+        "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
     hashes = {name: _hash_of(sources) for name, sources in named.items()}

@@ -19,6 +19,7 @@ from kedge.config import (
     Config,
     check_stage,
     choose_output,
+    preset_conflicts,
     resolved_yaml,
     with_values,
 )
@@ -197,6 +198,9 @@ def open_run(
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)
+    in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
+    if not in_chain and (line := preset_conflicts(config, stage)):
+        say(line)
     check_loggers(config.runtime.loggers)
     if stage.partition("-")[0] in TRAINED:
         check_publishing(config)

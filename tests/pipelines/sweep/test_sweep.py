@@ -37,11 +37,11 @@ rows = [{"update": n, "reward/score_mean": score * n + seed, "objective/kl": n /
 """
 
 
-def trials(*values: str, seeds: int = 2) -> list[Trial]:
+def trials(*values: str, seeds: int = 2, preset: list[str] | None = None) -> list[Trial]:
     return plan_trials(
         {"ppo.clip_range": list(values)},
         range(seeds),
-        lambda settings: load_config(overrides=[f"{field}={value}" for field, value in settings.items()]),
+        lambda settings: load_config(None, [f"{field}={value}" for field, value in settings.items()], preset=preset),
     )
 
 
@@ -82,8 +82,10 @@ def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
 
 def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A longer name of the same number is another setting."""
-    run_sweep(trials("0.1", "0.10", "0.05", seeds=1), "ppo", tmp_path, num_processes=1)
+    three = trials("0.1", "0.10", "0.05", seeds=1, preset=["small-cpu", "s2-defaults"])
+    run_sweep(three, "ppo", tmp_path, num_processes=1)
     printed = capsys.readouterr().err
+    assert printed.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
     assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1' / 'model'}\n" in printed
 
 

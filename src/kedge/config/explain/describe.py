@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
+_SOURCES = "a source or a list of sources"
 _MAX_LENGTH = 60
 
 # Names that users expect for a field, besides those of the libraries in `kedge.config.libraries`.
@@ -83,7 +84,9 @@ def field_advice(dotted: str, direction: str) -> str:
 
 def accepts(field: FieldInfo) -> str:
     """What a field accepts: `a whole number ≥ 1, or null`."""
-    kinds = [field_doc(field).text if kind == _PLAIN[str] else kind for kind in _kinds(field.annotation)]
+    text = field_doc(field).text
+    own = {_PLAIN[str]: text, _SOURCES: _SOURCES if text == "text" else text}
+    kinds = [own.get(kind, kind) for kind in _kinds(field.annotation)]
     head = _limited(kinds[0], field.metadata)
     return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
 
@@ -119,7 +122,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
     elif origin is list and (arguments[0] is float or get_origin(arguments[0]) is Annotated):
         yield "a list of numbers"
     elif origin is list:
-        yield "a source or a list of sources"
+        yield _SOURCES
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "a section of fields"
     else:

@@ -68,8 +68,8 @@ def effective_settings(config: Config) -> dict[str, Any]:
 
 
 def changed_values(config: Config) -> dict[str, Any]:
-    """The values that differ from the defaults and from the preset, by dotted name, as JSON types."""
-    base = resolve([{"preset": config.preset}] if config.preset else [])
+    """The values that differ from the defaults and from the presets, by dotted name, as JSON types."""
+    base = resolve([{"preset": config.preset}])
     default = dict(_by_name(base))
     return {name: value for name, value in _by_name(config) if (name == "preset" and value) or value != default[name]}
 

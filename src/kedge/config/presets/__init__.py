@@ -28,5 +28,7 @@ def find_preset(name: Any) -> Preset:
         ConfigError: It does not exist.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"preset {name!r} does not exist; choose one of {', '.join(PRESETS)}")
+        several = isinstance(name, str) and all(part in PRESETS for part in name.split(","))
+        hint = "give --preset once for each, or a list of names" if several else f"choose one of {', '.join(PRESETS)}"
+        raise ConfigError(f"preset {name!r} does not exist; {hint}")
     return PRESETS[name]

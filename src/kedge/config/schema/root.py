@@ -23,7 +23,7 @@ from kedge.config.schema.reward_term import RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, as_list
 from kedge.config.schema.sft import SftConfig
 
 __all__ = ["Config"]
@@ -42,6 +42,11 @@ def _as_terms(value: object) -> object:
         items = cast("list[object]", value)
         return [{"source": item} if isinstance(item, str) else item for item in items]
     return value
+
+
+def _as_names(value: object) -> object:
+    """A name, or null, as a list."""
+    return [] if value is None else as_list(value)
 
 
 def _as_schedules(value: object) -> object:
@@ -89,11 +94,11 @@ class Config(Section):
         source="kedge",
         text="a folder",
     )
-    preset: str | None = field(
-        None,
-        meaning="Preset whose values replace the defaults; see `kedge config presets`.",
+    preset: Annotated[list[str], BeforeValidator(_as_names)] = field(
+        [],
+        meaning="Presets whose values replace the defaults, merged in this order; see `kedge config presets`.",
         source="kedge: none",
-        text="the name of a preset",
+        text="a name or a list of names",
     )
     data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
     adapter: AdapterConfig = field(

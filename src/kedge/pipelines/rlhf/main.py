@@ -43,7 +43,7 @@ def run_rlhf(
     comparisons: Sequence[Any] | None = None,
     prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
-    labeller: RewardSpec | None = None,
+    labeler: RewardSpec | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
     planned: Mapping[str, MachinePlan] | None = None,
@@ -62,7 +62,7 @@ def run_rlhf(
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
         reward: Functions or models in place of `config.reward`.
-        labeller: A function or reward model in place of `config.rlhf.labeller`.
+        labeler: A function or reward model in place of `config.rlhf.labeler`.
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
         callback: Called after each update of each stage.
@@ -73,7 +73,7 @@ def run_rlhf(
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    run = open_run(config, "rlhf", in_memory={**data, "reward": reward, "rlhf.labeller": labeller}, resume=resume)
+    run = open_run(config, "rlhf", in_memory={**data, "reward": reward, "rlhf.labeler": labeler}, resume=resume)
     inputs = check_inputs(
         config,
         run,
@@ -81,7 +81,7 @@ def run_rlhf(
         comparisons=comparisons,
         prompts=prompts,
         reward=reward,
-        labeler=labeller,
+        labeler=labeler,
     )
     with (
         resumable(config, run.folder, "rlhf"),

@@ -51,7 +51,7 @@ def check_inputs(
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
         reward: Functions or models in place of `config.reward`.
-        labeler: A function or model in place of `config.rlhf.labeller`.
+        labeler: A function or model in place of `config.rlhf.labeler`.
 
     Raises:
         KedgeError: An input cannot be read or does not fit the others.
@@ -72,7 +72,7 @@ def check_inputs(
         load_rewards(rewards, config, run, tokenizer).check(columns)
     if config.rlhf.num_rounds == 1:
         return RlhfInputs(all_prompts, None)
-    scorer = load_rewards(labeler or str(config.rlhf.labeller), config, run, tokenizer)
+    scorer = load_rewards(labeler or str(config.rlhf.labeler), config, run, tokenizer)
     scorer.check(columns)
     return RlhfInputs(all_prompts, scorer)
 

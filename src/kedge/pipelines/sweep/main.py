@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.config import field_advice, resolved_yaml, with_values
+from kedge.config import field_advice, preset_conflicts, resolved_yaml, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
 from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, leaders, read_sweep
@@ -80,6 +80,9 @@ def run_sweep(
     seeds = len(trials) // settings
     per_setting = f"{settings} settings × {seeds} seeds" if seeds > 1 else f"{settings} settings, one seed each"
     say(f"{len(trials)} runs ({per_setting}), {count} at a time, in {folder}")
+    for line in dict.fromkeys(preset_conflicts(trial.config, stage) for trial in trials):
+        if line is not None:
+            say(line)
     errors: dict[str, str] = {}
     with Progress("sweep", total=len(trials)) as progress:
         done = 0
