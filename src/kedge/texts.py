@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["error_text", "markdown", "names_function", "printable", "unwritable"]
+__all__ = ["error_text", "markdown", "names_function", "pointer_fault", "printable", "unwritable"]
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -73,3 +74,21 @@ def _parts(value: object) -> list[object]:
         inside = cast("Mapping[Any, Any]", value)
         return [*inside.keys(), *inside.values()]
     return list(cast("list[object]", value)) if isinstance(value, (list, tuple)) else []
+
+
+_MAX_POINTER_BYTES = 1024
+_POINTER_START = b"version https://git-lfs.github.com/spec/"
+
+
+def pointer_fault(file: Path) -> str | None:
+    """One line about a file that a clone without git-lfs left as a pointer; None for any other file.
+
+    Source: the specification of git-lfs, docs/spec.md.
+    """
+    try:
+        is_small = file.is_file() and file.stat().st_size <= _MAX_POINTER_BYTES
+        if not is_small or not file.read_bytes().startswith(_POINTER_START):
+            return None
+    except OSError:  # reported by the reader of the file
+        return None
+    return f"{file} is a git-lfs pointer, not the file itself; run `git lfs pull` in its folder"

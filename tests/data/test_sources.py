@@ -37,6 +37,15 @@ def test_json_lines_with_bom_crlf_and_blank_lines(tmp_path):
     assert [(row.value, row.line, row.fault) for row in rows_of(path)] == [(ROWS[0], 1, None), (ROWS[1], 4, None)]
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "train-00000-of-00001.parquet"])
+def test_a_git_lfs_pointer_is_named(tmp_path, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 4000\n"
+    (tmp_path / name).write_text(pointer)
+    for source in [tmp_path / name, *([tmp_path] if name != "rows.json" else [])]:
+        with pytest.raises(DataError, match=f"{name} is a git-lfs pointer.* `git lfs pull`"):
+            values(source)
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

@@ -1,6 +1,7 @@
 """Padding, positions, output layer and forbidden tokens of a language model, against plain transformers calls."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -121,10 +122,57 @@ def test_a_pad_token_of_its_own_is_kept(tmp_path):
 
 def test_a_tokenizer_that_belongs_to_another_model_is_refused(tmp_path):
     folder = save_tiny_policy(tmp_path / "policy")
-    tokenizer = load_tokenizer(folder)
-    tokenizer.add_tokens([f"<new{index}>" for index in range(3)])
-    with pytest.raises(ModelError, match=r"tokenizer has .* but the model has"):
-        load_language_model(folder, tokenizer=tokenizer)
+    with pytest.raises(ModelError, match=r"tokenizer has 310 tokens but the model has 300 .* own tokenizer"):
+        load_language_model(folder, tokenizer=tiny_tokenizer(vocab_size=310))
+
+
+@pytest.mark.parametrize("names", [["<think>"], ["<think>", "</think>"]])
+@pytest.mark.parametrize("pad", [None, "<pad>"])
+def test_tokens_that_were_added_to_the_tokenizer_alone_are_named_with_the_cure(tmp_path, names, pad):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = pad
+    folder = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(
+        ModelError, match=rf"{len(names)} added tokens? without an embedding, first '<think>'"
+    ) as caught:
+        load_language_model(folder, tokenizer=load_tokenizer(folder))
+    cured = tiny_causal_lm()
+    cure = re.search(r"model\.(\w+)\((\d+)\)", str(caught.value))
+    getattr(cured, cure[1])(int(cure[2]))
+    cured.save_pretrained(folder)
+    load_language_model(folder, tokenizer=load_tokenizer(folder))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "awq", "bits": 4},
+    ],
+)
+def test_the_entry_of_a_quantization_that_was_merged_away_is_named(tmp_path, entry):
+    folder = save_tiny_policy(tmp_path / "merged")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
+    with pytest.raises(ModelError, match=rf"quantization_config \({entry['quant_method']}\).* delete this entry"):
+        load_language_model(folder, tokenizer=load_tokenizer(folder))
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_a_git_lfs_pointer_is_named(tmp_path, file):
+    folder = save_tiny_policy(tmp_path / "clone")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 4000\n"
+    (folder / "pytorch_model.bin").write_text(pointer)  # not read
+    load_language_model(folder, tokenizer=load_tokenizer(folder))
+    (folder / file).write_text(pointer)
+    with pytest.raises(ModelError, match=rf"{file} is a git-lfs pointer.* `git lfs pull`"):
+        load_language_model(folder, tokenizer=load_tokenizer(folder))
 
 
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():

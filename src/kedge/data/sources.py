@@ -14,6 +14,7 @@ from kedge.data.memory_limit import within_free_memory
 from kedge.data.rows import Row, check_row_count, json_rows, listed_rows, parquet_rows
 from kedge.data.tables import table_rows
 from kedge.errors import DataError
+from kedge.texts import pointer_fault
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -110,6 +111,8 @@ def _file_rows(path: Path) -> Iterator[Row]:
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise DataError(f"{path} has an unsupported file type; supported: {', '.join(_READERS)}")
+    if (fault := pointer_fault(path)) is not None:
+        raise DataError(fault)
     return reader(path)
 
 

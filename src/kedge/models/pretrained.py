@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from kedge.models.adapters import AdapterFolder, is_adapter, merge_adapter, read
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
+from kedge.texts import pointer_fault
 
 __all__ = [
     "NORMALIZATION_KEY",
@@ -46,6 +48,9 @@ MAX_LABELS = 10_000
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
 
+READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-\d+)?\.safetensors$"
+"""Files of a model's folder that kedge or transformers reads."""
+
 MIN_TOKENS = 4
 """Least tokens of a row in the trial passes over a loaded model."""
 
@@ -68,8 +73,9 @@ def check_source(source: str | Path) -> str:
     """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
 
     Raises:
-        ModelError: The source looks like a path but does not exist, is a folder without a config.json or with too many
-            labels, a run without such a model, or a name that the hub cannot have or that cannot be looked up.
+        ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
+            labels or with git-lfs pointers, a run without such a model, or a name that the hub cannot have or that
+            cannot be looked up.
     """
     source = find_model(source)
     path, folder = Path(source), os.path.expanduser(source)
@@ -83,11 +89,20 @@ def check_source(source: str | Path) -> str:
             f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
         )
     if os.path.isdir(folder):
+        _check_pointers(Path(folder))
         _check_labels(folder)
         return folder
     if (fault := hub_fault(str(source), "model")) is not None:
         raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
     return adapter_snapshot(str(source)) or str(source)
+
+
+def _check_pointers(folder: Path) -> None:
+    """Refuse git-lfs pointers in place of files that are read; other files of a clone may stay pointers."""
+    unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
+    for file in sorted(folder.glob("*")):
+        if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:
+            raise ModelError(fault)
 
 
 def _check_labels(folder: str) -> None:
@@ -195,7 +210,10 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
                 **settings,
             )
     except Exception as error:  # untrusted files: every library has its own errors
+        _check_quantization(name, load_config(name, trust_remote_code=trust_remote_code))
         raise ModelError(f"model {name!r} cannot be loaded: {loading_reason(error)}") from error
+    if getattr(model, "is_quantized", False):
+        _check_quantization(name, model.config)
     if report["mismatched_keys"]:
         weight, saved, expected = sorted(report["mismatched_keys"])[0]
         if "num_labels" in settings and [*expected] == [settings["num_labels"], *saved[1:]]:
@@ -207,6 +225,19 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
     return Loaded(model, set(report["missing_keys"]))
+
+
+def _check_quantization(name: str, config: PreTrainedConfig) -> None:
+    """Refuse a quantized model, or one whose config.json says so: merging tools leave the entry behind."""
+    entry = getattr(config, "quantization_config", None)
+    if entry is None:
+        return
+    method = entry.get("quant_method") if isinstance(entry, dict) else getattr(entry, "quant_method", None)
+    raise ModelError(
+        f"model {name!r}: config.json has quantization_config ({getattr(method, 'value', method)}), and kedge trains "
+        "16- and 32-bit weights; if the files hold those (a merged model), delete this entry, else use the model "
+        "that was quantized"
+    )
 
 
 def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collection[str]) -> None:
@@ -331,8 +362,16 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         raise ModelError(
             f"the model is too small: {rows} embeddings, context length {length}; both must be at least {MIN_TOKENS}"
         )
-    needed = max(tokenizer.get_vocab().values(), default=0) + 1
+    tokens = {token: text for text, token in tokenizer.get_vocab().items()}
+    needed = max(tokens, default=0) + 1
     if needed > rows + 1 or (needed == rows + 1 and tokenizer.pad_token_id != rows):
+        beyond = sorted(token for token in tokens if token >= rows and token != tokenizer.pad_token_id)
+        if beyond and set(beyond) <= set(tokenizer.added_tokens_decoder):
+            raise ModelError(
+                f"the tokenizer has {len(beyond)} added token{'s' * (len(beyond) > 1)} without an embedding, first "
+                f"{tokens[beyond[0]]!r}: the model has {rows} embeddings; grow it by "
+                f"model.resize_token_embeddings({beyond[-1] + 1}) and save it, or remove the tokens"
+            )
         raise ModelError(
             f"the tokenizer has {needed} tokens but the model has {rows} embeddings; use the model's own tokenizer"
         )
