@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import peft
 import pytest
@@ -19,9 +20,18 @@ import kedge
 from kedge.cli import app
 from kedge.config import config_from_settings, load_config
 from kedge.errors import ConfigError, ModelError, OutputError
-from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer, model_width
+from kedge.models import (
+    AdapterSettings,
+    LanguageModel,
+    load_language_model,
+    load_scalar_model,
+    load_tokenizer,
+    model_width,
+)
 from kedge.models.packing.rows import TokenRows
+from kedge.models.quantized import hold_bases
 from kedge.runs.fingerprint import input_hashes
+from tests.models.registry.builder import save_policy_folder, save_reward_folder
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [[5, 9, 20, 31], [7, 8]]
@@ -141,6 +151,112 @@ def test_an_adapter_of_another_kind_of_model_is_named(base: Path, tmp_path: Path
         ModelError, match="language' is the adapter of a language model; expected one of a reward model"
     ):
         load_scalar_model(tmp_path / "language", tokenizer=tiny_tokenizer())
+
+
+def log_probabilities(model: LanguageModel) -> torch.Tensor:
+    rows = TokenRows.of(ROWS, model.device)
+    with torch.no_grad():
+        return model.logits(model.hidden(rows)).log_softmax(-1)
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # PEFT, which uses them
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_stacks_of_experts_are_adapted_saved_and_merged(tmp_path: Path, architecture: str) -> None:
+    """With `auto`, PEFT adapts the experts and the router too, which are no linear layers."""
+    plain = save_policy_folder(architecture, tmp_path / "base")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    model = load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2))
+    assert model.adapter is not None
+    stacks = {name for name in model.adapter.weights() if ".experts." in name}
+    assert stacks
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.adapter.weights().values():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    expected = log_probabilities(model)
+    (tmp_path / "adapter").mkdir()
+    model.adapter.save(tmp_path / "adapter")
+    by_peft = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter")).eval()
+    with torch.no_grad():
+        logits = by_peft(input_ids=torch.tensor(ROWS[:1])).logits[0]
+    known = ~model.forbidden
+    found = expected[: len(ROWS[0]), known]
+    torch.testing.assert_close(found, logits[:, known].log_softmax(-1), rtol=1e-4, atol=1e-4)
+    merged = load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
+    torch.testing.assert_close(log_probabilities(merged), expected, rtol=1e-4, atol=1e-4)
+    further = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=AdapterSettings())
+    torch.testing.assert_close(log_probabilities(further), expected, rtol=1e-5, atol=1e-5)
+    whole = merged.causal.state_dict()
+    published = dict(model.adapter.merged())
+    assert published.keys() == whole.keys()
+    assert all(torch.allclose(weight, whole[name], rtol=1e-5, atol=1e-6) for name, weight in published.items())
+
+    with torch.no_grad():
+        for weight in copy.deepcopy(model).parameters():
+            weight.zero_()
+    assert torch.equal(log_probabilities(model), expected), "a copy has stacks of its own"
+    hold_bases([model], "int8")
+    assert dict(model.adapter.merged()).keys() == whole.keys()
+
+
+def test_dora_on_stacks_of_experts_is_refused(tmp_path: Path) -> None:
+    save_policy_folder("mixtral", tmp_path / "base")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    with pytest.raises(ModelError, match=r"a stack of experts cannot have DoRA; use adapter.kind=lora, or name other"):
+        load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings("dora"))
+    settings = AdapterSettings("dora", target_modules=["q_proj", "v_proj"])
+    load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=settings)
+
+
+@pytest.mark.parametrize(("architecture", "left"), [("roberta", "classifier.dense"), ("mamba", "mixer.out_proj")])
+def test_auto_leaves_out_layers_that_cannot_have_an_adapter(tmp_path: Path, architecture: str, left: str) -> None:
+    is_encoder = architecture == "roberta"
+    (save_reward_folder if is_encoder else save_policy_folder)(architecture, tmp_path / "base")
+    load: Any = load_scalar_model if is_encoder else load_language_model
+    tokenizer = load_tokenizer(tmp_path / "base")
+    adapter = load(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2)).adapter
+    adapted = {name.partition(".lora_")[0] for name in adapter.weights() if ".lora_" in name}
+    assert adapted
+    assert not any(left in name for name in adapted)
+
+
+EXPERTS = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_an_adapter_of_single_experts_belongs_to_their_stack(tmp_path: Path, architecture: str) -> None:
+    """As PEFT saved them before transformers 5: each expert had layers of its own."""
+    plain, (part, gate, up, down) = save_policy_folder(architecture, tmp_path / "base"), EXPERTS[architecture]
+    generator, saved, expected = torch.Generator().manual_seed(0), {}, {}
+    for number, layer in enumerate(cast(Any, plain).model.layers):
+        gates_and_ups = layer.mlp.experts.gate_up_proj.detach().clone()
+        downs = layer.mlp.experts.down_proj.detach().clone()
+        inner = downs.shape[2]
+        for expert in range(len(downs)):
+            places = {gate: gates_and_ups[expert, :inner], up: gates_and_ups[expert, inner:], down: downs[expert]}
+            for name, place in places.items():
+                first = torch.randn(2, place.shape[1], generator=generator)
+                second = torch.randn(place.shape[0], 2, generator=generator)
+                place += 3.0 / 2 * second @ first  # alpha / rank
+                layer_name = f"base_model.model.model.layers.{number}.{part}.experts.{expert}.{name}"
+                saved |= {f"{layer_name}.lora_A.weight": first, f"{layer_name}.lora_B.weight": second}
+        prefix = f"model.layers.{number}.mlp.experts"
+        expected |= {f"{prefix}.gate_up_proj": gates_and_ups, f"{prefix}.down_proj": downs}
+    (tmp_path / "adapter").mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "../base", "r": 2, "lora_alpha": 3.0}
+    settings |= {"task_type": "CAUSAL_LM", "target_modules": [gate, up, down]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(saved, tmp_path / "adapter" / "adapter_model.safetensors")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    merged = load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
+    further = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=AdapterSettings())
+    assert further.adapter is not None
+    for found in (merged.causal.state_dict(), dict(further.adapter.merged())):
+        for name, weight in expected.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("initialization", ["pissa", "olora"])

@@ -39,7 +39,8 @@ class AdapterConfig(Section):
     target_modules: str | list[str] = field(
         "auto",
         meaning="The layers that get an adapter, by the last parts of their names, such as `[q_proj, v_proj]`; auto: "
-        "every linear layer but the output layer.",
+        "every linear layer but the output layer, and the stacked experts and routers of Mixtral, Qwen3-MoE and the "
+        "like.",
         source="LoRA Without Regret, QLoRA: adapters on attention alone learn less",
         text="auto, or the name of layers",
     )

@@ -7,8 +7,10 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, cast
 
 import torch
@@ -24,6 +26,7 @@ from kedge.models.adapters.folder import (
     check_names,
     import_peft,
     reason_of,
+    under_present_names,
 )
 from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 
@@ -31,6 +34,9 @@ __all__ = ["Adapter", "AdapterSettings"]
 
 INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
 """Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
+
+MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Kinds of models of which PEFT refuses adapters on `out_proj`."""
 
 NAME = "default"
 """The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
@@ -89,9 +95,14 @@ class Adapter:
         self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
         whole, self._whole = _whole_weights(model, [*heads, *(self._config.modules_to_save or ())], start)
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
+        if settings is not None and start is None and settings.target_modules == "auto":
+            self._config.exclude_modules = _left_out(model, heads)
         _inject(self._config, model, whole, described=_description(settings, start))
         if settings is not None and start is None:
             _check_targets(settings, model)
+        for layer in model.modules():
+            if hasattr(layer, "parameter_name"):
+                layer._activate_lora = MethodType(_with_stack, layer)  # pyright: ignore[reportAttributeAccessIssue]
         for name in whole:
             _own(model, name)
         if start is not None:
@@ -114,9 +125,12 @@ class Adapter:
         for name, tensor in _whole_state(self._model):
             if ".lora_" in name:
                 continue
-            layer, inner, _ = name.partition(".base_layer.weight")
-            if inner:
-                tensor = _with_delta(cast(Any, self._model.get_submodule(layer)), tensor)
+            path, _, last = name.rpartition(".")
+            while path.endswith(".base_layer"):  # one for each adapted stack of matrices
+                path = path.removesuffix(".base_layer")
+                layer = cast(Any, self._model.get_submodule(path))
+                if last == getattr(layer, "parameter_name", "weight"):
+                    tensor = _with_delta(layer, tensor)
             yield name.replace(".base_layer", ""), tensor
 
     def save(self, folder: Path, *, weights: bool = True) -> None:
@@ -140,7 +154,8 @@ class Adapter:
         return {f"{PREFIX}{name}": tensor for name, tensor in {**found, **whole}.items()}
 
     def _load(self, start: AdapterFolder) -> None:
-        weights, own = start.weights(), dict(self._model.named_parameters())
+        weights = under_present_names(self._model, start.weights())
+        own = dict(self._model.named_parameters())
         known = [*_lora_weights(self._model), *start.whole]
         check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
         for name in start.whole:
@@ -197,6 +212,11 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
             warnings.simplefilter("ignore")  # of settings that do not matter here
             import_peft().inject_adapter_in_model(config, model, adapter_name=NAME)
     except (ValueError, TypeError, RuntimeError, KeyError, re.error) as error:
+        if config.use_dora and getattr(config, "target_parameters", None):
+            raise ModelError(
+                f"{described}: a stack of experts cannot have DoRA; use adapter.kind=lora, or name other layers, such "
+                "as adapter.target_modules=[q_proj,v_proj]"
+            ) from error
         raise ModelError(f"{described}: {reason_of(error)}") from error
     if not isinstance(model.get_input_embeddings(), nn.Embedding):
         raise ModelError(
@@ -218,12 +238,19 @@ def _check_targets(settings: AdapterSettings, model: nn.Module) -> None:
     for target in named:
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
             raise ModelError(f"adapter.target_modules: the model has no layer {target!r} that can have an adapter")
-    widest = max(max(cast(Tensor, model.get_submodule(layer).weight).shape) for layer in layers)
+    adapted = [cast(Any, model.get_submodule(layer)) for layer in layers]
+    widest = max(max(layer.in_features, layer.out_features) for layer in adapted)
     if settings.rank > widest:
         raise ModelError(
             f"adapter.rank={settings.rank} is more than any layer's width, at most {widest}; train all weights "
             "(adapter.kind=none), or use a smaller rank"
         )
+
+
+def _left_out(model: PreTrainedModel, heads: Sequence[str]) -> list[str] | None:
+    """Linear layers that `auto` leaves out: a head's, and those of Mamba whose weights are read past their own pass."""
+    inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
+    return [*heads, *inside, *(["out_proj"] if model.config.model_type in MAMBA else [])] or None
 
 
 def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:
@@ -302,6 +329,26 @@ def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
         elif last == "packed":
             yield f"{owner}.weight", cast(Any, held[owner]).saved_weight()
+
+
+@contextmanager
+def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
+    """Let an adapted stack of matrices (experts, or their router) have its adapter in the block.
+
+    It stands in for a method of PEFT that registers a parametrization, whose cache all threads share: a policy that is
+    trained would find the weights of one that samples.
+
+    Args:
+        layer: PEFT's layer around the module that has the stack.
+        adapters: The names of the active adapters; there is one.
+    """
+    owner, name = layer.get_base_layer(), layer.parameter_name
+    whole = layer.get_param() + layer.get_delta_weight(NAME)
+    vars(owner)[name] = whole  # found before the parameter of this name
+    try:
+        yield
+    finally:
+        del vars(owner)[name]
 
 
 def _with_delta(layer: Any, weight: Tensor) -> Tensor:

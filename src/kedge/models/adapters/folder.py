@@ -36,6 +36,7 @@ __all__ = [
     "is_adapter",
     "read_adapter",
     "reason_of",
+    "under_present_names",
     "write_shift",
 ]
 
@@ -47,7 +48,8 @@ SUPPORTED = {
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora",
+    "use_rslora",
 }  # fmt: skip
 """Entries of `adapter_config.json` with which a merged adapter is what PEFT computes. Others, where they are set, make
 another kind of layer, such as one that acts only behind certain tokens."""
@@ -181,6 +183,26 @@ def check_names(adapter: AdapterFolder, saved: Collection[str], known: Collectio
     for name in sorted(set(saved) ^ set(known)):
         where = "the adapter's file" if name in known else f"the base {adapter.base!r}"
         raise ModelError(f"{adapter.folder}: {name} is missing in {where}; the adapter belongs to another model")
+
+
+def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter's weights by the names that a model's layers have today.
+
+    Before transformers 5, each expert of Mixtral and its relatives was a layer; now all are one stack of matrices.
+
+    Args:
+        model: A model with PEFT's layers.
+        weights: As the adapter's folder has them.
+    """
+    try:
+        from peft.utils.transformers_weight_conversion import (  # pyright: ignore[reportMissingImports]
+            convert_peft_adapter_state_dict_for_transformers,
+        )
+    except ImportError:  # an older PEFT
+        return weights
+    config = model.peft_config["default"]
+    converted = convert_peft_adapter_state_dict_for_transformers(model, config, weights)
+    return {name.removeprefix(PREFIX): weight for name, weight in converted.items()}
 
 
 def reason_of(error: Exception) -> str:

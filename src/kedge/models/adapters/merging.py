@@ -7,7 +7,7 @@ import warnings
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.models.adapters.folder import AdapterFolder, check_names, import_peft, reason_of
+from kedge.models.adapters.folder import PREFIX, AdapterFolder, check_names, import_peft, reason_of, under_present_names
 
 __all__ = ["merge_adapter"]
 
@@ -35,7 +35,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             "when it merges; merge it with the library that made it, and use the whole model"
         )
     saved = adapter.names
-    if any(".base_layer." in name for name in saved):
+    if any(".base_layer." in name and ".lora_" not in name for name in saved):
         raise ModelError(
             f"{adapter.folder}: it has an adapter on the embedding or the output layer, which kedge does not merge; "
             "merge it by PEFT's merge_and_unload(), and use the whole model"
@@ -47,7 +47,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
         known = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     except Exception as error:  # untrusted files: PEFT raises whatever its parts do
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
-    check_names(adapter, saved, known)
+    check_names(adapter, [PREFIX + name for name in under_present_names(adapted, adapter.weights())], known)
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
     except Exception as error:  # PEFT has layers that cannot be merged
