@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from kedge.errors import KedgeError
+from kedge.invocation import loading_user_code
 from kedge.texts import error_text
 
 __all__ = ["find_named"]
@@ -24,6 +26,7 @@ __all__ = ["find_named"]
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "path/to/file.py:function or package.module:function"
 _MODULE_NUMBERS = itertools.count(1)
+_LOADED_HERE = "__kedge_loaded__"
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class _Kind:
 def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[..., Any]:
     """The function or class of a given name, with any signature.
 
-    A file runs as a module with a unique name each time it is loaded. It can import modules in its folder, relatively
-    or by plain name, and modules in the working directory.
+    A file runs each time it is loaded, as a module of its own name, by which the processes that it starts find it. It
+    can import modules in its folder, relatively or by plain name, and modules in the working directory.
 
     Args:
         spec: `path/to/file.py:function` (the path may contain colons) or `package.module:function`.
@@ -57,25 +60,52 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     return function
 
 
-def _run_file(path: Path, kind: _Kind) -> ModuleType:
-    """Execute a file as a module of a new package that contains the files in its folder."""
-    if not path.is_file():
-        raise kind.error(f"{kind.word} file {str(path)!r} does not exist; expected {_EXPECTED}")
-    folder = path.resolve().parent
-    package = ModuleType(f"kedge_{kind.word}_{next(_MODULE_NUMBERS)}")
-    package.__path__ = [str(folder)]
-    name = f"{package.__name__}.{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+def _run_file(given: Path, kind: _Kind) -> ModuleType:
+    """Execute a file as a module."""
+    if not given.is_file():
+        raise kind.error(f"{kind.word} file {str(given)!r} does not exist; expected {_EXPECTED}")
+    path = given.resolve()
+    _make_importable(path.parent)
+    name = path.stem if _is_found_by_name(path) else _unique_name(path, kind)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.update({package.__name__: package, name: module})
-    _make_importable(folder)
+    module.__dict__[_LOADED_HERE] = True
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with loading_user_code():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise _failed(f"{kind.word} file {str(path)!r}", error, kind) from error
+        raise _failed(f"{kind.word} file {str(given)!r}", error, kind, path) from error
     return module
+
+
+def _is_found_by_name(path: Path) -> bool:
+    """Whether a plain import in another process, such as one of a pool, would find a file."""
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None:  # such as math.py, or a module that the user's script has imported
+        return getattr(loaded, "__file__", None) == str(path) and hasattr(loaded, _LOADED_HERE)
+    if "." in path.stem or _imports_relatively(path):
+        return False
+    found = importlib.util.find_spec(path.stem)
+    return found is not None and found.origin == str(path)
+
+
+def _imports_relatively(path: Path) -> bool:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # reported when it runs
+        return False
+    return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
+
+
+def _unique_name(path: Path, kind: _Kind) -> str:
+    """The name of a module in a new package that contains the files in its folder."""
+    package = ModuleType(f"kedge_{kind.word}_{next(_MODULE_NUMBERS)}")
+    package.__path__ = [str(path.parent)]
+    sys.modules[package.__name__] = package
+    return f"{package.__name__}.{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}"
 
 
 def _import_module(name: str, kind: _Kind) -> ModuleType:
@@ -83,7 +113,8 @@ def _import_module(name: str, kind: _Kind) -> ModuleType:
         raise kind.error(f"{kind.word} module {name!r} is neither a dotted module name nor a .py file")
     _make_importable(Path.cwd())
     try:
-        return importlib.import_module(name)
+        with loading_user_code():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # Only the module itself or one of its parents is a wrong name; any other is an import inside the module.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
@@ -113,9 +144,10 @@ def _attribute(module: ModuleType, attribute: str, spec: str, kind: _Kind) -> ob
     return owner
 
 
-def _failed(what: str, error: BaseException, kind: _Kind) -> KedgeError:
+def _failed(what: str, error: BaseException, kind: _Kind, path: Path | None = None) -> KedgeError:
     """One line for an error raised by a module while it was imported."""
     if isinstance(error, SyntaxError):
         return kind.error(f"{what}, line {error.lineno}: {error.msg}")
-    line = traceback.extract_tb(error.__traceback__)[-1].lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    line = ([frame.lineno for frame in frames if frame.filename == str(path)] or [frames[-1].lineno])[-1]
     return kind.error(f"{what} raised {type(error).__name__}, line {line}: {error_text(error)}")

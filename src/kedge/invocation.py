@@ -1,10 +1,22 @@
 """How kedge was started: as a command or from Python, as a single process or as one of several ranks."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["is_command_line", "is_first_rank", "mark_command_line", "num_ranks"]
+from kedge.errors import ConfigError
+
+__all__ = [
+    "is_command_line",
+    "is_first_rank",
+    "loading_user_code",
+    "mark_command_line",
+    "num_ranks",
+    "refuse_nested_run",
+]
 
 _running = False
+_loads = 0
 
 
 def mark_command_line() -> None:
@@ -26,3 +38,32 @@ def num_ranks() -> int:
 def is_first_rank() -> bool:
     """Whether this process prints and writes files."""
     return num_ranks() == 1 or int(os.environ["RANK"]) == 0
+
+
+@contextmanager
+def loading_user_code() -> Iterator[None]:
+    """Within this context, a user's file is imported for what it defines: it must not start a run."""
+    global _loads
+    _loads += 1
+    try:
+        yield
+    finally:
+        _loads -= 1
+
+
+def refuse_nested_run() -> None:
+    """Refuse a run that a script starts while it is imported, by kedge for its functions or by a process of a pool.
+
+    The run would import the script again, and so on without end.
+
+    Raises:
+        ConfigError: Such a run.
+    """
+    from multiprocessing import current_process  # not needed to show --help
+
+    # The attribute by which multiprocessing itself refuses to start processes there.
+    if _loads or getattr(current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a script that names its own function, or starts processes, is imported again, and must not start a run "
+            'then: put its calls of kedge under `if __name__ == "__main__":`'
+        )

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from kedge.config import choose_output
 from kedge.errors import ConfigError, ModelError
+from kedge.invocation import refuse_nested_run
 from kedge.models.pretrained import quiet_transformers
 from kedge.output import IN_MEMORY_FOLDER, is_run, writing
 from kedge.rewards import RewardTerm
@@ -91,6 +92,7 @@ def with_loaded_models(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **arguments: P.kwargs) -> R:
+            refuse_nested_run()
             given, found = cast("dict[str, Any]", dict(arguments)), _Found()
             given |= {
                 name: found.name(given[name], folder) for name, folder in MODEL_ARGUMENTS.items() if name in given

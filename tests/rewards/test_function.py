@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -285,6 +286,69 @@ def test_async_works_inside_a_running_event_loop():
         return FunctionReward(AsyncJudge()).score(responses())
 
     assert asyncio.run(notebook_cell()) == [2.5] * 3
+
+
+def test_what_a_module_makes_once_serves_all_calls_and_functions():
+    """A semaphore belongs to the loop in which a task first waited for it, as connections of HTTP clients do."""
+    gate, loops = asyncio.Semaphore(1), set()
+
+    async def one(text):
+        async with gate:
+            loops.add(asyncio.get_running_loop())
+            await asyncio.sleep(0)
+            return float(len(text))
+
+    async def judge(completions):
+        return await asyncio.gather(*map(one, completions))
+
+    async def other(completions):
+        return await judge(completions)
+
+    first = FunctionReward(judge)
+    assert [first.score(responses()) for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
+    started = [source.start(responses()) for source in (FunctionReward(judge), FunctionReward(other), first)]
+    assert [collect() for collect in started] == [[1.0, 2.0, 3.0]] * 3
+    assert FunctionReward(lambda completions: judge(completions)).score(responses()) == [1.0, 2.0, 3.0]
+    assert len(loops) == 1
+
+
+def test_a_task_that_exits_ends_its_call_and_no_other():
+    async def leave():
+        sys.exit("enough")
+
+    async def judge(completions):
+        await asyncio.gather(leave(), asyncio.sleep(0))
+
+    for _ in range(2):
+        with pytest.raises(RewardError, match="judge raised SystemExit: enough"):
+            FunctionReward(judge).score(responses())
+    assert FunctionReward(AsyncJudge()).score(responses()) == [2.5] * 3
+
+
+def test_the_loop_is_closed_when_the_process_ends():
+    code = """
+import asyncio, atexit
+from kedge.rewards import FunctionReward, Responses
+loops = []
+atexit.register(lambda: print(loops[0].is_closed(), closed))
+closed = []
+
+async def judge(completions):
+    loops.append(asyncio.get_running_loop())
+    asyncio.create_task(left_behind())
+    return [1.0]
+
+async def left_behind():
+    try:
+        await asyncio.sleep(100)
+    finally:
+        closed.append("cancelled")
+
+batch = Responses(prompts=["p"], completions=["c"], prompt_ids=[[1]], response_ids=[[2]], stopped=[True])
+print(FunctionReward(judge).score(batch))
+"""
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("[1.0]\nTrue ['cancelled']\n", "")
 
 
 def test_async_functions_are_checked_like_plain_ones():

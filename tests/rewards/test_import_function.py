@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import pytest
 from kedge.errors import RewardError
 from kedge.rewards import load_function, names_function
 from kedge.rewards.penalties import too_long
+
+RUN_CONTROL = "kedge.control(env='CartPole-v1')"
+SWEEP = "kedge.sweep('ppo', {'seed': [0, 1]}, model='m', prompts='p.jsonl', reward='r.py:f')"
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +65,33 @@ def test_the_newest_text_of_a_file_is_run(tmp_path):
     assert load_function(f"{path}:f")(completions=["x"]) == [1.0]
     write(path, "def f(completions): return [200.0]\n")
     assert load_function(f"{path}:f")(completions=["x"]) == [200.0]
+
+
+def test_a_file_has_its_own_name_unless_that_is_another_modules(tmp_path):
+    text = "def f(completions): return [__name__]\n"
+    name = load_function(f"{write(tmp_path / 'own_name_a.py', text)}:f")(completions=["x"])
+    again = load_function(f"{tmp_path / 'own_name_a.py'}:f")(completions=["x"])
+    assert (name, again) == (["own_name_a"], ["own_name_a"])
+    for taken in ("math", "json", "kedge", "own_name_a", "with.dots"):
+        [name] = load_function(f"{write(tmp_path / 'other' / f'{taken}.py', text)}:f")(completions=["x"])
+        assert name.startswith("kedge_reward_")
+    assert math.sqrt(4) == 2.0
+
+
+def test_a_module_of_the_users_script_is_not_replaced(tmp_path, monkeypatch):
+    path = write(tmp_path / "imported_before.py", "def f(completions): return [1.0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = importlib.import_module("imported_before")
+    assert load_function(f"{path}:f") is not before.f
+    assert sys.modules["imported_before"] is before
+
+
+@pytest.mark.parametrize("started", ["kedge.ppo(model='m', prompts=['p'], reward='r.py:f')", RUN_CONTROL, SWEEP])
+def test_a_script_that_names_its_own_function_starts_no_run(tmp_path, started):
+    text = f"import kedge\ndef f(completions): return [1.0]\n{started}\n"
+    path = write(tmp_path / "r.py", text)
+    with pytest.raises(RewardError, match=r"raised ConfigError, line 3: .* under `if __name__ == \"__main__\":`"):
+        load_function(f"{path}:f")
 
 
 def test_a_path_may_hold_colons(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 
 from kedge.config import Config, schedule_in_words, with_values
 from kedge.data import PromptStream
+from kedge.invocation import refuse_nested_run
 from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
@@ -114,6 +115,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     Raises:
         KedgeError: As when the stage itself starts.
     """
+    refuse_nested_run()
     with TemporaryDirectory(prefix="kedge-dry-run-") as scratch:
         config = with_values(config, {"out": str(Path(scratch) / stage)})
         phases = _trial(config, stage, given)

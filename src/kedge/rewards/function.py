@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
+import os
+import threading
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +23,9 @@ from kedge.texts import error_text
 __all__ = ["FunctionReward"]
 
 _T = TypeVar("_T")
+
+LAST_SECONDS = 1.0
+"""How long calls that were given up are waited for when the process ends."""
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")
@@ -94,7 +100,7 @@ class FunctionReward:
         """
         returned = self._call(responses)
         if inspect.isawaitable(returned):
-            returned = _run_in_thread(self._await, returned)()
+            returned = _event_loop().submit(self._await(returned)).result()
         return checked_scores(returned, name=self.name, lengths=responses.lengths)
 
     def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
@@ -107,14 +113,17 @@ class FunctionReward:
             responses: The responses to score.
             timeout: Ignored: a function in this process cannot be stopped.
         """
-        return _run_in_thread(self.score, responses) if self.is_async else partial(self.score, responses)
+        if not self.is_async:
+            return partial(self.score, responses)
+        future = _event_loop().submit(self._call_and_await(responses))
+        return lambda: checked_scores(future.result(), name=self.name, lengths=responses.lengths)
 
-    def _await(self, returned: Awaitable[object]) -> object:
-        async def result() -> object:
-            return await returned
+    async def _call_and_await(self, responses: Responses) -> object:
+        return await self._await(self._call(responses))
 
+    async def _await(self, returned: Any) -> object:
         with _one_line_errors(self.name):
-            return asyncio.run(result())
+            return await returned
 
     def _call(self, responses: Responses) -> object:
         self.check(responses.columns)
@@ -165,15 +174,52 @@ class FunctionReward:
         )
 
 
-def _run_in_thread(call: Callable[[Any], _T], argument: object) -> Callable[[], _T]:
-    """Start a call in a thread; the returned function waits for its result.
+class _EventLoop:
+    """The event loop of all async functions, in a thread of its own; closed when the process ends.
 
-    In a notebook this thread already runs an event loop, and `asyncio.run` would refuse to start another.
+    Semaphores and the connections of HTTP clients belong to the loop that first used them, and user code makes them
+    once per module: for all calls, all functions of the module, and all stages of a script. In a notebook the calling
+    thread already runs a loop.
     """
-    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
-    future = executor.submit(call, argument)
-    executor.shutdown(wait=False)
-    return future.result
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kedge-async", daemon=True)
+        self._thread.start()
+        atexit.register(self._close)
+
+    def submit(self, call: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Start a call."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            with suppress(SystemExit):  # of a task, which also raises it where it is awaited
+                self._loop.run_forever()
+                is_open = False
+        self._loop.run_until_complete(self._finish())
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+    def _close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LAST_SECONDS)
+
+
+@cache
+def _event_loop() -> _EventLoop:
+    return _EventLoop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_event_loop.cache_clear)  # its thread is not in the child
 
 
 def _name(function: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from kedge.config import ADAPTED, Config
 from kedge.errors import ModelError, OutOfMemoryError
+from kedge.invocation import refuse_nested_run
 from kedge.memory import Exhaustion, is_out_of_memory, release
 from kedge.runs.claim import claims
 from kedge.streams import lasting_streams
@@ -34,6 +35,7 @@ def ends_in_one_line(stage: str) -> Callable[[F], F]:
     def decorate(run: F) -> F:
         @wraps(run)
         def watched(config: Config, *args: Any, **kwargs: Any) -> Any:
+            refuse_nested_run()
             with lasting_streams(), memory_in_one_line(config, stage), claims():
                 return run(config, *args, **kwargs)
 

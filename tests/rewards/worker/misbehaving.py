@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
+from multiprocessing import get_context
 
 LEAKED: list[bytes] = []
 
@@ -30,6 +32,27 @@ async def waits(completions):
 
 def hands_back_a_coroutine(completions):
     return waits(completions)
+
+
+def one(text):
+    return float(len(text))
+
+
+def pools(completions):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(one, completions))
+
+
+GATE = asyncio.Semaphore(1)
+
+
+async def gated(completions):
+    async def one_of_several(text):
+        async with GATE:
+            await asyncio.sleep(0)
+        return one(text)
+
+    return await asyncio.gather(*map(one_of_several, completions))
 
 
 def process(completions):

@@ -59,6 +59,23 @@ def remote(tmp_path):
     assert eventually(lambda: not any(members(group) for group in groups))
 
 
+@pytest.mark.parametrize("name", ["pools", "gated"])
+def test_pools_and_semaphores_work_in_every_call(remote, name):
+    function = remote(name)
+    assert [function.score(batch()) for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_a_script_that_trains_with_its_own_function_is_refused_once(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import kedge\ndef f(completions): return [1.0]\n"
+        f"kedge.ppo(model='m', prompts=['p'], reward={f'{script}:f'!r}, out={str(tmp_path / 'run')!r})\n"
+    )
+    with pytest.raises(RewardError, match=r"train.py' raised ConfigError, line 3: .* under `if __name__ =="):
+        RemoteFunction(f"{script}:f", limits=LONG)
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
 def is_there(process: float) -> bool:
     return any(seen.pid == process for seen in processes())
 

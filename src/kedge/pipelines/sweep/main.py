@@ -17,6 +17,7 @@ from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
 from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, leaders, read_sweep
 from kedge.inspect.sweeps.folder import last_line
+from kedge.invocation import refuse_nested_run
 from kedge.logs.metrics import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
@@ -70,6 +71,7 @@ def run_sweep(
         KedgeError: The folder holds something else, or the first run's metrics have no such metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
+    refuse_nested_run()
     if not is_sweep(folder):
         check_output(folder)
     count = num_processes or _default_processes(trials[0])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
+from kedge.invocation import loading_user_code
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses
@@ -32,7 +33,8 @@ def main(descriptor: int, tie: int) -> None:
         descriptor: The worker's end of the connection, an open file descriptor.
         tie: The reading end of a pipe that closes when kedge ends.
     """
-    serve(descriptor, tie, _Session().reply)
+    with loading_user_code():
+        serve(descriptor, tie, _Session().reply)
 
 
 class _Session:
