@@ -40,8 +40,8 @@ class _Kind:
 def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[..., Any]:
     """The function or class of a given name, with any signature.
 
-    A file runs each time it is loaded, as a module of its own name, by which the processes that it starts find it. It
-    can import modules in its folder, relatively or by plain name, and modules in the working directory.
+    A file runs each time it is loaded, as a module with the file's name, so that processes that it starts can import
+    it. It can import modules in its folder, relatively or by plain name, and modules in the working directory.
 
     Args:
         spec: `path/to/file.py:function` (the path may contain colons) or `package.module:function`.
@@ -82,7 +82,7 @@ def _run_file(given: Path, kind: _Kind) -> ModuleType:
 
 
 def _is_found_by_name(path: Path) -> bool:
-    """Whether a plain import in another process, such as one of a pool, would find a file."""
+    """True if a plain import of its name finds the file, also in another process, such as one of a pool."""
     loaded = sys.modules.get(path.stem)
     if loaded is not None:  # such as math.py, or a module that the user's script has imported
         return getattr(loaded, "__file__", None) == str(path) and hasattr(loaded, _LOADED_HERE)

@@ -25,6 +25,8 @@ ROWS = [{"prompt": f"Deck {number}:", "completion": " the sea", "chosen": " sea"
 
 
 class Keeping:
+    last_update = None
+
     def __init__(self, run: LoggedRun) -> None:
         self.run = run
         self.metrics: dict[int, Any] = {}

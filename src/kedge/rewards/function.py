@@ -175,7 +175,7 @@ class FunctionReward:
 
 
 class _EventLoop:
-    """The event loop of all async functions, in a thread of its own; closed when the process ends.
+    """The event loop of all async functions, in a separate thread; closed when the process ends.
 
     Semaphores and the connections of HTTP clients belong to the loop that first used them, and user code makes them
     once per module: for all calls, all functions of the module, and all stages of a script. In a notebook the calling

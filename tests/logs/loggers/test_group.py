@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch
 from kedge.errors import ConfigError
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState, check_loggers, group
 from kedge.logs.loggers.state import LOGGERS_FILE
+from kedge.logs.metrics import MetricsLog
+from kedge.logs.samples import SamplesLog
 from tests.logs.loggers.logging_run import SAMPLE
 
 
@@ -21,6 +24,7 @@ class RecordingLogger:
     """A logger that keeps its rows, and may fail at an update."""
 
     def __init__(self, fails_at: int | None = None) -> None:
+        self.last_update: int | None = None
         self.rows: list[tuple[Any, ...]] = []
         self.fails_at = fails_at
 
@@ -108,6 +112,47 @@ def test_a_resumed_run_continues_after_the_last_update_of_each_logger(tmp_path, 
     assert LoggerState(tmp_path).id == before
     assert [row[0] for row in opened["one"].rows] == [4, 4, "closed"]
     assert [row[0] for row in opened["new"].rows] == [2, 2, 3, 3, 4, 4, "closed"]
+
+
+class BufferingLogger(RecordingLogger):
+    """A logger that stores three rows at a time, or all when it is closed, as W&B stores blocks."""
+
+    def __init__(self, stored: list[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.stored, self.last_update = stored, max((row[0] for row in stored), default=-1 if stored else None)
+
+    def write(self, update: int, metrics: Any) -> None:
+        super().write(update, metrics)
+        if len(self.rows) >= 3:
+            self.flush()
+
+    def flush(self) -> None:
+        self.stored += self.rows
+        self.rows.clear()
+
+    def close(self) -> None:
+        self.flush()
+
+
+@pytest.mark.parametrize("checkpoint", [4, 7])
+def test_updates_that_a_killed_logger_had_not_stored_are_repeated_once(tmp_path, monkeypatch, checkpoint):
+    stored: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(group, "open_logger", lambda name, run: BufferingLogger(stored))
+    metrics = MetricsLog(tmp_path, also=loggers_of(tmp_path, "one").write)
+    for update in range(1, 8):
+        metrics.write(update, {"a": update / 8, "none": None, "word": "x"})
+    metrics.close()  # and a kill, by which updates 7 and the samples of all others are lost
+    assert [row[0] for row in stored] == [1, 2, 3, 4, 5, 6]
+    del stored[4:]
+    with loggers_of(tmp_path, "one") as loggers, SamplesLog(tmp_path) as samples:
+        for update in (5, 6):
+            samples.write(update, [SAMPLE, dataclasses.replace(SAMPLE, fixed=0, response="again")])
+        for update in range(checkpoint + 1, 10):
+            loggers.write(update, {"a": update / 8})
+    rows = [row for row in stored if isinstance(row[1], dict)]
+    assert rows == [(update, {"a": update / 8}) for update in range(1, 10)]
+    said = [] if checkpoint == 4 else [(update, [text]) for update in (5, 6) for text in (SAMPLE.response, "again")]
+    assert [row for row in stored if isinstance(row[1], list)] == said
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"id": "a"}', '{"id": "a", "told": 3}'])

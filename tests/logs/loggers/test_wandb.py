@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,29 @@ def test_a_resumed_run_is_one_run_without_repetition_and_offline(tmp_path, calls
     with pytest.raises(BlockingIOError):
         calls.accept()
     assert capfd.readouterr() == ("", "")
+
+
+def test_updates_lost_by_a_kill_are_in_the_next_file(tmp_path, calls):
+    code = """
+import os, signal, sys
+from pathlib import Path
+from kedge.logs.loggers import LoggerGroup, LoggerState, LoggedRun
+from kedge.logs.metrics import MetricsLog
+folder = Path(sys.argv[1])
+state = LoggerState(folder)
+loggers = LoggerGroup(["wandb"], state, LoggedRun(folder, "ppo", "tides", state.id, {}), warn=print)
+metrics = MetricsLog(folder, also=loggers.write)
+for update in range(1, 61):
+    metrics.write(update, {f"reward/{number}": update / 4 for number in range(40)})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False, timeout=60)
+    run = log_run(tmp_path, "wandb", range(61, 63))
+    end_service()
+    first, second = sorted((tmp_path / "wandb").glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"), key=str)
+    assert len(history(first)) < 60
+    assert [*history(first), *history(second)] == list(range(1, 63))
+    assert history(second)[60].keys() > {f"reward/{number}" for number in range(40)}
 
 
 def test_the_mode_is_the_users(tmp_path, calls, monkeypatch):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from kedge.logs.json_lines import plain_json
+from kedge.logs.json_lines import plain_json, read_json_lines
 from kedge.logs.loggers.logger import LoggedRun, Logger
 from kedge.logs.loggers.opening import open_logger
 from kedge.logs.loggers.state import LoggerState
-from kedge.logs.samples import Sample
+from kedge.logs.metrics import METRICS_FILE
+from kedge.logs.samples import SAMPLES_FILE, Sample
 
 __all__ = ["LoggerGroup"]
 
@@ -18,7 +20,8 @@ class LoggerGroup:
     """The loggers of a run, used as a context; each is opened when its first row arrives.
 
     A run that is resumed after a kill repeats its last updates with the same results; updates that a logger already has
-    are skipped. A logger that raises is dropped with one warning, and the run continues.
+    are skipped, and those that it lost are repeated from the run's files. A logger that raises is dropped with one
+    warning, and the run continues.
 
     Args:
         names: Names of the loggers; see `open_logger`.
@@ -37,8 +40,7 @@ class LoggerGroup:
         """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""
         if not self._loggers:
             return
-        plain = {name: plain_json(value) for name, value in metrics.items()}
-        numbers = {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+        numbers = _numbers(metrics)
         done = [each.name for each in self._loggers if each.call(update, lambda logger: logger.write(update, numbers))]
         self._state.record(update, done)
 
@@ -69,17 +71,33 @@ class _GuardedLogger:
 
     def call(self, update: int, action: Callable[[Logger], None]) -> bool:
         """Run an action on the logger unless it already has this update; return whether it succeeded."""
-        if self._is_dropped or update <= self._last_update:
+        if self._is_dropped or (self._logger is None and not self._try(lambda: self._open(update))):
             return False
-        return self._try(lambda: action(self._opened()))
+        logger = self._logger
+        return logger is not None and update > self._last_update and self._try(lambda: action(logger))
+
+    def _open(self, update: int) -> None:
+        """Open the logger and repeat what it lost of the updates before this one, when an earlier process ended."""
+        self._logger = logger = open_logger(self.name, self._run)
+        if logger.last_update is None:
+            return
+        self._last_update = logger.last_update
+        if update <= self._last_update + 1:
+            return
+        samples: dict[tuple[int, bool], list[Sample]] = {}
+        for row in _rows(self._run.folder / SAMPLES_FILE):
+            sample = Sample(**{name: value for name, value in row.items() if name != "update"})
+            samples.setdefault((row["update"], sample.fixed is None), []).append(sample)
+        for row in _rows(self._run.folder / METRICS_FILE):
+            if logger.last_update < row["update"] < update:
+                logger.write(row["update"], _numbers(row))
+                for kind in (True, False):
+                    if found := samples.get((row["update"], kind)):
+                        logger.write_samples(row["update"], found)
 
     def close(self) -> None:
         if (logger := self._logger) is not None and not self._is_dropped:
             self._try(logger.close)
-
-    def _opened(self) -> Logger:
-        self._logger = self._logger or open_logger(self.name, self._run)
-        return self._logger
 
     def _try(self, attempt: Callable[[], None]) -> bool:
         try:
@@ -88,3 +106,12 @@ class _GuardedLogger:
             self._is_dropped = True
             self._warn(f"{self.name} failed and is disabled; the run continues: {type(error).__name__}: {error}")
         return not self._is_dropped
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    plain = {name: plain_json(value) for name, value in metrics.items() if name != "update"}
+    return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_json_lines(path) if path.is_file() else []

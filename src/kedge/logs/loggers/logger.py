@@ -15,6 +15,14 @@ __all__ = ["LoggedRun", "Logger", "samples_name"]
 class Logger(Protocol):
     """A destination of metrics and samples. It may raise whatever its package raises."""
 
+    @property
+    def last_update(self) -> int | None:
+        """The last update that the log held when it was opened, −1 for none.
+
+        None if everything is stored as it is written: then kedge's own record is right, also after a kill.
+        """
+        ...
+
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one update, named as in `metrics.jsonl`; updates are in ascending order."""
         ...

@@ -25,6 +25,10 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(run.folder / "tensorboard"))
         self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
 
+    @property
+    def last_update(self) -> None:
+        """None, see `Logger.last_update`."""
+
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log metrics as scalars."""
         for name, value in metrics.items():

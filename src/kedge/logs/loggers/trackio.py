@@ -34,6 +34,10 @@ class TrackioLogger:
                 auto_log_cpu=False,
             )
 
+    @property
+    def last_update(self) -> None:
+        """None, see `Logger.last_update`."""
+
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log metrics as a row."""
         self._run.log(dict(metrics), step=update)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import wandb  # pyright: ignore[reportMissingImports]
@@ -12,6 +13,11 @@ from kedge.logs.loggers.logger import LoggedRun, samples_name
 from kedge.logs.samples import Sample
 
 __all__ = ["WandbLogger"]
+
+FILE_HEADER = 7
+BLOCK = 32 * 1024
+RECORD_HEADER = struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 class WandbLogger:
@@ -26,6 +32,7 @@ class WandbLogger:
     def __init__(self, run: LoggedRun) -> None:
         mode: Any = os.environ.get("WANDB_MODE") or "offline"
         is_offline = mode == "offline"
+        held = _last_step(run) if is_offline else None  # before W&B begins another file
         self._run = wandb.init(
             project=run.project,
             id=run.id,
@@ -40,6 +47,13 @@ class WandbLogger:
             # Do not capture the terminal: a live progress bar would fill the log.
             settings=wandb.Settings(console="off", silent=is_offline),
         )
+        is_resumed = not is_offline and self._run.resumed
+        self._last_update = self._run.starting_step - 1 if is_resumed else held
+
+    @property
+    def last_update(self) -> int | None:
+        """The last step of the run: W&B writes in blocks and sends in batches, and a kill loses the last ones."""
+        return self._last_update
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log metrics as the row of a step."""
@@ -54,3 +68,35 @@ class WandbLogger:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _last_step(run: LoggedRun) -> int | None:
+    """The last step in the files of an offline run, −1 if they have none; None if it has no file."""
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+
+    files = sorted((run.folder / "wandb").glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"))
+    last = -1 if files else None
+    for data in (path.read_bytes() for path in files):
+        for content in _records(data):
+            record: Any = Record.FromString(content)
+            if record.WhichOneof("record_type") == "history":
+                last = max(last or 0, record.history.step.num)
+    return last
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The whole records of a `.wandb` file, which may have been cut off; source: LevelDB's log_format.md."""
+    at, begun = FILE_HEADER, b""
+    while at + RECORD_HEADER.size <= len(data):
+        rest = BLOCK - at % BLOCK
+        if rest < RECORD_HEADER.size:  # the trailer of a block
+            at += rest
+            continue
+        _, length, kind = RECORD_HEADER.unpack_from(data, at)
+        at += RECORD_HEADER.size
+        if kind not in (FULL, FIRST, MIDDLE, LAST) or at + length > len(data):
+            return
+        begun, at = begun + data[at : at + length], at + length
+        if kind in (FULL, LAST):
+            yield begun
+            begun = b""
