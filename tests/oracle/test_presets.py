@@ -1,0 +1,200 @@
+"""Whole updates of real runs, with every preset, against the papers' formulas as slow loops in float64.
+
+A run samples, scores and trains as it does for users; the oracle gets the sampled tokens and the order of the
+minibatches, and nothing else that kedge computed. Only sizes are changed: few responses, few tokens, few updates, and a
+learning rate that moves a tiny model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config, config_from_settings
+from kedge.config.presets import LANGUAGE_PRESETS
+from kedge.pipelines.ppo import run_ppo
+from kedge.pipelines.ppo.roles import Roles
+from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.training import update as training_update
+from tests.oracle.slow import SlowPpo, Text
+from tests.tiny import TEXTS, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer(vocab_size=259)  # single bytes
+PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]
+UPDATES = 2
+"""Updates of the policy that are compared; a warm-up of the critic comes before them."""
+
+ROUNDING = 1e-2
+"""Largest distance of a weight, in learning rates. Adam divides by |g| + 1e-5 at first, so that float32's rounding of a
+small gradient is a visible part of its step; a wrong formula moves weights by a whole step."""
+
+SMALL: dict[str, Any] = {
+    "num_prompts": 4, "max_new_tokens": 7, "num_updates": UPDATES, "learning_rate": 1e-3,
+    "plots": False, "report": False, "num_fixed_prompts": 0,
+}  # fmt: skip
+GROUPS = {"num_prompts": 3, "num_responses": 4}
+WARM = {"value_warmup_updates": 1, "num_updates": UPDATES + 1}
+SIZES: dict[str, dict[str, Any]] = {
+    "ppo": {"num_minibatches": 2},
+    "tldr-n+": {"reward": "model"},
+    "instructgpt": {"reward": "model", "num_minibatches": 2, "num_updates": 50, "max_kl": 1e-6},  # ends after two
+    "stiennon": {"reward": "model"},
+    "ziegler": {"kl_horizon": 40},
+    "s2-defaults": {},
+    "small-cpu": {},
+    "rloo": GROUPS,
+    "grpo": GROUPS,
+    "dr-grpo": GROUPS,
+    "reinforce++": {},
+    "dapo": {**GROUPS, "num_minibatches": 4},
+    "gspo": {**GROUPS, "num_minibatches": 4},
+    "cispo": {**GROUPS, "num_minibatches": 4},
+    "vapo": {**GROUPS, **WARM, "num_minibatches": 4},
+    "sao": WARM,
+}
+"""What is smaller than in each preset; `reward` is what scores, a function unless it is given."""
+
+
+IN_MAKE_TEST = ("ppo", "tldr-n+", "ziegler", "grpo", "dapo", "sao")
+
+
+@dataclass
+class Recorded:
+    """What a run did in an update: what it sampled, what it trained on, in which order, the metrics of its steps."""
+
+    sampled: list[Text] = field(default_factory=list)
+    trained: list[Text] = field(default_factory=list)
+    orders: list[list[list[int]]] = field(default_factory=list)
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+
+def score(response: list[int]) -> float:
+    """0, ½ or 1, so that some groups have no spread."""
+    return sum(response) % 3 / 2
+
+
+def rewarded(completion_ids: list[list[int]]) -> list[float]:
+    return [score(ids) for ids in completion_ids]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    """A policy that stops at one token in five, by EOS or a full stop, and a reward model."""
+    folder, policy = tmp_path_factory.mktemp("models"), tiny_causal_lm("llama", len(TOKENIZER)).eval()
+    with torch.no_grad():
+        states = [policy.model(torch.tensor([TOKENIZER.encode(text)])).last_hidden_state[0] for text in TEXTS]
+        direction = torch.cat(states).mean(0)
+        policy.lm_head.weight[TOKENIZER.encode("<eos>.")] = 1.8 * direction / direction.norm()
+    found = {"policy": policy, "model": tiny_reward_model("llama", len(TOKENIZER), seed=3)}
+    for name, model in found.items():
+        model.save_pretrained(folder / name)
+        TOKENIZER.save_pretrained(folder / name)
+    return {name: folder / name for name in found}
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> dict[int, Recorded]:
+    """What the run from here on does, by update."""
+    found: dict[int, Recorded] = defaultdict(Recorded)
+    sample, improve, minibatches_of = PpoSteps.sample, PpoSteps.improve, training_update.minibatches_of
+
+    def sampling(self, drawn, update, *stream):
+        rollout = sample(self, drawn, update, *stream)
+        found[update].sampled += texts_of(rollout)
+        return rollout
+
+    def improving(self, learner, experience, coefficients, update, **options):
+        found[update].trained = texts_of(experience.rollout)
+
+        def drawing(*arguments):
+            parts = minibatches_of(*arguments)
+            found[update].orders.append([part.tolist() for part in parts])
+            return parts
+
+        monkeypatch.setattr(training_update, "minibatches_of", drawing)
+        result = improve(self, learner, experience, coefficients, update, **options)
+        found[update].steps = result.steps
+        return result
+
+    monkeypatch.setattr(PpoSteps, "sample", sampling)
+    monkeypatch.setattr(PpoSteps, "improve", improving)
+    return found
+
+
+def texts_of(rollout: Rollout) -> list[Text]:
+    """The ids of each prompt and response."""
+    prompts, responses = (
+        [row[counted].tolist() for row, counted in zip(ids, mask, strict=True)]
+        for ids, mask in ((rollout.prompt_ids, rollout.prompt_mask), (rollout.response_ids, rollout.action_mask))
+    )
+    return list(zip(prompts, responses, strict=True))
+
+
+def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> SlowPpo:
+    """The oracle at the start of a run whose scores are a reward model's, or a function's."""
+
+    def load(kind: Any, name: str, **options: Any) -> Any:
+        with torch.random.fork_rng():
+            return kind.from_pretrained(models[name], dtype=torch.float64, **options).eval()
+
+    policy, head, critic, settings = load(AutoModelForCausalLM, "policy"), None, None, config.model_dump()
+    new = None
+    if config.ppo.resolved_critic == "shared":
+        new = head = nn.Linear(policy.config.hidden_size, 1, dtype=torch.float64)
+    elif config.ppo.resolved_critic == "separate":
+        critic = load(AutoModelForSequenceClassification, "model" if by_model else "policy", num_labels=1)
+        new = None if by_model else critic.score
+    for weight in () if new is None else new.parameters():
+        nn.init.zeros_(weight)
+    return SlowPpo(
+        {**settings["rollout"], **settings["ppo"]},
+        policy,
+        reference=load(AutoModelForCausalLM, "policy"),
+        pad_id=TOKENIZER.encode("<pad>")[0],
+        stop_ids=TOKENIZER.encode(config.rollout.stop_token or "<eos>"),
+        head=head,
+        critic=critic,
+        new_head=new,
+        scorer=load(AutoModelForSequenceClassification, "model") if by_model else None,
+        score=score,
+    )
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
+def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, monkeypatch):
+    sizes = dict(SIZES[preset])
+    by_model = sizes.pop("reward", None) == "model"
+    named = {} if preset == "ppo" else {"preset": preset}
+    options = {**SMALL, **sizes, **named, "model": str(models["policy"]), "out": str(tmp_path / "run")}
+    config = config_from_settings("ppo", options)
+    recorded, weights = record(monkeypatch), dict[int, dict[str, torch.Tensor]]()
+
+    def keep(update: int, roles: Roles) -> None:
+        weights[update] = {name: each.detach().clone() for name, each in roles.actor_critic.named_parameters()}
+
+    run = run_ppo(config, prompts=PROMPTS, reward=[str(models["model"])] if by_model else rewarded, on_update=keep)
+    oracle = oracle_of(config, models, by_model=by_model)
+    for update, metrics in enumerate(run.metrics, 1):
+        done = recorded[update]
+        report = oracle.update(update, done.sampled, done.orders)
+        assert report.trained == done.trained
+        figures = [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]
+        for found, expected in figures:
+            assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert weights[update].keys() == oracle.weights().keys()
+        apart = torch.cat([(weights[update][name] - each).flatten() for name, each in oracle.weights().items()]).abs()
+        assert apart.max() < ROUNDING * config.ppo.loop.learning_rate
+
+
+def test_every_preset_is_compared():
+    assert list(SIZES) == ["ppo", *LANGUAGE_PRESETS]
