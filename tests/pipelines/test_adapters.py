@@ -113,6 +113,19 @@ def test_an_adapter_that_is_trained_further_equals_peft_by_hand(base: Path, tmp_
     assert any((weight - start[name]).abs().max() > 0.01 for name, weight in found.items()), "it was trained"
 
 
+@pytest.mark.parametrize("given", ["folder", "object"])
+@pytest.mark.parametrize("kind", ["none", "lora"])
+def test_a_start_from_an_adapter_says_that_all_weights_are_trained(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, kind: str
+) -> None:
+    adapted = adapt(base, tmp_path / "start")
+    model = tmp_path / "start" if given == "folder" else kedge.LoadedModel(adapted, load_tokenizer(base))
+    run = kedge.sft(model=model, out=tmp_path / "run", **{**SFT, "num_epochs": 1, "adapter.kind": kind})
+    said = f"is an adapter: it is merged into its base, {base}, and all weights are trained; adapter.kind=lora trains"
+    assert (said in " ".join(capsys.readouterr().err.split())) == (kind == "none")
+    assert (run.model / "adapter_config.json").is_file() == (kind == "lora")
+
+
 @pytest.mark.parametrize("start", ["base", "adapter"])
 def test_the_base_is_the_reference(base: Path, tmp_path: Path, start: str) -> None:
     """Without its adapter, or with the one that training started from; the policy keeps its own."""

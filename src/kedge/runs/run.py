@@ -29,6 +29,7 @@ from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
+from kedge.models.pretrained import find_adapter
 from kedge.models.quantized import load_bitsandbytes
 from kedge.output import (
     CHECKPOINTS,
@@ -222,6 +223,8 @@ def open_run(
     else:
         width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
         precision = resolve_precision(config.runtime.precision, device, width=width)
+        if stage.partition("-")[0] in TRAINED and config.adapter.kind == "none":
+            _say_if_merged(str(source))
     keep_freed_memory()
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)
@@ -305,6 +308,16 @@ def _say_without_effect(config: Config, device: torch.device) -> None:
     ):
         if is_set and device.type != "cuda":
             say(f"runtime.{name} has no effect on {device}: it moves {moved} from a GPU to the host's memory")
+
+
+def _say_if_merged(source: str) -> None:
+    """Say so if a run that starts from an adapter trains all weights."""
+    if (adapter := find_adapter(source)) is not None:
+        kind = "dora" if adapter.settings.get("use_dora") else "lora"
+        say(
+            f"{source} is an adapter: it is merged into its base, {adapter.base}, and all weights are trained; "
+            f"adapter.kind={kind} trains the adapter further"
+        )
 
 
 def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:
