@@ -140,6 +140,52 @@ def test_what_is_no_adapter_of_the_base_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+ENDLESS = r"(([a-z_.]+)+)+Q"
+MANY = [f"layer_{number}" for number in range(300_000)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"target_modules": ENDLESS}, "matching target_modules with the names"),
+        ({"exclude_modules": ENDLESS}, "matching exclude_modules with"),
+        ({"rank_pattern": {ENDLESS: 4}}, "matching rank_pattern with"),
+        ({"alpha_pattern": {"(a|b)": 1, ENDLESS: 4}}, "matching alpha_pattern with"),
+        ({"modules_to_save": [ENDLESS]}, "matching modules_to_save with"),
+        ({"layers_pattern": ENDLESS, "layers_to_transform": [0]}, "matching layers_pattern with"),
+        ({"layers_pattern": ["layers", ENDLESS], "layers_to_transform": [0]}, "matching layers_pattern with"),
+        ({"target_modules": MANY}, "target_modules has 300,000 entries; at most 2,000"),
+        ({"exclude_modules": MANY}, "exclude_modules has 300,000 entries"),
+        ({"modules_to_save": MANY}, "modules_to_save has 300,000 entries"),
+        ({"rank_pattern": dict.fromkeys(MANY, 4)}, "rank_pattern has 300,000 entries"),
+        ({"r": 10**9}, "its rank is 1000000000, but that of its weights at most 4; does it belong to"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "its rank is 1000000000"),
+    ],
+)
+def test_settings_that_would_take_for_ever_are_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr("kedge.models.adapters.patterns.SECONDS", 0.3)
+    adapt(base, tmp_path / "adapter")
+    edit(tmp_path / "adapter", **settings)
+    adapter = AdapterSettings() if "rank_pattern" in settings or "target_modules" in settings else None
+    with pytest.raises(ModelError) as caught:
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer(), adapter=adapter)
+    assert line in str(caught.value)
+
+
+def test_regular_expressions_of_real_adapters_are_taken(base: Path, tmp_path: Path) -> None:
+    """Such as those that unsloth writes."""
+    adapt(base, tmp_path / "adapter")
+    parts = "(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+    layers = "(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    expected = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    targets = rf"(?:.*?(?:language|text).*?{parts}.*?{layers})|(?:\bmodel\.layers\.[\d]{{1,}}\.{parts}\.{layers})"
+    edit(tmp_path / "adapter", target_modules=targets, alpha_pattern={r"layers\.\d+\.never": 3})
+    found = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    assert torch.equal(log_probabilities(found), log_probabilities(expected))
+
+
 def test_an_adapter_of_another_kind_of_model_is_named(base: Path, tmp_path: Path) -> None:
     adapt(base, tmp_path / "language")
     adapt(base, tmp_path / "reward", scalar=True)
@@ -291,12 +337,16 @@ def test_an_adapter_on_the_embedding_is_refused(base: Path, tmp_path: Path) -> N
     ("settings", "line"),
     [
         ({"target_modules": ["q_proj", "nope"]}, "the model has no layer 'nope'"),
+        ({"target_modules": ENDLESS}, "matching target_modules with the names of the model's modules takes over"),
         ({"target_modules": ".*("}, r"adapter.target_modules=\.\*\(: "),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "an adapter on the embedding of tokens"),
         ({"rank": 10_000}, "adapter.rank=10000 is more than any layer's width"),
     ],
 )
-def test_a_new_adapter_that_cannot_be_meant_is_refused(base: Path, settings: dict[str, Any], line: str) -> None:
+def test_a_new_adapter_that_cannot_be_meant_is_refused(
+    base: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr("kedge.models.adapters.patterns.SECONDS", 0.3)
     with pytest.raises(ModelError, match=line):
         load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(**settings))
 

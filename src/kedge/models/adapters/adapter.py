@@ -29,6 +29,7 @@ from kedge.models.adapters.folder import (
     under_present_names,
 )
 from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
+from kedge.models.adapters.patterns import check_patterns
 
 __all__ = ["Adapter", "AdapterSettings"]
 
@@ -89,6 +90,11 @@ class Adapter:
         start: AdapterFolder | None = None,
     ) -> None:
         self._model = model
+        described = _description(settings, start)
+        if start is None:
+            check_patterns(described, vars(settings), [name for name, _ in model.named_modules()])
+        else:
+            start.check(model)
         self._config = _new_config(settings) if start is None else _config_of(start)
         self._config.base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
         heads = _heads(model)
@@ -97,7 +103,7 @@ class Adapter:
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
         if settings is not None and start is None and settings.target_modules == "auto":
             self._config.exclude_modules = _left_out(model, heads)
-        _inject(self._config, model, whole, described=_description(settings, start))
+        _inject(self._config, model, whole, described=described)
         if settings is not None and start is None:
             _check_targets(settings, model)
         for layer in model.modules():

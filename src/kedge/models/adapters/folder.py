@@ -21,10 +21,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
+from kedge.models.adapters.patterns import check_patterns
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -53,6 +54,9 @@ SUPPORTED = {
 }  # fmt: skip
 """Entries of `adapter_config.json` with which a merged adapter is what PEFT computes. Others, where they are set, make
 another kind of layer, such as one that acts only behind certain tokens."""
+
+MOST_NAMES = 2_000
+"""PEFT compares each name with each other, and with each module."""
 
 PREFIX = "base_model.model."
 """Before the name of a weight in an adapter's file."""
@@ -126,6 +130,32 @@ class AdapterFolder:
         """The weights of its base in whose place it has others, such as those of a head."""
         return {name.removeprefix(PREFIX) for name in self.names if ".lora_" not in name}
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse settings that would fill the memory, or take for ever, before PEFT makes layers of them.
+
+        Args:
+            model: The base.
+
+        Raises:
+            ModelError: There are such settings, or the file is damaged.
+        """
+        given = self.settings.get("rank_pattern")
+        ranks = [self.settings.get("r"), *(given.values() if isinstance(given, dict) else ())]
+        path = self.folder / ADAPTER_WEIGHTS
+        try:
+            with safe_open(path, framework="pt") as file:
+                held = [file.get_slice(name).get_shape()[0] for name in self.names if ".lora_A" in name]
+        except (SafetensorError, OSError, ValueError, LookupError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        rank, most = max((each for each in ranks if isinstance(each, int)), default=0), max(held, default=0)
+        if rank > most:
+            raise ModelError(
+                f"{self.folder}: its rank is {rank}, but that of its weights at most {most}; does it belong to "
+                f"{self.base!r}?"
+            )
+        names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+        check_patterns(str(self.folder), self.settings, names)
+
     def weights(self) -> dict[str, Tensor]:
         """Its weights by their names in the model.
 
@@ -166,11 +196,21 @@ def read_adapter(folder: str | Path) -> AdapterFolder:
             f"{path}: {unknown[0]} is set, which makes a kind of LoRA that kedge does not support; it supports plain "
             "LoRA, DoRA and rsLoRA"
         )
+    if crowded := next((name for name, value in settings.items() if _is_crowded(name, value)), None):
+        raise ModelError(
+            f"{path}: {crowded} has {len(settings[crowded]):,} entries; at most {MOST_NAMES:,} are supported: the last "
+            "parts of the layers' names are enough"
+        )
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path is missing; set it to the adapter's base model")
     if not (path.parent / ADAPTER_WEIGHTS).is_file():
         raise ModelError(f"{path.parent} has no {ADAPTER_WEIGHTS}; save the adapter with safe_serialization=True")
     return AdapterFolder(path.parent, settings)
+
+
+def _is_crowded(name: str, value: object) -> bool:
+    is_several = isinstance(value, (list, dict)) and name != "trainable_token_indices"
+    return is_several and len(value) > MOST_NAMES
 
 
 def write_shift(folder: Path, shift: float) -> None:

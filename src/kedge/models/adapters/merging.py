@@ -40,6 +40,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             f"{adapter.folder}: it has an adapter on the embedding or the output layer, which kedge does not merge; "
             "merge it by PEFT's merge_and_unload(), and use the whole model"
         )
+    adapter.check(model)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
