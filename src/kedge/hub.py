@@ -17,7 +17,9 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-__all__ = ["RepositoryKind", "adapter_snapshot", "hub_fault"]
+from kedge.errors import ModelError
+
+__all__ = ["RepositoryKind", "adapter_snapshot", "has_whole_weights", "hub_fault", "two_models"]
 
 RepositoryKind = Literal["model", "dataset"]
 
@@ -29,6 +31,8 @@ PROBED_FILES: dict[RepositoryKind, tuple[str, ...]] = {
     "dataset": ("README.md",),
 }
 """The file that the libraries ask for first; of a model, also that of an adapter."""
+
+WEIGHTS = "model.safetensors"
 
 ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensors", "*.jinja", "*.txt", "*.model")
 """Of an adapter's repository: its weights, and its tokenizer if it has one."""
@@ -64,20 +68,50 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
 
 @cache
 def adapter_snapshot(name: str) -> str | None:
-    """The folder of a repository that has an adapter and no model, downloaded unless it is in the cache; else None.
+    """The folder of a repository that has an adapter, downloaded unless it is in the cache; else None.
 
     Args:
         name: A hub id in which `hub_fault` finds no fault.
+
+    Raises:
+        ModelError: It has a whole model, too.
     """
     whole, adapter = PROBED_FILES["model"]
-    if isinstance(try_to_load_from_cache(name, whole), str):
+    whole_is_cached, is_cached = (isinstance(try_to_load_from_cache(name, each), str) for each in (whole, adapter))
+    if whole_is_cached and not is_cached:
         return None
     try:
         hf_hub_download(name, adapter)
         folder = snapshot_download(name, allow_patterns=list(ADAPTER_FILES))
     except Exception:  # no such file, or the network: transformers loads the name as a model, and says what is wrong
         return None
-    return None if os.path.isfile(os.path.join(folder, whole)) else folder
+    if os.path.isfile(os.path.join(folder, whole)) and (has_whole_weights(folder) or _is_there(name, WEIGHTS)):
+        raise two_models(name)
+    return folder
+
+
+def has_whole_weights(folder: str | Path) -> bool:
+    """Whether a folder has weights of a whole model under the names that transformers looks for."""
+    return any(True for pattern in ("model*.safetensors*", "pytorch_model*.bin*") for _ in Path(folder).glob(pattern))
+
+
+def two_models(name: str) -> ModelError:
+    """The error about a folder or repository that has an adapter and a whole model."""
+    return ModelError(
+        f"model {name!r} has a whole model and an adapter (adapter_config.json), which may be merged into it "
+        "already; name a folder that has one of them"
+    )
+
+
+def _is_there(name: str, file: str) -> bool:
+    """Whether a repository has a file; False if the hub cannot be asked."""
+    if constants.HF_HUB_OFFLINE:
+        return isinstance(try_to_load_from_cache(name, file), str)
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file), timeout=PROBE_SECONDS)
+    except Exception:  # no such file, or the network
+        return False
+    return True
 
 
 def _in_datasets_cache(name: str) -> bool:

@@ -383,6 +383,57 @@ def test_a_base_that_is_named_relative_to_the_adapter_is_found(tmp_path: Path) -
     load_scalar_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
 
 
+@pytest.mark.parametrize(
+    "weights", ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+)
+def test_an_adapter_beside_a_whole_model_is_refused(base: Path, tmp_path: Path, weights: str) -> None:
+    """Whether the adapter is in the model already depends on who saved them; transformers with PEFT would add it."""
+    adapt(base, tmp_path / "both")
+    shutil.copyfile(base / "config.json", tmp_path / "both" / "config.json")
+    shutil.copyfile(base / "model.safetensors", tmp_path / "both" / weights)
+    loads = (
+        lambda: load_tokenizer(tmp_path / "both"),
+        lambda: load_language_model(tmp_path / "both", tokenizer=tiny_tokenizer()),
+        lambda: load_language_model(tmp_path / "both", tokenizer=tiny_tokenizer(), adapter=AdapterSettings()),
+        lambda: load_scalar_model(tmp_path / "both", tokenizer=tiny_tokenizer()),
+    )
+    for load in loads:
+        with pytest.raises(
+            ModelError, match=r"both' has a whole model and an adapter \(adapter_config.json\), which may"
+        ):
+            load()
+
+
+def test_an_adapter_may_have_the_config_of_its_base_beside_it(base: Path, tmp_path: Path) -> None:
+    adapt(base, tmp_path / "adapter")
+    expected = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    shutil.copyfile(base / "config.json", tmp_path / "adapter" / "config.json")
+    tokenizer = load_tokenizer(tmp_path / "adapter")
+    for adapter in (None, AdapterSettings()):
+        found = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=adapter)
+        torch.testing.assert_close(log_probabilities(found), log_probabilities(expected))
+    assert (kedge.merge(tmp_path / "adapter", tmp_path / "whole") / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_an_adapter_on_the_hub_with_a_config_of_its_base(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_weights: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / f"models--crew--sloop-{has_weights}"
+    adapt(base, cached / "snapshots" / "c0ffee")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c0ffee")
+    for name in ["config.json", *(["model.safetensors"] if has_weights else [])]:
+        shutil.copyfile(base / name, cached / "snapshots" / "c0ffee" / name)
+    if has_weights:
+        with pytest.raises(ModelError, match=r"'crew/sloop-True' has a whole model and an adapter"):
+            load_tokenizer("crew/sloop-True")
+    else:
+        load_language_model("crew/sloop-False", tokenizer=load_tokenizer("crew/sloop-False"))
+
+
 def test_an_adapter_on_the_hub_is_found_in_the_cache(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

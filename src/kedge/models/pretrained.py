@@ -17,8 +17,8 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
-from kedge.hub import adapter_snapshot, hub_fault
-from kedge.models.adapters import AdapterFolder, is_adapter, merge_adapter, read_adapter
+from kedge.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
+from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, merge_adapter, read_adapter
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
 from kedge.ranks import ALONE, Ranks
@@ -84,6 +84,8 @@ def check_source(source: str | Path) -> str:
         raise ModelError(
             f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"
         )
+    if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) and has_whole_weights(folder):
+        raise two_models(str(source))
     if os.path.isdir(folder) and not is_adapter(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
         raise ModelError(
             f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"

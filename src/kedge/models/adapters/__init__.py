@@ -1,11 +1,12 @@
 """Adapters: reading them, training them, several models on one base."""
 
 from kedge.models.adapters.adapter import Adapter, AdapterSettings
-from kedge.models.adapters.folder import AdapterFolder, is_adapter, read_adapter
+from kedge.models.adapters.folder import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
 from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 from kedge.models.adapters.merging import merge_adapter
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "Adapter",
     "AdapterFolder",
     "AdapterSettings",

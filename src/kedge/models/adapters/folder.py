@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
+from kedge.hub import has_whole_weights
 from kedge.models.adapters.patterns import check_patterns
 
 __all__ = [
@@ -173,8 +174,8 @@ class AdapterFolder:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder has an adapter and no model."""
-    return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not os.path.isfile(Path(folder) / "config.json")
+    """Whether a folder has an adapter and no weights of a model; the base's config.json may be beside it."""
+    return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not has_whole_weights(folder)
 
 
 def read_adapter(folder: str | Path) -> AdapterFolder:
