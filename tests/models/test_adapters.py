@@ -28,6 +28,7 @@ from kedge.models import (
     load_tokenizer,
     model_width,
 )
+from kedge.models.bases import Bases
 from kedge.models.packing.rows import TokenRows
 from kedge.models.quantized import hold_bases
 from kedge.runs.fingerprint import input_hashes
@@ -432,6 +433,43 @@ def test_an_adapter_on_the_hub_with_a_config_of_its_base(
             load_tokenizer("crew/sloop-True")
     else:
         load_language_model("crew/sloop-False", tokenizer=load_tokenizer("crew/sloop-False"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of what it saves
+@pytest.mark.parametrize("are_trained", [False, True])
+@pytest.mark.parametrize(("family", "layer"), [("llama", "q_proj"), ("gpt2", "c_attn")])
+def test_an_adapter_trained_after_tokens_were_added_grows_its_base(
+    tmp_path: Path, family: Any, layer: str, are_trained: bool
+) -> None:
+    """PEFT saves the whole embedding then, whether or not it was trained (`modules_to_save`)."""
+    base = save_tiny_policy(tmp_path / "base", family=family)
+    tokenizer = load_tokenizer(base)
+    tokenizer.add_tokens(["<think>", "</think>", "<answer>"])
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    plain.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    torch.manual_seed(3)
+    trained = {"llama": ["embed_tokens", "lm_head"], "gpt2": ["wte"]}[family] if are_trained else None
+    settings: Any = {"init_lora_weights": False, "modules_to_save": trained, "fan_in_fan_out": family == "gpt2"}
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=[layer], **settings)
+    adapted = peft.get_peft_model(plain, config).eval()
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if any(part in name for part in ("embed_tokens", "lm_head", "wte")):
+                weight.add_(0.1 * torch.randn_like(weight))
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    row = torch.tensor([[5, len(tokenizer) - 1, 9]])
+    expected = adapted(input_ids=row).logits
+    own = load_tokenizer(tmp_path / "adapter")
+    found = load_language_model(tmp_path / "adapter", tokenizer=own)
+    torch.testing.assert_close(found.causal(input_ids=row).logits, expected, atol=1e-5, rtol=1e-5)
+    on_bases = load_language_model(tmp_path / "adapter", tokenizer=own, bases=Bases())  # as a frozen reference
+    torch.testing.assert_close(on_bases.causal(input_ids=row).logits, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ModelError, match=r"tokens were added before it was trained.* merge it \(kedge merge\)"):
+        load_language_model(tmp_path / "adapter", tokenizer=own, adapter=AdapterSettings())
+    merged = kedge.merge(tmp_path / "adapter", tmp_path / "whole")
+    again = AutoModelForCausalLM.from_pretrained(merged)
+    torch.testing.assert_close(again(input_ids=row).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_adapter_on_the_hub_is_found_in_the_cache(

@@ -30,6 +30,7 @@ from kedge.models.pretrained import (
     fit_embedding,
     load_pretrained,
     rope_switch,
+    shares_base,
     take_settings,
 )
 from kedge.models.run_models import find_model
@@ -267,6 +268,10 @@ def load_language_model(
         raise ModelError(
             f"{str(source)!r} is the adapter of a reward model or critic; expected one of a language model"
         )
+    if bases is not None and found is not None:
+        trained = adapter is not None
+        if not shares_base(found, tokenizer, is_trained=trained, trust_remote_code=trust_remote_code):
+            bases = None
     start = None if bases is None else found
     base = find_model(source) if start is None else start.base
     if bases is None:

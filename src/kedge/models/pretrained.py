@@ -38,6 +38,7 @@ __all__ = [
     "model_width",
     "num_embeddings",
     "rope_switch",
+    "shares_base",
     "take_settings",
 ]
 
@@ -382,6 +383,28 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
             model.resize_token_embeddings(needed, mean_resizing=False)
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = tokenizer.pad_token_id
+
+
+def shares_base(
+    adapter: AdapterFolder, tokenizer: PreTrainedTokenizerBase, *, is_trained: bool, trust_remote_code: bool
+) -> bool:
+    """Whether an adapter's base can be one that other models share; not if tokens were added, so that it has to grow.
+
+    Raises:
+        ModelError: It cannot, but the adapter is to be trained.
+    """
+    config = load_config(check_source(adapter.base), trust_remote_code=trust_remote_code)
+    rows = int(getattr(config.get_text_config(), "vocab_size", 0))
+    needed = max(tokenizer.get_vocab().values(), default=0) + 1
+    whole = (shape[0] for name, shape in adapter.shapes.items() if ".lora_" not in name and shape)
+    if needed <= rows or (needed == rows + 1 and tokenizer.pad_token_id == rows) or max(whole, default=0) <= rows:
+        return True
+    if is_trained:
+        raise ModelError(
+            f"{adapter.folder}: tokens were added before it was trained, so its base {adapter.base!r}, which other "
+            "models of the run share, would have to grow; merge it (kedge merge), and start from the whole model"
+        )
+    return False
 
 
 def disable_dropout(model: PreTrainedModel) -> None:

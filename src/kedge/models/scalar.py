@@ -38,6 +38,7 @@ from kedge.models.pretrained import (
     find_adapter,
     fit_embedding,
     load_pretrained,
+    shares_base,
     take_settings,
 )
 from kedge.models.run_models import find_model
@@ -286,6 +287,10 @@ def load_scalar_model(
         raise ModelError(
             f"{str(source)!r} is the adapter of a language model; expected one of a reward model or critic"
         )
+    if bases is not None and start is not None:
+        trained = adapter is not None
+        if not shares_base(start, tokenizer, is_trained=trained, trust_remote_code=trust_remote_code):
+            bases = None
     base = find_model(source) if start is None else start.base
     # Not what config.json says, which may not name the labels; the shape of the head is checked.
     if bases is None:

@@ -56,6 +56,9 @@ SUPPORTED = {
 """Entries of `adapter_config.json` with which a merged adapter is what PEFT computes. Others, where they are set, make
 another kind of layer, such as one that acts only behind certain tokens."""
 
+WRAPPED = (".original_module.", ".modules_to_save.")
+"""Parts of the names of an embedding's copies inside PEFT, which are in the file where tokens were added."""
+
 MOST_NAMES = 2_000
 """PEFT compares each name with each other, and with each module."""
 
@@ -113,8 +116,8 @@ class AdapterFolder:
             raise ModelError(f'{path} cannot be read; expected {{"{SHIFT}": a number}}') from error
 
     @property
-    def names(self) -> set[str]:
-        """The names of its weights.
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its weights by their names in the file, without PEFT's further copies of an embedding.
 
         Raises:
             ModelError: The file is damaged.
@@ -122,14 +125,15 @@ class AdapterFolder:
         path = self.folder / ADAPTER_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
-                return set(file.keys())
+                names = [name for name in file.keys() if not any(part in name for part in WRAPPED)]  # noqa: SIM118
+                return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
 
     @property
     def whole(self) -> set[str]:
         """The weights of its base in whose place it has others, such as those of a head."""
-        return {name.removeprefix(PREFIX) for name in self.names if ".lora_" not in name}
+        return {name.removeprefix(PREFIX) for name in self.shapes if ".lora_" not in name}
 
     def check(self, model: nn.Module) -> None:
         """Refuse settings that would fill the memory, or take for ever, before PEFT makes layers of them.
@@ -142,13 +146,9 @@ class AdapterFolder:
         """
         given = self.settings.get("rank_pattern")
         ranks = [self.settings.get("r"), *(given.values() if isinstance(given, dict) else ())]
-        path = self.folder / ADAPTER_WEIGHTS
-        try:
-            with safe_open(path, framework="pt") as file:
-                held = [file.get_slice(name).get_shape()[0] for name in self.names if ".lora_A" in name]
-        except (SafetensorError, OSError, ValueError, LookupError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        rank, most = max((each for each in ranks if isinstance(each, int)), default=0), max(held, default=0)
+        rank = max((each for each in ranks if isinstance(each, int)), default=0)
+        firsts = (shape for name, shape in self.shapes.items() if ".lora_A" in name or ".lora_embedding_A" in name)
+        most = max((shape[0] for shape in firsts if shape), default=0)
         if rank > most:
             raise ModelError(
                 f"{self.folder}: its rank is {rank}, but that of its weights at most {most}; does it belong to "
@@ -170,7 +170,7 @@ class AdapterFolder:
             raise ModelError(f"{path} cannot be read: {error}") from error
         if broken := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
             raise ModelError(f"{path}: the weights contain NaN or infinity; first: {broken}")
-        return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+        return {name.removeprefix(PREFIX): weights[name] for name in self.shapes}
 
 
 def is_adapter(folder: str | Path) -> bool:

@@ -34,13 +34,13 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             f"{adapter.folder}: modules_to_save has lm_head, which PEFT trains apart from a tied embedding and loses "
             "when it merges; merge it with the library that made it, and use the whole model"
         )
-    saved = adapter.names
-    if any(".base_layer." in name and ".lora_" not in name for name in saved):
+    if any(".base_layer." in name and ".lora_" not in name for name in adapter.shapes):
         raise ModelError(
             f"{adapter.folder}: it has an adapter on the embedding or the output layer, which kedge does not merge; "
             "merge it by PEFT's merge_and_unload(), and use the whole model"
         )
     adapter.check(model)
+    tables = _grow_embeddings(model, adapter)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
@@ -48,7 +48,8 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
         known = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     except Exception as error:  # untrusted files: PEFT raises whatever its parts do
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
-    check_names(adapter, [PREFIX + name for name in under_present_names(adapted, adapter.weights())], known)
+    held = under_present_names(adapted, adapter.weights())
+    check_names(adapter, [PREFIX + name for name in held], {*known, *(PREFIX + name for name in tables)})
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
     except Exception as error:  # PEFT has layers that cannot be merged
@@ -56,3 +57,19 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     if broken := next((name for name, weight in merged.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"{adapter.folder}: the weights contain NaN or infinity; first: {broken}")
     return merged.requires_grad_(True), adapter.whole
+
+
+def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> list[str]:
+    """Give a base the rows of the embedding in the adapter's file, which PEFT writes where tokens were added.
+
+    Returns:
+        The names of the embedding and of the output layer, those that are in the file.
+    """
+    layers = [model.get_input_embeddings(), model.get_output_embeddings()]
+    tables = {id(layer.weight) for layer in layers if layer is not None}
+    every = model.named_parameters(remove_duplicate=False)
+    names = [name for name, weight in every if id(weight) in tables and name in adapter.whole]
+    rows = {adapter.shapes[PREFIX + name][0] for name in names}
+    if len(rows) == 1 and rows != {len(model.get_input_embeddings().weight)}:
+        model.resize_token_embeddings(rows.pop(), mean_resizing=False)
+    return names
