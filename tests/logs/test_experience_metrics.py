@@ -115,7 +115,8 @@ def test_the_tokens_of_samples_and_incidents_join_to_the_response(experience):
     ids = tokenizer.encode("The rope broke", add_special_tokens=False)[:4]
     experience = replace(experience, rollout=replace(experience.rollout, response_ids=torch.tensor([ids] * 3)))
     samples = describe_samples(experience, ["a", "b", "c"], tokenizer, count=3)
-    assert ["".join(sample.tokens) for sample in samples] == [sample.response for sample in samples]
+    responses = [sample.tokens[: len(sample.tokens) - sample.stopped] for sample in samples]  # without the stop token
+    assert ["".join(tokens) for tokens in responses] == [sample.response for sample in samples]
     incident = describe_row(experience, 2, tokenizer)
     assert incident["tokens"] == samples[2].tokens
     assert " " in samples[2].response

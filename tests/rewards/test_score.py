@@ -11,7 +11,7 @@ from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import CallLimits, RewardTerm, load_reward
 from kedge.rewards.missing_eos import MissingEos
-from kedge.rewards.score import score_rollout
+from kedge.rewards.score import describe_responses, score_rollout
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 from tests.tiny import tiny_tokenizer
 
@@ -92,3 +92,25 @@ def test_rows_that_a_process_reward_fails_on_are_dropped():
 def test_a_rollout_without_any_score_is_an_error():
     with pytest.raises(UnscoredError, match="scored none of 3 responses"):
         scored(lambda completions: [None] * 3)
+
+
+def test_special_tokens_of_a_response_are_part_of_its_text() -> None:
+    """All but padding and the token that stopped it: a format reward has to see its `<think>`."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<end>"]})
+    texts = ["<think>Tides.</think> At sea.<eos>", "<think>T<end>", "<bos>cut"]
+    ids = [tokenizer.encode(text) for text in texts]
+    width = max(map(len, ids))
+    mask = torch.tensor([[place < len(row) for place in range(width)] for row in ids])
+    rollout = replace(
+        make_rollout(),
+        response_ids=torch.tensor([row + [0] * (width - len(row)) for row in ids]),
+        token_mask=mask,
+        action_mask=mask,
+        logprobs=torch.zeros(mask.shape),
+        stopped=torch.tensor([True, True, False]),
+    )
+    prompts = [Prompt("a")] * 3
+    told = describe_responses(rollout, prompts, tokenizer)
+    assert told.completions == ["<think>Tides.</think> At sea.", "<think>T", "<bos>cut"]
+    assert told.response_ids == ids

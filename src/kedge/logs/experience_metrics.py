@@ -163,12 +163,13 @@ def _sample(
         return None if values is None or values[row][mask].isnan().any() else counted(values)
 
     ids = experience.rollout.response_ids[row][mask].tolist()
+    stopped = bool(experience.rollout.stopped[row])
     return Sample(
         prompt=prompt,
-        response=str(tokenizer.decode(ids, skip_special_tokens=True)),
+        response=str(tokenizer.decode(ids[:-1] if stopped else ids)),
         tokens=token_pieces(tokenizer, ids),
         score=float(experience.total_scores[row]),
-        stopped=bool(experience.rollout.stopped[row]),
+        stopped=stopped,
         logprobs=counted(experience.old_logprobs),
         ref_logprobs=None if experience.ref_logprobs is None else counted(experience.ref_logprobs),
         values=None if experience.values is None else counted(experience.values),

@@ -181,12 +181,13 @@ def describe_responses(
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
-    """The response as text, decoded together with its prompt: decoding it alone would lose its leading space."""
-    prompt = str(tokenizer.decode(prompt_ids, skip_special_tokens=True))
-    whole = str(tokenizer.decode([*prompt_ids, *response_ids], skip_special_tokens=True))
-    if whole.startswith(prompt):
-        return whole[len(prompt) :]
-    return str(tokenizer.decode(response_ids, skip_special_tokens=True))
+    """The response as text, decoded together with its prompt: decoding it alone would lose its leading space.
+
+    Special tokens are part of the text, such as a `<think>` that a reward function looks for.
+    """
+    prompt = str(tokenizer.decode(prompt_ids))
+    whole = str(tokenizer.decode([*prompt_ids, *response_ids]))
+    return whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
 
 
 def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
