@@ -92,6 +92,20 @@ def test_the_process_ends_when_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPa
     assert 1 < served["idle"] <= 600
 
 
+DATED = "{{ strftime_now('%d %b %Y, %H:%M') }}"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_templates_write_the_date_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer(chat_template=DATED)
+    monkeypatch.setattr(rendering, "_day", None)
+    today = {tokenizer.apply_chat_template([QUESTION], tokenize=False)}
+    today |= {apply_template(tokenizer, [QUESTION]), tokenizer.apply_chat_template([QUESTION], tokenize=False)}
+    assert len(today) <= 2  # the minute may have passed
+    rendering.render_as_of("2024-02-29")
+    assert apply_template(tokenizer, [QUESTION]) == "29 Feb 2024, 00:00"
+
+
 def test_a_tokenizer_with_its_own_method_renders_here() -> None:
     class Own(PreTrainedTokenizerFast):
         def apply_chat_template(self, *_: Any, **__: Any) -> str:

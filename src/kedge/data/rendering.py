@@ -18,13 +18,26 @@ from kedge.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["apply_template"]
+__all__ = ["apply_template", "render_as_of"]
 
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_MEMORY = 2**30
 STARTUP_SECONDS = 120.0
 LONGEST_TEXT = 2**27
 """Characters of one rendered conversation; equals the byte limit of one line of a file."""
+
+
+_day: str | None = None
+
+
+def render_as_of(day: str) -> None:
+    """Set the date that templates write, such as `Today Date: …`, so that a run has one, also when it is resumed.
+
+    Args:
+        day: As `2026-02-28`; applies to this process until it is set again. Without it, templates write today's date.
+    """
+    global _day
+    _day = day
 
 
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
@@ -49,9 +62,9 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
             reply: dict[str, Any] = {"length": len(text)} if len(text) > LONGEST_TEXT else {"text": text}
         else:
             template = tokenizer.get_chat_template(settings.get("chat_template"))
-            settings = {**tokenizer.special_tokens_map, **settings, "chat_template": template}
+            settings = {"eos_token": "", **tokenizer.special_tokens_map, **settings, "chat_template": template}
             limits = {"memory": TEMPLATE_MEMORY, "longest": LONGEST_TEXT}
-            reply = _renderer().ask({"messages": messages, "settings": settings, **limits})
+            reply = _renderer().ask({"messages": messages, "settings": settings, "day": _day, **limits})
     except DataError:
         raise
     except Exception as error:  # of the template, or of values that JSON cannot hold

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
+from kedge.data.rendering import render_as_of
 from kedge.durable import make_folder, remove_parts, sync_folder
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
@@ -50,7 +52,7 @@ from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.finished import TRAINED, mark_finished
 from kedge.runs.in_memory import describe_in_memory
 from kedge.runs.publish import check_publishing
-from kedge.runs.unchanged import THREADS, check_unchanged, threads_before
+from kedge.runs.unchanged import DATE, THREADS, check_unchanged, date_before, threads_before
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import OptimizerKind, check_optimizer
 from kedge.training.runtime import (
@@ -231,7 +233,9 @@ def open_run(
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     _say_without_effect(config, device)
-    facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision}
+    day = ranks.first(lambda: (date_before(shared) if resumed else None) or str(date.today()))
+    render_as_of(day)
+    facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
     if device.type == "cpu":
         facts[THREADS] = threads
     if ranks.are_several:

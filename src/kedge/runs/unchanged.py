@@ -1,9 +1,10 @@
-"""What a resumed run must find as it was: its settings, models and data; and the number of threads."""
+"""Checks that a resumed run has its settings, models and data, and keeps its number of threads and its date."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +17,15 @@ from kedge.runs.fingerprint import changed_inputs
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.runtime import available_cores, set_threads
 
-__all__ = ["THREADS", "check_unchanged", "threads_before"]
+__all__ = ["DATE", "THREADS", "check_unchanged", "date_before", "threads_before"]
 
 T = TypeVar("T")
 
 THREADS = "threads"
 """The fact in `config.yaml` that tells a run's number of threads."""
+
+DATE = "date"
+"""The fact in `config.yaml` that tells the day on which a run started, which some chat templates write."""
 
 CRITIC = "ppo.critic"
 """Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
@@ -75,6 +79,14 @@ def threads_before(folder: Path) -> int | None:
         return None
     say(f"The run goes on with {before} threads, as before, in place of {now}; runtime.num_threads changes them")
     return int(before)
+
+
+def date_before(folder: Path) -> str | None:
+    """The day on which the run in a folder started, as `2026-02-28`; None if unknown."""
+    try:
+        return str(date.fromisoformat(read_config(folder)[0].get(DATE, "")))
+    except ValueError:
+        return None
 
 
 def _placed(settings: T, out: str | None, folder: Path) -> T:

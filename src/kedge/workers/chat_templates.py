@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, tzinfo
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
         _tokenizer()
         return {"ready": True}
     try:
+        _set_clock(request["day"])
         with memory_limit(private_memory() + request["memory"]):
             text = str(_tokenizer().apply_chat_template(request["messages"], tokenize=False, **request["settings"]))
             text.encode()  # not half of a surrogate pair, which no tokenizer takes
@@ -42,6 +44,19 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # template code may raise anything
         return {"error": "rejected", "reason": error_text(error, limit=200) or type(error).__name__}
     return {"length": len(text)} if len(text) > request["longest"] else {"text": text}
+
+
+def _set_clock(day: str | None) -> None:
+    """Set the date that `strftime_now` of templates writes, at midnight; None for the machine's clock."""
+    from transformers.utils import chat_template_utils
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.fromisoformat(day) if day else datetime.now(tz)
+
+    # `strftime_now` asks this name for the time.
+    chat_template_utils.datetime = Clock  # pyright: ignore[reportPrivateImportUsage]
 
 
 @cache
