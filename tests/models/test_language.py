@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from kedge.data import encode_text
-from kedge.errors import ModelError
+from kedge.data import encode_completion, encode_text
+from kedge.data.chat import end_of_turn
+from kedge.errors import ConfigError, ModelError
 from kedge.models import (
     LanguageModel,
     ModelCard,
@@ -296,3 +297,45 @@ def test_a_forward_pass_leaves_the_models_own_attention_as_it_was():
     model.hidden(TokenRows.of(ROWS))
     model.trunk.decoder(ROWS, max_new_tokens=2, pad_id=0).step(torch.tensor([5, 6, 7]))
     assert model.causal.config._attn_implementation == usual
+
+
+@pytest.mark.parametrize("name", ["eos_token", "unk_token", "pad_token"])
+def test_a_special_token_that_is_the_empty_text_counts_as_missing(tmp_path, name):
+    """Its id would be the unknown token's: a model would learn to end its answers with that."""
+    tokenizer = tiny_sentencepiece_tokenizer()
+    tokenizer.unk_token = "<unk>"
+    folder = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer)
+    path = folder / "tokenizer_config.json"
+    for missing in ("", None):
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: missing}))
+        loaded = load_tokenizer(folder)
+        assert (name == "pad_token") == (getattr(loaded, name) == "<|pad|>")
+        assert name == "pad_token" or getattr(loaded, name) is None
+        if name == "eos_token":
+            loaded.chat_template = CHAT_TEMPLATE
+            assert end_of_turn(loaded) is None
+            with pytest.raises(ModelError, match=r"no end-of-sequence token: set eos_token in its tokenizer_config"):
+                encode_completion(loaded, "a")
+
+
+def test_a_chat_template_is_a_name_or_a_file(tmp_path):
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    folder = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer)
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Tides."}]
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}é", encoding="utf-8")
+
+    def rendered(name: str | None, **settings: bool) -> str:
+        return str(load_tokenizer(folder, chat_template=name).apply_chat_template(turns, tokenize=False, **settings))
+
+    assert rendered(str(tmp_path / "own.jinja")) == "Why?é"
+    assert rendered("zephyr") == "<|user|>\nWhy?<eos>\n<|assistant|>\nTides.<eos>\n"
+    chatml = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nTides.<|im_end|>\n"
+    assert rendered("chatml") == chatml
+    assert rendered("chatml", add_generation_prompt=True) == chatml + "<|im_start|>assistant\n"
+    assert rendered(None) == tokenizer.apply_chat_template(turns, tokenize=False)
+    tokenizer.chat_template = {"default": CHAT_TEMPLATE, "short": "{{ messages[1].content }}"}
+    tokenizer.save_pretrained(folder)
+    assert rendered("short") == "Tides."
+    for wrong, reason in (("chatm", "No such file"), (str(tmp_path), "Is a directory")):
+        with pytest.raises(ConfigError, match=f"data.chat_template={wrong} cannot be read: {reason}.* chatml, zephyr"):
+            load_tokenizer(folder, chat_template=wrong)

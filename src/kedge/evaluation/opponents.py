@@ -52,7 +52,7 @@ def _reference(columns: Mapping[str, Any]) -> str:
 
 
 def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
-    """The prompts rendered with a policy's own chat template.
+    """The prompts rendered with a policy's chat template; unchanged if it has no template.
 
     Args:
         policy: The policy to sample from.
@@ -64,7 +64,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
         DataError: The template rejects a conversation, or a prompt is too long for the policy's context.
     """
     rendered = list(prompts)
-    if policy.tokenizer.chat_template != reader.tokenizer.chat_template:
+    if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
         rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
     room = room_for_prompt([policy.model.sampling_length], max_new_tokens)
     for number, prompt in enumerate(rendered if room is not None else [], start=1):

@@ -150,6 +150,7 @@ def load_frozen_policy(
     precision: Precision,
     stop_token: str | int | Sequence[str | int] | None = None,
     trust_remote_code: bool = False,
+    chat_template: str | None = None,
     ranks: Ranks = ALONE,
 ) -> Policy:
     """Load a policy for sampling only.
@@ -160,12 +161,13 @@ def load_frozen_policy(
         precision: Number format of the matrix products.
         stop_token: The token or tokens that end a response; None for the policy's own.
         trust_remote_code: Run Python code in the model folder.
+        chat_template: Replaces the model's, see `load_tokenizer`.
         ranks: The processes that share sampling and passes.
 
     Raises:
         ModelError: The policy cannot be loaded, or has no such stop token.
     """
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, chat_template=chat_template)
     named = named_stop_tokens(tokenizer, stop_token)
     model = load_language_model(
         source, tokenizer=tokenizer, device=device, trust_remote_code=trust_remote_code, ranks=ranks

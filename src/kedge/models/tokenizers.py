@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.data.chat import end_of_turn
-from kedge.errors import ModelError, is_panic
+from kedge.errors import ConfigError, ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.pretrained import base_source, check_source, loading_reason, quiet_transformers
 
@@ -24,7 +24,18 @@ MOST_GROWTH = 1000.0
 doubles every character forty times ends the process, or seems to."""
 
 
-def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+CHAT_TEMPLATES = {
+    "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "zephyr": "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + eos_token + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+}
+"""The names of `data.chat_template`, for models without a template. `zephyr` needs no token but EOS."""
+
+
+def load_tokenizer(
+    source: str | Path, *, trust_remote_code: bool = False, chat_template: str | None = None
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder or hub id, left-padding, with a pad token of its own.
 
     If pad = EOS, the end of a response is masked as padding and the model never learns to stop. A pad token is never
@@ -32,8 +43,14 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     token, the end of a turn of its chat template or a single character, gets a new one; loading the model grows the
     embedding by one row for it.
 
+    Args:
+        source: Folder or hub id.
+        trust_remote_code: Run Python code in the model folder.
+        chat_template: Replaces the tokenizer's: a file, or a name; None keeps it.
+
     Raises:
         ModelError: transformers cannot load or use the source's tokenizer.
+        ConfigError: There is no such chat template.
     Source: spec §2.1 (S3, N+).
     """
     name = check_source(source)
@@ -44,14 +61,35 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
             raise ModelError("the normalizers in its tokenizer.json could make a text over 1,000 times as long")
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            drop_empty_tokens(tokenizer)
+            if chat_template is not None:
+                tokenizer.chat_template = _named_template(chat_template, tokenizer)
             ensure_pad_token(tokenizer)
             tokenizer.decode(tokenizer.encode("Some bad settings only show up on use."))
+    except ConfigError:
+        raise
     except BaseException as error:  # untrusted files: tokenizers raises plain Exception for any problem, or panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template in a file, or of a name: one of the tokenizer's own, or of `CHAT_TEMPLATES`."""
+    own = tokenizer.chat_template
+    named = {**CHAT_TEMPLATES, **(own if isinstance(own, dict) else {})}
+    path = os.path.expanduser(name)
+    if name in named and not os.path.isfile(path):
+        return named[name]
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+        raise ConfigError(
+            f"data.chat_template={name} cannot be read: {reason}; expected a file or one of {', '.join(named)}"
+        ) from error
 
 
 def growth_of_normalizer(source: str) -> float:
@@ -74,6 +112,13 @@ def _growth(normalizer: Any) -> float:
     text = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
     # A regular expression may match single characters, or the empty text between them.
     return max(1.0, content / len(text) if text else 1.0 + content)
+
+
+def drop_empty_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Remove special tokens that are the empty text: their id would be the unknown token's."""
+    for name in ("unk_token", "eos_token", "pad_token"):
+        if getattr(tokenizer, name) == "":
+            setattr(tokenizer, name, None)
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -158,7 +158,7 @@ def load_reward_inputs(
     """Load model, comparisons and demonstrations; arguments and errors as in `run_reward`."""
     settings, trusted = config.reward_model, config.runtime.trust_remote_code
     source = str(settings.base or config.model)
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load_scalar_model(
         source,
         tokenizer=tokenizer,

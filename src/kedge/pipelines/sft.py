@@ -161,7 +161,7 @@ class SftInputs:
 def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | None = None) -> SftInputs:
     """Load model and demonstrations; arguments and errors as in `run_sft`."""
     source, trusted = str(config.model), config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load_language_model(
         source,
         tokenizer=tokenizer,
@@ -205,7 +205,7 @@ def train_sft(
     """
     loss = CompletionLoss(model, precision)
     train, evaluation = (
-        [encode_example(tokenizer, record.prompt, record.completion) for record in records]
+        [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in records]
         for records in (demonstrations, held_out)
     )
     check_lengths((loss.length(example) for example in [*train, *evaluation]), model.context_length)

@@ -48,6 +48,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
             for name in ("demonstrations", "comparisons", "prompts", "eval_prompts")
         },
         "data.pretraining": list(config.data.pretraining),
+        "data.chat_template": [config.data.chat_template] if config.data.chat_template else [],
         "control.env": [config.control.environment.env] if config.control.environment.env else [],
         "control.network": [config.control.networks.network] if config.control.networks.network else [],
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],

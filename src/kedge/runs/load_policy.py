@@ -25,6 +25,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
         precision=run.precision,
         stop_token=config.rollout.stop_token,
         trust_remote_code=config.runtime.trust_remote_code,
+        chat_template=config.data.chat_template if source == str(config.model) else None,
         ranks=run.ranks,
     )
     freeze_models([policy.model], config, run, can_rest=False)

@@ -60,8 +60,11 @@ def preview_data(
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
     role, data = ROLES[stage], config.data
+    trusted = config.runtime.trust_remote_code
     tokenizer = (
-        load_tokenizer(config.model, trust_remote_code=config.runtime.trust_remote_code) if config.model else None
+        load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)
+        if config.model
+        else None
     )
     limited = tokenizer is not None
     options = ReadingOptions(
@@ -71,6 +74,7 @@ def preview_data(
         max_length=data.max_length if limited and role != "prompts" else None,
         truncate=data.truncate,
         columns=data.columns,
+        train_on=data.train_on,
     )
     table = read_table(source, role, options, num_rows=num_rows)
     rows = len(table.records) + len(table.rejected)
@@ -82,9 +86,10 @@ def preview_data(
         for part in each:
             lengths.setdefault("rank" if part.name.startswith("rank") else part.name, []).append(part.length)
     if role != "prompts" and len(lengths) > 1:
+        together = sum if role == "demonstrations" else max  # the turns of one row, or answers with a row each
         lengths["prompt and answer"] = [
             sum(part.length for part in each if part.name == "prompt")
-            + max(part.length for part in each if part.name != "prompt")
+            + together(part.length for part in each if part.name != "prompt")
             for each in parts
         ]
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}

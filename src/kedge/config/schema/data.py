@@ -169,6 +169,19 @@ class DataConfig(Section):
         source="kedge: off; shuffled prompts are what the papers use",
         text="the name of a column",
     )
+    train_on: Literal["all", "last"] = field(
+        "all",
+        meaning="Which of the assistant's messages in a conversation (`messages`) SFT learns: all of them, or the last "
+        "one. The others are read. Of the answers of a comparison, always the last messages count.",
+        source="kedge: all; every answer of a conversation was written as an answer",
+    )
+    chat_template: str | None = field(
+        None,
+        meaning="Template that renders conversations in place of the model's own, and is saved with the model: a file, "
+        "`chatml`, `zephyr`, or one of the tokenizer's named templates.",
+        source="kedge: the model's own template is the one that it was trained with",
+        text="a file or a name",
+    )
     template: Literal["none", "tldr"] = field(
         "none",
         meaning="How a row becomes a prompt: its text unchanged, or the TL;DR format of Reddit fields.",

@@ -212,6 +212,7 @@ def load_chat(
             precision=resolve_precision(config.runtime.precision, device, width=width),
             stop_token=config.rollout.stop_token,
             trust_remote_code=trusted,
+            chat_template=config.data.chat_template,
         )
 
     policies = [load(source) for source in models]

@@ -72,7 +72,8 @@ def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any]
         return None
     data = config.data
     try:
-        tokenizer = load_tokenizer(config.model, trust_remote_code=config.runtime.trust_remote_code)
+        trusted = config.runtime.trust_remote_code
+        tokenizer = load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)
     except KedgeError:  # a config.json is enough for a plan
         return None
     options = ReadingOptions(
@@ -82,6 +83,7 @@ def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any]
         None if role == "prompts" else data.max_length,
         data.truncate,
         data.columns,
+        data.train_on,
     )
     table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
     if not table.records:

@@ -102,7 +102,8 @@ def load_roles(
         KedgeError: An input is unreadable, or incompatible with the others.
     """
     check_engine(config)
-    tokenizer = load_tokenizer(str(config.model), trust_remote_code=config.runtime.trust_remote_code)
+    trusted = config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
@@ -197,6 +198,7 @@ def _load_pretraining(
         tokenizer=tokenizer,
         max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
         truncate=config.data.truncate,
+        train_on=config.data.train_on,
         columns=columns_of(config.data.columns, "pretraining"),
         max_rejected_fraction=config.data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
@@ -204,7 +206,7 @@ def _load_pretraining(
     run.data.note("pretraining", table, config.data.pretraining, tokenizer)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
-        [encode_example(tokenizer, record.prompt, record.completion) for record in table.records],
+        [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
         coef=config.ppo.objective.ptx_coef,
         batch_size=config.ppo.objective.ptx_batch_size
         or config.responses_per_update // config.ppo.loop.num_minibatches,
