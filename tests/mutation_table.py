@@ -205,17 +205,31 @@ MUTATIONS = (
     # Supervised stage and reward model: spec §3.
     Mutation(
         "eos-dropped-from-the-loss",
-        "training/supervised/losses.py",
-        "range(max(len(example.prompt), 1), len(text))",
-        "range(max(len(example.prompt), 1), len(text) - 1)",
+        "data/tokens.py",
+        "range(max(start, 1), start + len(self.completion))",
+        "range(max(start, 1), start + len(self.completion) - 1)",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
     ),
     Mutation(
         "prompt-in-the-loss",
-        "training/supervised/losses.py",
-        "range(max(len(example.prompt), 1), len(text))",
-        "range(1, len(text))",
+        "data/tokens.py",
+        "range(max(start, 1), start + len(self.completion))",
+        "range(1, start + len(self.completion))",
         f"{SUPERVISED}::test_eos_has_its_share_of_the_loss_and_the_prompt_none",
+    ),
+    Mutation(
+        "other-turns-in-the-loss",
+        "data/tokens.py",
+        "if not self.read:",
+        "if True:",
+        "tests/data/test_chat.py::test_the_loss_covers_what_the_template_marks_as_generated",
+    ),
+    Mutation(
+        "header-of-the-next-turn-learned",
+        "data/chat.py",
+        "return _without_eos(tokenizer, whole[len(start) : end])",
+        "return _without_eos(tokenizer, whole[len(start) :])",
+        "tests/data/test_chat.py::test_the_answers_of_a_comparison_end_where_their_turn_ends",
     ),
     Mutation(
         "pairs-averaged-over-the-batch",

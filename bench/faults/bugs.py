@@ -223,8 +223,8 @@ def memory_leak() -> Bug:
 def eos_masked() -> Bug:
     """EOS is used as padding and masked from the loss, so that SFT does not teach stopping."""
 
-    def without_end(*arguments: Any) -> EncodedExample:
-        example = encode_example(*arguments)
+    def without_end(*arguments: Any, **options: Any) -> EncodedExample:
+        example = encode_example(*arguments, **options)
         return example._replace(completion=example.completion[:-1])
 
     return patch.object(kedge.pipelines.sft, "encode_example", without_end)

@@ -296,7 +296,7 @@ def test_rows_are_counted_by_reason():
 
 
 def test_a_conversation_needs_a_chat_template():
-    with pytest.raises(DataError, match=r"^list:2: the row is a conversation, .* no chat template: use an instruction"):
+    with pytest.raises(DataError, match=r"^list:2: the row is a conversation, .* no chat template: name one with data"):
         read_prompts(["a", {"messages": [QUESTION]}], tokenizer=PLAIN)
 
 

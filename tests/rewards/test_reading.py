@@ -139,7 +139,7 @@ def test_a_model_that_kedge_trained_reads_a_conversation_as_in_training(template
     prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.encode(written)
     batch = dataclasses.replace(
-        response(tokenizer.decode(ids, skip_special_tokens=True), prompt=prompt, messages=MESSAGES, stop=stop),
+        response(tokenizer.decode(ids), prompt=prompt, messages=MESSAGES, stop=stop),
         response_ids=[[*ids, stop]],
     )
     expected = plain_score(classifier, comparison_ids(tokenizer, "At sea.", tmp_path))

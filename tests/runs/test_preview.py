@@ -37,6 +37,23 @@ def test_an_example_shows_every_token_and_what_is_trained() -> None:
     assert len(long.pieces) == 400
 
 
+def test_the_parts_of_a_conversation_are_its_learned_and_its_read_turns() -> None:
+    turns = [("user", "Why?"), ("assistant", "So."), ("user", "And?"), ("assistant", "No.")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    [parts] = kedge.preview_data(rows).examples
+    assert [(part.use, "".join(part.pieces)) for part in parts] == [
+        ("read", "[user] Why?\n[assistant] "),
+        ("trained on", "So."),
+        ("read", "\n[user] And?\n[assistant] "),
+        ("trained on", "No.<end>"),
+    ]
+    preview = kedge.preview_data(rows)
+    [length] = preview.lengths["prompt and answer"]
+    assert length == sum(part.length for part in parts)
+    [whole] = kedge.preview_data(rows, train_on="last").examples
+    assert [part.use for part in whole] == ["read", "trained on"]
+
+
 def test_a_histogram_by_hand() -> None:
     assert histogram([5, 5]) == "█"
     assert histogram([0, *[16] * 8]) == "▁              █"

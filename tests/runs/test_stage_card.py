@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer
 
 from kedge.config import config_from_settings, load_config
-from kedge.data import encode_prompt
+from kedge.data import Rendered, encode_prompt
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.models.origin import Origin, read_origin
@@ -101,8 +101,12 @@ def test_the_code_works_and_reads_what_the_training_read(models, stage, capsys):
     exec(code.replace("path/to/this/folder", str(models[stage])), names)  # from a card that kedge wrote
     ids = names["inputs"]["input_ids"][0].tolist()
     tokenizer = AutoTokenizer.from_pretrained(models[stage])
-    assert ids == encode_prompt(tokenizer, names["text" if stage == "reward" else "prompt"])
-    assert ids.count(1) == 1  # one BOS
+    if stage == "sft":  # conversations, by a template that writes no BOS
+        asked = tokenizer.apply_chat_template(names["messages"], add_generation_prompt=True, return_dict=False)
+        assert ids == asked == encode_prompt(tokenizer, Rendered(names["prompt"]))
+    else:
+        assert ids == encode_prompt(tokenizer, names["text" if stage == "reward" else "prompt"])
+        assert ids.count(1) == 1  # one BOS
 
 
 def test_the_recipe_names_mixed_sources_without_their_folders():

@@ -14,6 +14,7 @@ from kedge.data.token_pieces import token_pieces
 from kedge.data.tokens import (
     EncodedExample,
     Padded,
+    Rendered,
     encode_completion,
     encode_example,
     encode_prompt,
@@ -39,6 +40,7 @@ __all__ = [
     "Ranking",
     "Record",
     "Rejection",
+    "Rendered",
     "Source",
     "Sources",
     "Split",

@@ -1,53 +1,116 @@
-"""Conversations rendered by the tokenizer's chat template, split where the answer begins."""
+"""Conversations rendered by the tokenizer's chat template, split where the answers begin and end."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
 from kedge.data.rendering import apply_template
+from kedge.data.tokens import Rendered
 from kedge.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
+    "closing_of",
     "end_of_turn",
     "render_answer",
+    "render_demonstration",
     "render_prompt",
     "shared_messages",
     "special_tokens",
 ]
 
+_CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str]] = WeakKeyDictionary()
+"""Of each tokenizer, its chat template and how this closes an answer."""
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
+_SHOWN = 40
+"""Characters of a text that are quoted in an error."""
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Rendered:
     """A conversation rendered up to the next assistant turn; a trailing assistant message is left open to continue.
 
     Raises:
         DataError: The tokenizer has no chat template.
-        RowError: The template rejects these messages.
+        RowError: The template rejects these messages, or leaves out a part of one.
     """
     unfinished = messages[-1]["role"] == "assistant"
-    return _render(tokenizer, messages, add_generation_prompt=not unfinished, continue_final_message=unfinished)
+    text = _render(tokenizer, messages, add_generation_prompt=not unfinished, continue_final_message=unfinished)
+    _check_all_shown(text, enumerate(messages))
+    return Rendered(text)
 
 
-def render_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages) -> str:
+def render_answer(
+    tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, *, in_full: bool = True
+) -> str:
     """The text that an answer adds to its rendered prompt, without the end-of-sequence token.
 
-    Encoding adds that token once, as for plain text. Line breaks that a template writes after it are dropped: they
-    belong to the next turn and must not be learned.
+    It ends with what closes the answer's turn, such as `<|eot_id|>`. What a template writes after that belongs to the
+    next turn and must not be learned: line breaks, the header of the next answer. Encoding adds the end-of-sequence
+    token once, as for plain text.
+
+    Args:
+        tokenizer: The model's.
+        prompt: The conversation up to the answer. An assistant message at its end is the beginning of the answer.
+        answer: The assistant's message, or several messages.
+        in_full: Whether a template that leaves out a part of the answer is an error.
 
     Raises:
         DataError: The tokenizer has no chat template.
-        RowError: The template rejects the messages, or renders the prompt differently once an answer follows.
+        RowError: The template rejects the messages, leaves out a part of one, or renders the prompt differently once
+            an answer follows.
     """
     start = render_prompt(tokenizer, prompt)
+    if prompt[-1]["role"] == answer[0]["role"] == "assistant":
+        begun = {**answer[0], "content": prompt[-1]["content"] + answer[0]["content"]}
+        prompt, answer = prompt[:-1], [begun, *answer[1:]]
     whole = _render(tokenizer, [*prompt, *answer])
-    if not whole.startswith(start):
-        raise RowError("the chat template renders the prompt differently once an answer follows")
-    text, end = whole[len(start) :], tokenizer.eos_token
-    return text.rstrip().removesuffix(end) if isinstance(end, str) and text.rstrip().endswith(end) else text
+    if in_full:
+        _check_all_shown(whole, enumerate(answer[:-1], start=len(prompt)))
+    end = _end_of_answer(tokenizer, whole, start, answer[-1], len(prompt) + len(answer) - 1, in_full=in_full)
+    return _without_eos(tokenizer, whole[len(start) : end])
+
+
+def render_demonstration(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, learned: Sequence[int]
+) -> tuple[Rendered, str, tuple[tuple[int, int], ...]]:
+    """A conversation of which some messages are learned: the prompt, the text after it, and what of this is only read.
+
+    Args:
+        tokenizer: The model's.
+        messages: The conversation; the last message is learned.
+        learned: Indices of the learned messages, ascending; none is the first message.
+
+    Returns:
+        The text before the first learned message; the text from there on, without the end-of-sequence token at its
+        end; the ranges of it, in characters, that are not learned.
+
+    Raises:
+        DataError: The tokenizer has no chat template.
+        RowError: The template rejects the messages, leaves out a part of one, or renders the conversation before an
+            answer differently once more messages follow.
+    """
+    whole = _render(tokenizer, messages)
+    _check_all_shown(whole, ((index, message) for index, message in enumerate(messages) if index not in learned))
+    spans: list[tuple[int, int]] = []
+    for index in learned:
+        start = _render(tokenizer, messages[:index], add_generation_prompt=True)
+        try:
+            spans.append((len(start), _end_of_answer(tokenizer, whole, start, messages[index], index)))
+        except RowError as error:
+            if index == learned[-1]:
+                raise
+            raise RowError(f"{error}; data.train_on=last learns the last answer only", error.kind) from error
+    begin, end = spans[0][0], spans[-1][1]
+    read = tuple((first - begin, last - begin) for (_, first), (last, _) in pairwise(spans))
+    return Rendered(whole[:begin]), _without_eos(tokenizer, whole[begin:end]), read
 
 
 def shared_messages(first: Messages, second: Messages) -> int:
@@ -63,22 +126,132 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     None if there is no template, it rejects a question with an answer, or it writes no special token there.
     """
-    question, answer = "How deep is it?", "Nine fathoms."
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    try:
-        text = apply_template(tokenizer, turns) if tokenizer.chat_template else ""
-    except (DataError, RowError):
-        return None
-    _, rendered, rest = text.rpartition(answer)
-    special = special_tokens(tokenizer) if rendered else {}
-    following = [token for token in special if rest.lstrip().startswith(token)]
-    return special[max(following, key=len)] if following else None
+    return special_tokens(tokenizer).get(closing_of(tokenizer)) if tokenizer.chat_template else None
+
+
+def closing_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text with which the chat template closes an assistant's message, without whitespace at its ends.
+
+    It is the special token after the message; without one, what stands between the message and the user's next turn.
+    Empty if there is neither, or the template rejects a question with an answer.
+    """
+    known = _CLOSINGS.get(tokenizer)
+    if known is None or known[0] != tokenizer.chat_template:
+        known = (tokenizer.chat_template, _closing(tokenizer))
+        _CLOSINGS[tokenizer] = known
+    return known[1]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """The tokenizer's special tokens: those with a role, such as EOS, and others that stand for no text."""
     added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return {**added, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
+    roles = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {**added, **{token: index for token, index in roles if token}}
+
+
+def _closing(tokenizer: PreTrainedTokenizerBase) -> str:
+    question, answer, reply = "How deep is it?", "Nine fathoms.", "How cold?"
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    try:
+        _, found, after = apply_template(tokenizer, turns).rpartition(answer)
+        further = apply_template(tokenizer, [*turns, {"role": "user", "content": reply}])
+    except (DataError, RowError):
+        return ""
+    opening, between = further.partition(question)[0], further.partition(answer)[2].partition(reply)[0]
+    # After the last answer, more than its closing may follow: the header of the next answer, or an end of the text.
+    following = (token for token in special_tokens(tokenizer) if between.lstrip().startswith(token))
+    special = max((token for token in following if after.lstrip().startswith(token)), key=len, default="")
+    if special or not found or between.startswith(after.rstrip()):
+        return special or after.strip() * bool(found)
+    header = _shared_start(opening[::-1], between[::-1])[::-1]
+    return _shared_start(between.removesuffix(header), after).strip()
+
+
+def _end_of_answer(
+    tokenizer: PreTrainedTokenizerBase,
+    whole: str,
+    start: str,
+    message: dict[str, str],
+    index: int,
+    *,
+    in_full: bool = True,
+) -> int:
+    """The place in the rendered conversation where a message after `start` ends, with what closes its turn."""
+    content, closing = message["content"], closing_of(tokenizer) if message["role"] == "assistant" else ""
+    # The header that a prompt ends with may be the start of the message, such as `<think>`.
+    for ending in dict.fromkeys((closing, "")):
+        for begin in (len(start), max(0, len(start) - len(content) - _SHOWN)):
+            end = _end_of_content(whole, content, ending, begin, at_least=len(start))
+            if end is not None and whole.startswith(start):
+                return end
+    if _end_of_content(whole, content, "", 0) is None and in_full:
+        raise _left_out(whole, message, index)
+    if not whole.startswith(start):
+        same = len(_shared_start(whole, start))
+        raise RowError(
+            "the chat template renders the prompt differently once an answer follows: "
+            f"{start[same:][:_SHOWN]!r} becomes {whole[same:][:_SHOWN]!r}"
+        )
+    last = whole.rfind(closing, len(start)) if closing else -1
+    return len(whole.rstrip()) if last < 0 else last + len(closing)
+
+
+def _end_of_content(whole: str, content: str, ending: str, begin: int, *, at_least: int = 0) -> int | None:
+    """The place where a text with `ending` after it ends; None if it is missing. Whitespace may differ."""
+    exact = _end_of(whole, content.strip(), ending, begin, at_least)
+    if exact is not None:
+        return exact
+    places = [place for place in range(begin, len(whole)) if not whole[place].isspace()]
+    squeezed = "".join(map(whole.__getitem__, places))
+    least = sum(place < at_least for place in places)
+    end = _end_of(squeezed, "".join(content.split()), "".join(ending.split()), 0, least)
+    return None if not end else places[end - 1] + 1
+
+
+def _end_of(whole: str, content: str, ending: str, begin: int, at_least: int) -> int | None:
+    follows = re.compile(rf"\s*{re.escape(ending)}" if ending else "")
+    at = whole.find(content, begin)
+    while at >= 0:
+        if (found := follows.match(whole, at + len(content))) and found.end() >= at_least:
+            return found.end()
+        at = whole.find(content, at + 1)
+    return None
+
+
+def _shared_start(first: str, second: str) -> str:
+    return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))]
+
+
+def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]]) -> None:
+    """Check that the rendered conversation has these messages, given with their indices.
+
+    Templates may shorten earlier answers to their conclusion, and write the result of a tool as JSON: of these, only
+    the last word has to be there.
+    """
+    for index, message in numbered:
+        content = message["content"]
+        if message["role"] in ("system", "user"):
+            shown = _end_of_content(whole, content, "", 0) is not None
+        else:
+            words = re.findall(r"\w+", content)
+            shown = not words or words[-1] in whole or content.rstrip().endswith((">", "]"))
+        if not shown:
+            raise _left_out(whole, message, index)
+
+
+def _left_out(whole: str, message: dict[str, str], index: int) -> RowError:
+    lines = [line.strip() for line in message["content"].splitlines() if line.strip()]
+    missing = next((line for line in lines if line not in whole), message["content"].strip())
+    return RowError(
+        f"the chat template leaves out a part of message {index + 1} ({message['role']}): {missing[:_SHOWN]!r}; "
+        "data.chat_template names a template that keeps it",
+        f"message of the {message['role']} of which the chat template leaves out a part",
+    )
+
+
+def _without_eos(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    end = tokenizer.eos_token
+    return text.removesuffix(end) if isinstance(end, str) else text
 
 
 def _render(
@@ -90,8 +263,8 @@ def _render(
 ) -> str:
     if not tokenizer.chat_template:
         raise DataError(
-            "the row is a conversation, but the tokenizer has no chat template: use an instruction-tuned model's "
-            "tokenizer, set tokenizer.chat_template, or write prompts and completions as plain text"
+            "the row is a conversation, but the tokenizer has no chat template: name one with data.chat_template "
+            "(chatml, zephyr or a file), use an instruction-tuned model, or write prompts and completions as plain text"
         )
     return apply_template(
         tokenizer,

@@ -57,12 +57,15 @@ def parts_of(
     if isinstance(record, Prompt):
         return [part("prompt", "continued by the policy", encode_prompt(tokenizer, record.text))]
     if isinstance(record, Demonstration):
-        example = encode_example(tokenizer, record.prompt, record.completion)
+        example = encode_example(tokenizer, record.prompt, record.completion, read=record.read)
         prompt = [part("prompt", "read", example.prompt)] if example.prompt else []
-        return [
-            *prompt,
-            part("completion" if record.prompt else "text", "trained on", example.completion, example.prompt),
-        ]
+        ids, done, turns = example.completion, 0, list[Part]()
+        for first, end in (*example.read, (len(ids), len(ids))):
+            before = [*example.prompt, *ids[:done]]
+            turns.append(part("completion" if record.prompt else "text", "trained on", ids[done:first], before))
+            turns += [part("messages", "read", ids[first:end], [*before, *ids[done:first]])] if end > first else []
+            done = end
+        return [*prompt, *turns]
     answers = (
         {"chosen": record.chosen, "rejected": record.rejected}
         if isinstance(record, Comparison)

@@ -146,15 +146,23 @@ def messages_of(value: object, name: str) -> Messages:
     """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
     A single message stands for a conversation of one. ShareGPT's `from` and `value` are read as well, and so are
-    its roles, and contents in parts if all parts are text.
+    its roles, and contents in parts if all parts are text. An empty system message is left out.
 
     Raises:
         RowError: The value is not such a list, or has content other than text, such as calls of tools.
     """
     entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
-    if not entries:
+    numbered = [(index, entry) for index, entry in enumerate(entries) if not _is_empty_system(entry)]
+    if not numbered:
         raise RowError(f"field {name!r} is empty")
-    return [_message(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+    return [_message(entry, f"{name}[{index}]") for index, entry in numbered]
+
+
+def _is_empty_system(entry: object) -> bool:
+    if not isinstance(entry, Mapping) or "system" not in (entry.get("role"), entry.get("from")):
+        return False
+    content = entry.get("content", entry.get("value", False))
+    return content is None or (isinstance(content, str) and not content.strip())
 
 
 def _message(entry: object, name: str) -> dict[str, str]:

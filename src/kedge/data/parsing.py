@@ -20,11 +20,13 @@ from kedge.data.fields import (
 from kedge.data.forms import standard_form
 from kedge.data.prompt_answers import (
     ReadingOptions,
+    as_messages,
     check_lengths,
+    conversation_or_text,
+    conversation_to_learn,
     cut_conversation,
     cut_text,
     prompt_and_answers,
-    render_prompt_and_answers,
     tldr_prompt,
 )
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
@@ -46,18 +48,18 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     fields = _read(value, "text", "demonstrations", options)
     if options.template == "none" and not is_given(fields, "completion"):
         if is_given(fields, "messages"):
-            conversation = messages_of(fields["messages"], "messages")
-            if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
-                raise RowError("field 'messages' must end with an assistant message that follows another message")
-            return Demonstration(
-                *render_prompt_and_answers(conversation[:-1], {"messages": conversation[-1:]}, options)
-            )
+            return conversation_to_learn(messages_of(fields["messages"], "messages"), 1, options)
         if is_given(fields, "text") and not is_given(fields, "prompt"):
             return _plain_text(text_of(fields["text"], "text"), options)
     name = "completion"
     if options.template == "tldr":
         name = "chosen" if is_given(fields, "chosen") and not is_given(fields, "summary") else "summary"
-    return Demonstration(*prompt_and_answers(fields, {name: field_of(fields, name)}, options))
+    answer = field_of(fields, name)
+    if options.template == "none" and isinstance(answer, (list, tuple)) and len(answer) > 1:
+        start = as_messages(field_of(fields, "prompt"), "prompt", "user")
+        return conversation_to_learn([*start, *messages_of(answer, name)], len(start), options)
+    prompt, completion = prompt_and_answers(fields, {name: answer}, options)
+    return Demonstration(prompt, completion)
 
 
 def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ranking:
@@ -92,7 +94,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
         # The post's fields stay columns: a reward function may need the text that truncation cut from the prompt.
         return Prompt(tldr_prompt(fields, options, budget=options.max_prompt_tokens), dict(fields))
     name = next((name for name in ("prompt", "messages", "text") if is_given(fields, name)), "prompt")
-    prompt = field_of(fields, name)
+    prompt = conversation_or_text(fields, name, options)
     if isinstance(prompt, str) and options.tokenizer.chat_template and _has_conversation(fields):
         prompt = {"role": "user", "content": prompt}  # as in training on these answers
     if isinstance(prompt, str) and name != "messages":

@@ -6,14 +6,16 @@ A row holds them as texts, as conversations, or as a TL;DR post.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from kedge.data.chat import render_answer, render_prompt
+from kedge.data.chat import render_answer, render_demonstration, render_prompt
 from kedge.data.fields import Fields, Messages, field_of, messages_of, text_of
+from kedge.data.records import Demonstration
 from kedge.data.rejections import RowError
 from kedge.data.templates import render_tldr, tldr_response
-from kedge.data.tokens import encode_completion, encode_prompt
+from kedge.data.tokens import encode_completion, encode_example, encode_prompt
 from kedge.data.truncation import Truncate, reject_oversized, truncate_conversation, truncate_prompt
 
 if TYPE_CHECKING:
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ReadingOptions",
     "Template",
+    "TrainOn",
+    "as_messages",
     "check_lengths",
+    "conversation_or_text",
+    "conversation_to_learn",
     "cut_conversation",
     "cut_text",
     "prompt_and_answers",
@@ -31,6 +37,7 @@ __all__ = [
 ]
 
 Template: TypeAlias = Literal["none", "tldr"]
+TrainOn: TypeAlias = Literal["all", "last"]
 _TLDR_FIELDS = ("subreddit", "title", "post")
 
 
@@ -56,6 +63,7 @@ class ReadingOptions:
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
         truncate: what to do with a prompt that is too long by itself or with its answers; answers are never cut.
         columns: names of columns, ours → theirs; see `columns_of`.
+        train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.
         cuts: counts the prompts that were cut.
     """
 
@@ -65,6 +73,7 @@ class ReadingOptions:
     max_length: int | None = None
     truncate: Truncate = "never"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    train_on: TrainOn = "all"
     cuts: CutCounter = field(default_factory=lambda: CutCounter())
 
 
@@ -84,7 +93,17 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
         prompt = tldr_prompt(fields, options, budget=_prompt_budget(texts, options))
         return check_lengths(prompt, texts, options)
-    return render_prompt_and_answers(field_of(fields, "prompt"), answers, options)
+    return render_prompt_and_answers(conversation_or_text(fields, "prompt", options), answers, options)
+
+
+def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
+    """A prompt; if it is the rendering of the row's `messages`, as in the rows that kedge writes, these messages."""
+    prompt, messages = field_of(fields, name), fields.get("messages")
+    if isinstance(prompt, str) and isinstance(messages, list) and messages and options.tokenizer.chat_template:
+        conversation = messages_of(messages, "messages")
+        with suppress(RowError):
+            return conversation if render_prompt(options.tokenizer, conversation) == prompt else prompt
+    return prompt
 
 
 def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
@@ -92,13 +111,51 @@ def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], option
     if not any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *answers.values())):
         texts = {name: text_of(answer, name) for name, answer in answers.items()}
         return check_lengths(cut_text(text_of(prompt, "prompt"), texts, options), texts, options)
-    messages = _as_messages(prompt, "prompt", "user")
-    ends = {name: _as_messages(answer, name, "assistant") for name, answer in answers.items()}
+    messages = as_messages(prompt, "prompt", "user")
+    ends = {name: as_messages(answer, name, "assistant") for name, answer in answers.items()}
     texts = _render_answers(messages, ends, options)
     kept = cut_conversation(messages, texts, options)
     if kept != messages:
         texts = _render_answers(kept, ends, options)
     return check_lengths(render_prompt(options.tokenizer, kept), texts, options)
+
+
+def conversation_to_learn(messages: Messages, first: int, options: ReadingOptions) -> Demonstration:
+    """A conversation as a demonstration of its assistant's messages.
+
+    Args:
+        messages: the conversation.
+        first: number of messages that belong to the prompt in any case, at least 1.
+        options: how rows are parsed.
+
+    Raises:
+        RowError: The last message is not an answer, the template leaves out a part of a message, or the conversation is
+            too long.
+        DataError: The tokenizer has no chat template.
+    """
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise RowError("field 'messages' must end with an assistant message that follows another message")
+    several = options.train_on == "all" and any(message["role"] == "assistant" for message in messages[first:-1])
+    if not several:
+        prompt, completion = render_prompt_and_answers(messages[:-1], {"messages": messages[-1:]}, options)
+        return Demonstration(prompt, completion)
+    if options.truncate != "never":
+        # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
+        whole = replace(options, max_prompt_tokens=None)
+        answer = _render_answers(messages[:-1], {"messages": messages[-1:]}, options)
+        kept = cut_conversation(messages[:-1], answer, whole)
+        first = max(first - (len(messages) - 1 - len(kept)), 1)
+        messages = [*kept, messages[-1]]
+    learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
+    prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
+    check_lengths(prompt, {"messages": text_of(completion, "messages")}, options)
+    length = sum(map(len, encode_example(options.tokenizer, prompt, completion, read=read)[:2]))
+    if options.max_length is not None and length > options.max_length:
+        raise RowError(
+            f"the conversation is {length} tokens long, at most {options.max_length} fit",
+            f"prompt and answer longer than max_length={options.max_length}",
+        )
+    return Demonstration(prompt, completion, read)
 
 
 def cut_text(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> str:
@@ -127,7 +184,7 @@ def _render_answers(prompt: Messages, answers: Mapping[str, Messages], options: 
     return {name: text_of(render_answer(options.tokenizer, prompt, turn), name) for name, turn in answers.items()}
 
 
-def _as_messages(value: object, name: str, role: str) -> Messages:
+def as_messages(value: object, name: str, role: str) -> Messages:
     """A conversation; a plain text among conversations becomes one message with the given role."""
     return [{"role": role, "content": text_of(value, name)}] if isinstance(value, str) else messages_of(value, name)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.columns import Role, columns_of, name_missing_columns
 from kedge.data.parsing import parse_comparison, parse_demonstration, parse_prompt
-from kedge.data.prompt_answers import ReadingOptions, Template
+from kedge.data.prompt_answers import ReadingOptions, Template, TrainOn
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.rejections import (
     MAX_REJECTED_FRACTION,
@@ -47,6 +47,7 @@ def read_demonstrations(
     template: Template = "none",
     truncate: Truncate = "never",
     columns: Mapping[str, str] | None = None,
+    train_on: TrainOn = "all",
     max_rejected_fraction: float = MAX_REJECTED_FRACTION,
     rejected_to: Path | None = None,
 ) -> Table[Demonstration]:
@@ -61,6 +62,7 @@ def read_demonstrations(
         truncate: what to do with a plain-text prompt or conversation over a limit: reject the row, or keep the start
             or the end of the prompt (see `truncate_prompt`, `truncate_conversation`). Completions are never cut.
         columns: names of columns, ours → theirs: `{"prompt": "dialogue"}`; see `rename_columns`.
+        train_on: which of the assistant's messages in `messages` are learned: all of them, or the last one.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
 
@@ -70,7 +72,7 @@ def read_demonstrations(
 
     Source: spec §2.
     """
-    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
+    options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {}, train_on)
     return _read(source, "demonstrations", options, max_rejected_fraction, rejected_to)
 
 

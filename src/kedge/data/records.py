@@ -19,11 +19,13 @@ class Demonstration:
 
     Attributes:
         prompt: the text before the answer; empty for plain text, where the whole text is the completion.
-        completion: the text that the loss covers, without the end-of-sequence token.
+        completion: the text that the loss covers, without the end-of-sequence token that follows it.
+        read: ranges of `completion`, in characters, that the loss does not cover: other messages between the answers.
     """
 
     prompt: str
     completion: str
+    read: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     """The row with `prompt`, `prompt` and `completion`, or `text` in place of `input_ids`.
 
     Padding is left out where `attention_mask` is 0. `labels` (−100 on the prompt) or `completion_mask` (1 on the
-    completion) split prompt and completion; a prompt is the part before. A missing BOS or EOS is added, as for texts.
+    completion) split prompt and completion; a prompt is the part before. A missing prefix (BOS) or EOS is added, as for
+    texts.
 
     Raises:
         RowError: The ids are not the tokenizer's, or their texts would be encoded to other ids.
@@ -40,9 +41,10 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     used = [index for index, flag in enumerate(read) if flag]
     ids, trained = [ids[index] for index in used], trained and [trained[index] for index in used]
     rest = {name: value for name, value in fields.items() if name not in ("input_ids", "attention_mask")}
-    if ids[:1] == [tokenizer.bos_token_id] == encode_prompt(tokenizer, "")[:1]:
+    start = len(prefix := encode_prompt(tokenizer, ""))
+    if ids[:start] == prefix:
         # Encoding adds it again. SentencePiece would read a text that starts with it as a space and the text.
-        ids, trained = ids[1:], trained and trained[1:]
+        ids, trained = ids[start:], trained and trained[start:]
     if role == "prompts":
         ids = ids[: trained.index(True)] if trained and True in trained else ids
         text = _decoded(tokenizer, ids)
@@ -96,7 +98,7 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 def _check(encoded: list[int], ids: list[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    if encoded not in (ids, [tokenizer.bos_token_id, *ids]):
+    if encoded not in (ids, [*encode_prompt(tokenizer, ""), *ids]):
         raise RowError(
             "the tokenizer would encode the text of 'input_ids' to other ids; give the text, or ids of this tokenizer"
         )

@@ -1,4 +1,4 @@
-"""Text to token ids and padded batches; decides BOS, EOS and padding.
+"""Text to token ids and padded batches; decides BOS and other prefix tokens, EOS and padding.
 
 Prompt and completion are encoded separately and their ids concatenated. The split between them is therefore a token
 boundary, and a sampled response and a demonstration of the same text start at the same position.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EncodedExample",
     "Padded",
+    "Rendered",
     "encode_completion",
     "encode_example",
     "encode_prompt",
@@ -30,11 +31,21 @@ __all__ = [
     "end_with_eos",
     "pad_left",
     "pad_right",
+    "special_wrapping",
 ]
 
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
 _ANCHOR = "\n"
+
+
+class Rendered(str):
+    """A text that a chat template wrote, with all of its special tokens: encoding it adds none.
+
+    So do `apply_chat_template(tokenize=True)` and servers. Slices and concatenations are plain texts.
+    """
+
+    __slots__ = ()
 
 
 class Padded(NamedTuple):
@@ -50,26 +61,45 @@ class Padded(NamedTuple):
 
 
 class EncodedExample(NamedTuple):
-    """Token ids of one example: prompt, then completion."""
+    """Token ids of one example: prompt, then completion.
+
+    Attributes:
+        prompt: read only.
+        completion: learned, except for `read`.
+        read: ranges of `completion` that are read only, such as the user's later messages: (first, end) positions.
+    """
 
     prompt: list[int]
     completion: list[int]
+    read: tuple[tuple[int, int], ...] = ()
+
+    def learned(self) -> Sequence[int]:
+        """Positions of the learned tokens in prompt + completion; a row's first token has no context."""
+        start = len(self.prompt)
+        places = range(max(start, 1), start + len(self.completion))
+        if not self.read:
+            return places
+        skipped = {start + place for span in self.read for place in range(*span)}
+        return [place for place in places if place not in skipped]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a prompt: with BOS if the tokenizer adds one, never with EOS.
+    """Token ids of a prompt: with the special tokens that the tokenizer writes before a text, never with EOS.
 
-    BOS is not doubled if a chat template has already written it.
+    These are usually BOS, or a prefix such as `[gMASK] <sop>`. They are not doubled if the text starts with them, and
+    not added to a rendered conversation, whose template decides.
 
     Args:
         tokenizer: the policy's or the reward model's.
-        text: any string that UTF-8 can encode; an empty one yields BOS or no tokens.
+        text: any string that UTF-8 can encode; an empty one yields the prefix or no tokens.
 
     Source: spec §2.
     """
     ids = encode_text(tokenizer, text)
-    bos = _added_bos(tokenizer)
-    return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+    if isinstance(text, Rendered):
+        return ids
+    start, _ = special_wrapping(tokenizer)
+    return ids if ids[: len(start)] == start else [*start, *ids]
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: bool = True) -> list[int]:
@@ -93,7 +123,12 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: boo
 
 
 def encode_example(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str, *, eos: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    completion: str,
+    *,
+    eos: bool = True,
+    read: Sequence[tuple[int, int]] = (),
 ) -> EncodedExample:
     """Token ids of prompt and completion; without a prompt the completion is encoded as the start of a text.
 
@@ -102,13 +137,22 @@ def encode_example(
         prompt: the text before the completion.
         completion: the text after it.
         eos: append the end-of-sequence token, unless the completion already ends with it.
+        read: ranges of `completion`, in characters, that are not learned. Their ends are token boundaries.
 
     Raises:
         ModelError: `eos` is set and the tokenizer has no EOS token.
     """
     start = encode_prompt(tokenizer, prompt)
     if prompt:
-        return EncodedExample(start, encode_completion(tokenizer, completion, eos=eos))
+        ids, spans, done = list[int](), list[tuple[int, int]](), 0
+        for first, end in read:
+            ids += _encode_middle(tokenizer, completion[done:first])
+            learned = len(ids)
+            ids += _encode_middle(tokenizer, completion[first:end])
+            spans.append((learned, len(ids)))
+            done = end
+        ids += _encode_middle(tokenizer, completion[done:])
+        return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids, tuple(spans))
     ids = encode_text(tokenizer, completion)
     return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids)
 
@@ -136,9 +180,19 @@ def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int
     end = cast("int | None", tokenizer.eos_token_id)
     if end is None:
         raise ModelError(
-            "the tokenizer has no end-of-sequence token: set tokenizer.eos_token to the token that ends a response"
+            "the tokenizer has no end-of-sequence token: set eos_token in its tokenizer_config.json to the token that "
+            "ends a response"
         )
     return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer writes before and after a text, such as BOS, or [CLS] and [SEP]."""
+    bare, whole = (list(tokenizer.encode("a", add_special_tokens=special)) for special in (False, True))
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    return [], []
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
@@ -160,11 +214,6 @@ def _pad(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Padded:
         ids[index, columns] = torch.tensor(row, dtype=torch.long)
         mask[index, columns] = True
     return Padded(ids, mask)
-
-
-def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    bos = cast("int | None", tokenizer.bos_token_id)
-    return bos if bos is not None and tokenizer.encode("a", add_special_tokens=True)[:1] == [bos] else None
 
 
 def _encode_middle(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kedge.data import Prompt
+from kedge.data import Prompt, Rendered
 from kedge.errors import RewardError
 from kedge.evaluation.policy import Policy, Sampling
 from kedge.evaluation.responses import join_responses
 from kedge.logs.phases import OnPhase
-from kedge.rewards import Scores, WeightedReward
+from kedge.rewards import MESSAGES_COLUMN, Scores, WeightedReward
 
 __all__ = ["collect_rankings", "rank_responses"]
 
@@ -59,7 +59,9 @@ def collect_rankings(
         texts, ranks = rank_responses(responses.completions[own], scores[own])
         if texts:
             post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
-            rows.append({**post, "prompt": prompt.text, "responses": texts, "ranks": ranks})
+            # A conversation stays one: its answers are then closed as its template closes them.
+            asked = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
+            rows.append({**post, "prompt": asked or prompt.text, "responses": texts, "ranks": ranks})
     if not rows:
         raise RewardError(
             f"labeler {labeler.name!r} scored all responses to each of {len(prompts)} prompts the same; increase "

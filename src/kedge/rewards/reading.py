@@ -5,9 +5,10 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data import encode_example, encode_prompt, encode_text, end_with_eos
-from kedge.data.chat import render_answer, render_prompt
+from kedge.data.chat import closing_of, render_answer, render_prompt
 from kedge.data.fields import Messages
 from kedge.data.rendering import apply_template
+from kedge.data.tokens import special_wrapping
 from kedge.errors import RewardError
 from kedge.rewards.source import MESSAGES_COLUMN, Responses
 
@@ -24,12 +25,12 @@ class Reader:
     - Another model with a chat template reads a conversation through it, the response as its last turn.
     - Another model otherwise reads prompt + completion. A tokenizer without EOS, or an encoder's that closes every text
       with a token of its own, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
-      starts with BOS if the tokenizer adds one.
+      starts with the special tokens that the tokenizer writes before a text.
 
     Where a reading adds EOS, it does so only after a response that stopped; a chat template or [SEP] closes every text.
     A model that came with EOS as padding never read its last EOS, so none is left at the end. Where the text that is
     read is the completion, the sampled ids replace its re-encoding if they are the same tokens in both vocabularies:
-    another spelling of the same text, which keeps what decoding hides (special tokens, parts of a character).
+    another spelling of the same text, which keeps what decoding hides (parts of a character).
 
     Args:
         tokenizer: The reward model's.
@@ -57,7 +58,7 @@ class Reader:
         self._drops_eos = pads_with_eos and not self._as_trained
         self._has_template = bool(chat_template or tokenizer.chat_template)
         self._same = _same_ids(tokenizer, policy_tokenizer or tokenizer)
-        self._start, self._end = start, end = _wrapping(tokenizer)
+        self._start, self._end = start, end = special_wrapping(tokenizer)
         has_eos = tokenizer.eos_token_id is not None
         self._wraps = not self._as_trained and (not has_eos or (pooled and bool(end)))
         self._marks_ends = has_eos or bool(start or end)
@@ -90,13 +91,17 @@ class Reader:
         return row
 
     def _row(self, responses: Responses, index: int) -> list[int]:
-        prompt, completion, stopped = responses.prompts[index], responses.completions[index], responses.stopped[index]
+        # A prompt that the policy's chat template rendered is a plain text to a model that does not read conversations.
+        prompt, completion = str(responses.prompts[index]), responses.completions[index]
+        stopped = responses.stopped[index]
         messages = responses.columns[MESSAGES_COLUMN][index] if MESSAGES_COLUMN in responses.columns else None
         answer = read = completion
         if messages and self._has_template:
             messages, answer = _assistant_turn(messages, completion)
             if not self._as_trained:
                 return self._conversation(messages, answer)
+            if stopped and (closing := closing_of(self._tokenizer)) and answer.rstrip().endswith(closing):
+                answer = answer.rstrip().removesuffix(closing)  # the policy closed its turn before it stopped
             prompt, read = self._rendered(messages, answer, stopped=stopped)
         elif self._wraps:
             return [*self._start, *encode_text(self._tokenizer, prompt + completion), *self._end]
@@ -116,7 +121,7 @@ class Reader:
     def _rendered(self, messages: Messages, answer: str, *, stopped: bool) -> tuple[str, str]:
         """Prompt and answer as training rendered them; an answer that did not stop is not closed."""
         turn = {"role": "assistant", "content": answer}
-        closed = render_answer(self._tokenizer, messages, [turn]) if stopped else answer
+        closed = render_answer(self._tokenizer, messages, [turn], in_full=False) if stopped else answer
         return render_prompt(self._tokenizer, messages), closed
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
@@ -130,15 +135,6 @@ def _same_ids(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
     """The ids that are the same token in both vocabularies."""
     theirs = other.get_vocab()
     return frozenset(index for token, index in tokenizer.get_vocab().items() if theirs.get(token) == index)
-
-
-def _wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer writes before and after a text, such as [CLS] and [SEP]."""
-    bare, whole = (list(tokenizer.encode("a", add_special_tokens=special)) for special in (False, True))
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    return [], []
 
 
 def _assistant_turn(messages: Messages, completion: str) -> tuple[Messages, str]:

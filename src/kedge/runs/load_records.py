@@ -36,7 +36,7 @@ def load_demonstrations(
     """
     source = Sources(tuple(config.data.demonstrations)) if rows is None else rows
     reading = _reading(config, run, tokenizer, context_length)
-    table = read_demonstrations(source, **reading)
+    table = read_demonstrations(source, **reading, train_on=config.data.train_on)
     run.data.note(
         "demonstrations", table, config.data.demonstrations if rows is None else (), tokenizer, _limits(config, reading)
     )

@@ -129,12 +129,6 @@ def _public(value: Any) -> Any:
 def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:
     """Whether plain `tokenizer(prompt)` adds special tokens to give the ids of the training.
 
-    A rendered conversation contains its special tokens already, but kedge adds BOS where a template leaves it out.
+    A rendered conversation has its special tokens already.
     """
-    text = "a"
-    own = encode_prompt(tokenizer, text)
-    alike = [flag for flag in (False, True) if tokenizer.encode(text, add_special_tokens=flag) == own]
-    writes_bos = (
-        rendered and tokenizer.bos_token is not None and str(tokenizer.bos_token) in str(tokenizer.chat_template)
-    )
-    return False if not alike or writes_bos else alike[0] if rendered else alike[-1]
+    return not rendered and tokenizer.encode("a") == encode_prompt(tokenizer, "a")

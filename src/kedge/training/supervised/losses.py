@@ -21,7 +21,7 @@ __all__ = ["CompletionLoss", "RankedResponses", "RankingLoss"]
 
 @dataclass(frozen=True)
 class CompletionLoss:
-    """Cross-entropy of the completions' tokens, including EOS; prompts and padding do not count.
+    """Cross-entropy of the completions' tokens, including EOS; prompts, other turns and padding do not count.
 
     loss = −Σ log π(token | tokens before it) / number of completion tokens
 
@@ -38,8 +38,8 @@ class CompletionLoss:
     precision: Precision = "fp32"
 
     def weight(self, example: EncodedExample) -> float:
-        """Counted tokens: the completion's, except a row's first token, which has no context."""
-        return min(len(example.completion), self.length(example) - 1)
+        """Counted tokens: the learned ones."""
+        return len(example.learned())
 
     def length(self, example: EncodedExample) -> int:
         """Tokens of prompt and completion."""
@@ -51,7 +51,7 @@ class CompletionLoss:
         texts = [[*example.prompt, *example.completion] for example in examples]
         # A text's last token is only a target: the model need not read it.
         rows = TokenRows.of([text[:-1] or text for text in texts], device)
-        spans = [range(max(len(example.prompt), 1), len(text)) for example, text in zip(examples, texts, strict=True)]
+        spans = [example.learned() for example in examples]
         targets = [text[place] for text, span in zip(texts, spans, strict=True) for place in span]
         states = [start + place - 1 for start, span in zip(rows.starts, spans, strict=True) for place in span]
         with autocast(self.precision, device):

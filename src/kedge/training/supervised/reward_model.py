@@ -116,5 +116,5 @@ def _reference_rows(
 
 
 def _row(tokenizer: PreTrainedTokenizerBase, record: Demonstration) -> list[int]:
-    example = encode_example(tokenizer, record.prompt, record.completion)
+    example = encode_example(tokenizer, record.prompt, record.completion, read=record.read)
     return [*example.prompt, *example.completion]
