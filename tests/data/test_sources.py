@@ -1,12 +1,20 @@
+import bz2
+import gzip
 import json
+import lzma
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import datasets
+import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kedge import hub
 from kedge.data import Sources
@@ -79,6 +87,114 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
         values(array)
 
 
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        ({"version": "1", "data": ROWS}, ROWS),
+        ({"data": ROWS}, ROWS),
+        ({"data": ROWS, "schema": {"fields": []}}, ROWS),  # pandas: to_json(orient="table"), "split", "columns"
+        ({"columns": ["prompt"], "index": [0, 1], "data": [["a"], ["b"]]}, ROWS),
+        ({"prompt": {"0": "a", "1": "b"}}, ROWS),
+        ({"prompt": ["a", "b"]}, ROWS),
+        ({"train": ROWS, "test": ROWS[:1]}, ROWS),
+        ({"prompt": "a"}, ROWS[:1]),
+        (ROWS, ROWS),
+        ({"messages": [{"role": "user", "content": "a"}]}, [{"messages": [{"role": "user", "content": "a"}]}]),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_as_a_whole(tmp_path, value, rows, suffix, indent):
+    path = tmp_path / f"rows{suffix}"
+    path.write_text(json.dumps(value, indent=indent))
+    assert values(path) == rows
+
+
+names = st.sampled_from(["columns", "data", "prompt", "messages", "train", "index"])
+entries = st.recursive(
+    st.text(max_size=2) | st.none(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=st.dictionaries(names, entries, max_size=3))
+def test_any_json_object_is_rows_or_one_line(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    path.write_text(json.dumps(value, indent=1))
+    with suppress(DataError):
+        assert isinstance(values(path), list)
+
+
+def test_several_json_values_with_line_breaks_and_damaged_ones(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text("\n".join(json.dumps(row, indent=2) for row in ROWS))
+    assert values(path) == ROWS
+    path.write_text(json.dumps({"data": ROWS}, indent=2)[:-2])
+    with pytest.raises(DataError, match=r"starts like a JSON object but cannot be parsed as one: .* line 9"):
+        values(path)
+    path.write_text(json.dumps({"good": ROWS, "bad": ROWS}))
+    with pytest.raises(DataError, match=r"several lists of rows \(good, bad\); write the one to read"):
+        values(path)
+    path.write_text('{"prompt":\n{"prompt": "b"}\n')
+    assert [(row.line, row.fault is None) for row in rows_of(path)] == [(1, False), (2, True)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.bz2", "rows.JSONL.xz", "rows.ndjson.zst", "rows.csv.gz"])
+def test_compressed_files(tmp_path, name):
+    text = "prompt\na\nb\n" if ".csv" in name else "".join(json.dumps(row) + "\n" for row in ROWS)
+    kind = name.rpartition(".")[2]
+    packed = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}.get(kind, pa.Codec("zstd").compress)
+    content = bytes(packed(text.encode()))
+    (tmp_path / name).write_bytes(content)
+    assert values(tmp_path / name) == ROWS == values([str(tmp_path / name)])
+    if ".json." not in name:
+        assert values(tmp_path) == ROWS
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match="cannot be read"):
+        values(tmp_path / name)
+
+
+def test_tables_as_text(tmp_path):
+    path = tmp_path / "rows.csv"
+    long = "x" * 200_000
+    path.write_text(f'\ufeffprompt,answer,\n"a, ""b""\nc",1.5,0\n\n{long},,1\nonly\n', encoding="utf-8")
+    rows = list(rows_of(path))
+    assert [row.value for row in rows[:2]] == [{"prompt": 'a, "b"\nc', "answer": "1.5"}, {"prompt": long}]
+    assert (rows[2].line, rows[2].fault) == (6, "the row has 1 cells, the first line 3")
+    for name, separator in (("rows.tsv", "\t"), ("other.csv", ";"), ("third.csv", "\t")):
+        (tmp_path / name).write_text(f"prompt{separator}answer\na, b{separator}c\n")
+        assert values(tmp_path / name) == [{"prompt": "a, b", "answer": "c"}]
+    for text, reason in (
+        ('prompt\n"a\nb\nc\n', "a text with quotation marks"),
+        ('prompt\n"a" b\n', "a text with quotation marks"),
+        ("prompt,prompt\n", "two columns have the same name"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=reason):
+            values(path)
+    path.write_bytes(b"prompt\ncaf\xe9\n")
+    with pytest.raises(DataError, match="not UTF-8; save it as UTF-8"):
+        values(path)
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (b"PK\x03\x04", "an archive; unpack it"),
+        (gzip.compress(b"{}"), "compressed by gzip"),
+        (b"PAR1", "a Parquet file"),
+        ("{}".encode("utf-16"), "UTF-16; save it as UTF-8"),
+    ],
+)
+def test_files_that_are_something_else_are_named(tmp_path, start, reason):
+    for name in ("rows.jsonl", "rows.json", "rows.csv"):
+        (tmp_path / name).write_bytes(start)
+        with pytest.raises(DataError, match=rf"{name} is {reason}"):
+            values(tmp_path / name)
+
+
 def test_parquet(tmp_path):
     datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
     assert values(tmp_path / "rows.parquet") == ROWS
@@ -111,6 +227,51 @@ def test_a_folder_gives_its_train_split_else_everything(tmp_path):
         values(f"{tmp_path / 'all'}:dev")
 
 
+def test_a_folder_of_several_splits_that_may_be_meant_is_refused(tmp_path):
+    for names, reason in (
+        (["train_sft-00000-of-00001", "train_gen-00000-of-00001"], r"\(train_gen, train_sft\); name one, e\.g\. .*:tr"),
+        (["train", "train_more"], r"\(train, train_more\)"),
+        (["test", "validation"], r"\(test, validation\)"),
+        (["sft-00000-of-00001", "prefs-00000-of-00001"], r"\(prefs, sft\)"),
+    ):
+        folder = tmp_path / names[0]
+        for name in names:
+            written(folder / f"{name}.jsonl", [{"prompt": name}])
+        with pytest.raises(DataError, match=f"has several splits {reason}"):
+            values(folder)
+        split = names[0].partition("-")[0]
+        assert values(f"{folder}:{split}") == [{"prompt": names[0]}]
+    with pytest.raises(DataError, match=r"holds no .* for the split 'dev' .*; it has prefs, sft"):
+        values(f"{folder}:dev")
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["train/0.jsonl", "train/1.jsonl", "test/0.jsonl"], 2),
+        (["gsm8k-train.jsonl", "gsm8k-test.jsonl"], 1),
+        (["sft.jsonl", "test.jsonl"], 1),
+        (["train_1.jsonl", "train_2.jsonl", "train-checkpoint.jsonl.bak"], 2),
+        (["train.jsonl", ".ipynb_checkpoints/train.jsonl"], 1),
+        (["base/train.jsonl", "online/train.jsonl"], 2),
+        (["train-00000-of-00002-0123456789abcdef.jsonl", "train-00001-of-00002-fedcba9876543210.jsonl"], 2),
+        (["one.jsonl", "notes.csv"], 1),
+        (["test.jsonl"], 1),
+    ],
+)
+def test_files_of_a_folder_that_are_read(tmp_path, names, read):
+    for name in names:
+        written(tmp_path / name, [{"prompt": name}])
+    assert values(tmp_path) == [{"prompt": name} for name in names[:read]]
+
+
+def test_copies_in_a_folder_are_not_read_twice(tmp_path):
+    written(tmp_path / "train.jsonl")
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "train.parquet"))
+    with pytest.raises(DataError, match=r"has the same names as \.jsonl, \.parquet, which may be copies"):
+        values(tmp_path)
+
+
 def test_folders_that_datasets_saved(tmp_path):
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(str(tmp_path / "plain"))
@@ -134,6 +295,20 @@ def test_tables_from_python():
         values(datasets.DatasetDict({"a": dataset, "b": dataset}))
     frame = datasets.Dataset.from_dict({"prompt": ["a", "b"], "margin": [1.5, None]}).to_pandas()
     assert values(frame) == [{"prompt": "a", "margin": 1.5}, {"prompt": "b"}]
+
+
+def test_arrays_in_tables_from_python_are_lists(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": [{"text": "a"}]}], "ranks": [1, 2], "flags": [True]}]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(str(tmp_path / "rows.parquet"))
+    frame = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert type(frame["messages"][0]) is np.ndarray
+    table = pq.read_table(tmp_path / "rows.parquet")
+    for data in (frame, table, frame.to_dict("records"), dataset.with_format("numpy"), dataset.with_format("torch")):
+        assert values(data) == rows
+    [row] = values([{"prompt": np.str_("a"), "rank": np.int64(2), "ok": np.bool_(True), "score": np.float32(0.5)}])
+    assert row == {"prompt": "a", "rank": 2, "ok": True, "score": 0.5}
+    assert {type(value) for value in row.values()} == {str, int, bool, float}
 
 
 @pytest.mark.parametrize(
@@ -182,9 +357,9 @@ def test_invalid_sources(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
-    (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl"):
-        values(tmp_path / "rows.csv")
+    (tmp_path / "rows.xlsx").write_text("a,b")
+    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl.*; texts also as \.gz, "):
+        values(tmp_path / "rows.xlsx")
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="the data must be a file, a hub id, a list of rows"):
             values(source)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kedge.data import Table, read_comparisons, read_demonstrations, read_prompts, rows
+from kedge.data import Table, read_comparisons, read_demonstrations, read_prompts, text_files
 from kedge.logs.json_lines import JsonLines
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result, lines_of
 from tests.fuzz.values import JSON, TEXTS
@@ -188,7 +188,7 @@ def test_lines_of_ten_megabytes(read: Any, tmp_path: Path) -> None:
 
 
 def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(text_files, "_LONGEST_LINE", 1000)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' + b"x" * 5432 + b'\n{"prompt": "b"}\n' + b"y" * 3000)
     table = read_prompts(str(path), tokenizer=PLAIN, max_rejected_fraction=1.0)
@@ -197,11 +197,11 @@ def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         (2, "the line is longer than 1,000 bytes"),
         (4, "the line is longer than 1,000 bytes"),
     ]
-    monkeypatch.setattr(rows, "_LONGEST_ARRAY", 10)
+    monkeypatch.setattr(text_files, "_LONGEST_FILE", 10)
     path = tmp_path / "rows.json"
     path.write_text('["a", "b", "c"]')
     said = line_or_result(read_prompts, str(path), tokenizer=PLAIN)
-    assert said == f"{path} is a JSON array of over 10 bytes; write its rows as JSON lines instead"
+    assert said == f"{path} is JSON of over 10 bytes; write its rows as JSON lines instead"
 
 
 def test_rows_that_cannot_be_written_to_a_file() -> None:

@@ -19,7 +19,7 @@ IN_MEMORY = "python:in_memory"
 """The entry in `config.yaml` for prompts that are passed to the pipeline as texts."""
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^\s:]+){0,2}")
-_DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet)(:\S+)?", re.IGNORECASE)
+_DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet|csv|tsv)(\.(gz|bz2|xz|zst))?(:\S+)?", re.IGNORECASE)
 
 
 def weighted_rewards(rewards: Sequence[str] | None) -> list[Any] | None:

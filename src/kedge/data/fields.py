@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, TypeAlias
 
 from kedge.data.rejections import RowError
+from kedge.data.tables import is_missing
 from kedge.texts import unwritable
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "field_of",
     "is_conversation",
     "is_given",
-    "is_missing",
     "messages_of",
     "number_of",
     "text_of",
@@ -68,13 +68,6 @@ def field_of(fields: Fields, name: str) -> Any:
     if fields[name] is None:
         raise RowError(f"field {name!r} is null")
     return fields[name]
-
-
-def is_missing(value: object) -> bool:
-    """Tell a missing value: null, and what tables write in its place (NaN, NaT, NA)."""
-    return (
-        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
-    )
 
 
 def is_given(fields: Fields, name: str) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kedge.data.memory_limit import within_free_memory
-from kedge.data.rows import Row, check_row_count, json_rows, listed_rows, parquet_rows
+from kedge.data.rows import Row, check_row_count, listed_rows, parquet_rows
 from kedge.data.tables import table_rows
+from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
 from kedge.texts import pointer_fault
 
@@ -21,13 +22,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Source", "Sources", "numbered_rows", "rows_of"]
 
-_READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows}
-# Without .json: in a folder of data files, .json files hold metadata.
-_FOLDER_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
+    **{".csv": csv_rows, ".tsv": csv_rows},
+}
+# Without .json: in a folder of data files, .json files hold metadata, and .csv files may.
+_FOLDER_FORMATS = ((".jsonl", ".ndjson", ".parquet"), (".csv", ".tsv"))
 _SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")
 
 # name, name:split or name:config:split; a split may be a slice, `train[:1000]`.
 _NAME = re.compile(r"(?P<name>[^:]+)(?::(?:(?P<config>[^:\[\]]+):)?(?P<split>[^:\[\]]+(?:\[.*\])?))?")
+
+# Files that are named like others: how they start, and how they have to end.
+_MISNAMED = {
+    (b"<!doctype html", ()): "a web page, not the data: download the file itself",
+    (b"<html", ()): "a web page, not the data: download the file itself",
+    (b"par1", (".parquet",)): "a Parquet file; name it .parquet",
+    (b"\x1f\x8b", (".gz",)): "compressed by gzip; name it .gz",
+    (b"pk\x03\x04", ()): "an archive; unpack it",
+    (b"\xff\xfe", ()): "UTF-16; save it as UTF-8",
+}
+_SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?([-_.][0-9a-f]{8,})?$")
+_SPLIT = re.compile(r"(?<![a-z])(train(ing)?|test|valid(ation)?|val|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
+
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
 
 
@@ -47,7 +64,7 @@ def rows_of(source: Source) -> Iterator[Row]:
     Args:
         source: one of
 
-            - a `.jsonl`, `.json` or `.parquet` file;
+            - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
             - a folder that `datasets` saved, or that holds such files; `folder:split` takes those of one split;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
             - rows: a list (or any iterable) of mappings or texts, a `DatasetDict` or a DataFrame;
@@ -77,7 +94,7 @@ def _is_source_name(entry: object) -> bool:
         return True
     if not isinstance(entry, str) or any(character.isspace() for character in entry):
         return False
-    return Path(entry).suffix in _READERS or os.path.exists(entry) or _HUB_ID.fullmatch(entry) is not None
+    return _format(entry) in _READERS or os.path.exists(entry) or _HUB_ID.fullmatch(entry) is not None
 
 
 def _named_rows(name: str) -> Iterator[Row]:
@@ -104,39 +121,92 @@ def _open_rows(name: str) -> Iterator[Row]:
 
 
 def _looks_like_path(name: str) -> bool:
-    return Path(name).suffix in _READERS or name.startswith((".", "~", os.sep)) or name.count("/") > 1
+    return _format(name) in _READERS or name.startswith((".", "~", os.sep)) or name.count("/") > 1
+
+
+def _format(name: str | os.PathLike[str]) -> str:
+    """The end of a file's name that says how to read it, `.jsonl` of `rows.jsonl.gz`."""
+    path = Path(name)
+    return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
-    reader = _READERS.get(path.suffix)
+    reader = _READERS.get(_format(path))
     if reader is None:
-        raise DataError(f"{path} has an unsupported file type; supported: {', '.join(_READERS)}")
+        compressed = ", ".join(COMPRESSIONS)
+        raise DataError(
+            f"{path} has an unsupported file type; supported: {', '.join(_READERS)}; texts also as {compressed}"
+        )
+    _check_start(path)
+    return reader(path)
+
+
+def _check_start(path: Path) -> None:
+    """Refuse a file that holds something other than its name says, such as a pointer to the data."""
     if (fault := pointer_fault(path)) is not None:
         raise DataError(fault)
-    return reader(path)
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    for (first, ends), kind in _MISNAMED.items():
+        if start.startswith(first) and not path.name.lower().endswith(ends):
+            raise DataError(f"{path} is {kind}")
 
 
 def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
     if any(os.path.exists(folder / file) for file in _SAVED_DATASET_FILES):
         return _saved_rows(folder, split)
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _FOLDER_SUFFIXES and os.path.isfile(path))
-    chosen = [path for path in files if _belongs(path, split or "train")]
-    if split is None and not chosen:
-        chosen = files
+    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if os.path.isfile(path)]
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    found = next(filter(None, ([path for path in files if _format(path) in kinds] for kinds in _FOLDER_FORMATS)), [])
+    splits = {path: _split_of(path) for path in found}
+    chosen = _of_split(splits, split)
     if not chosen:
         wanted = f"for the split {split!r} " if split else ""
-        raise DataError(f"{folder} holds no {', '.join(_FOLDER_SUFFIXES)} file {wanted}and no saved data set")
-    return chain.from_iterable(_file_rows(path) for path in chosen)
+        named = f"; it has {', '.join(sorted(set(splits.values())))}" if splits else ""
+        json = next((f"; name the file: {folder / path}" for path in files if _format(path) == ".json"), "")
+        formats = ", ".join(chain.from_iterable(_FOLDER_FORMATS))
+        raise DataError(f"{folder} holds no {formats} file {wanted}and no saved data set{named or json}")
+    names = sorted({splits[path] for path in chosen})
+    # Files of one name are one split; of several, only those may be read together that do not say that they are splits.
+    if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
+        raise DataError(f"{folder} has several splits ({', '.join(names)}); name one, e.g. {folder}:{names[0]}")
+    copies = {(path.parent, splits[path], _format(path)) for path in chosen}
+    if len(copies) > len({copy[:2] for copy in copies}):
+        kinds = ", ".join(sorted({copy[2] for copy in copies}))
+        raise DataError(f"{folder} has the same names as {kinds}, which may be copies; name one of the files")
+    return chain.from_iterable(_file_rows(folder / path) for path in chosen)
 
 
-def _belongs(path: Path, split: str) -> bool:
-    """Whether a file is `train.jsonl`, or a shard like `train-00000-of-00002.parquet`."""
-    return re.fullmatch(rf"{re.escape(split)}([-_.].*)?", path.stem) is not None
+def _split_of(path: Path) -> str:
+    """The split of a file: its name without the number of a shard, or a folder that is named like a split.
+
+    `train-00000-of-00002.parquet` and `train/0001.jsonl` belong to `train`.
+    """
+    while path.suffix.lower() in (*COMPRESSIONS, *_READERS):
+        path = path.with_suffix("")
+    stem = _SHARD.sub("", path.name)
+    return next((name for name in (stem, *reversed(path.parts[:-1])) if _SPLIT.search(name)), stem)
+
+
+def _of_split(splits: Mapping[Path, str], split: str | None) -> list[Path]:
+    """The files of a split; without its name, of the one to train on, else of none in particular, else all."""
+    if split is not None:
+        named = re.compile(rf"{re.escape(split)}([-_.].*)?")
+        same = [path for path, name in splits.items() if name == split]
+        return same or [path for path, name in splits.items() if named.fullmatch(name)]
+    kinds = {path: match[0].lower() if (match := _SPLIT.search(name)) else "" for path, name in splits.items()}
+    train = [path for path, kind in kinds.items() if kind.startswith("train")]
+    return train or [path for path, kind in kinds.items() if not kind] or list(splits)
 
 
 def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
     import datasets  # slow to import, and only these sources need it
 
+    for path in folder.rglob("*.arrow"):
+        _check_start(path)
     try:
         saved = datasets.load_from_disk(str(folder))
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Tables from Python: rows of a `DatasetDict` or of a pandas DataFrame, without importing either library."""
+"""Tables from Python: of `datasets`, pandas, polars and Arrow, without importing any of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 from kedge.errors import DataError
 
-__all__ = ["table_rows"]
+__all__ = ["is_missing", "plain_value", "table_rows"]
+
+_DEEPEST = 16
+"""Levels of a value that are searched for arrays: in contents of messages they are four levels deep."""
 
 
 def table_rows(data: Any, name: str) -> Iterable[Any]:
@@ -15,7 +18,7 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
 
     Args:
         data: a list of rows, a `Dataset`, an `IterableDataset`, a `DatasetDict` (its split `train`, or its only one) or
-            a DataFrame, whose missing values are left out of their rows.
+            a DataFrame or Arrow table; of a pandas DataFrame, missing values are left out of their rows.
         name: what it is, for errors.
 
     Raises:
@@ -30,7 +33,10 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         rows: list[dict[str, Any]] = to_dict("records")
         # A missing value is NaN, the only value that differs from itself.
-        return [{key: value for key, value in row.items() if not _is_missing(value)} for row in rows]
+        return [{key: value for key, value in row.items() if not is_missing(value)} for row in rows]
+    for method in ("to_dicts", "to_pylist"):  # polars, Arrow
+        if hasattr(data, method) and hasattr(data, "columns"):
+            return getattr(data, method)()
     if isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
         raise DataError(
             f"{name} must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a {type(data).__name__}"
@@ -38,7 +44,24 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
     return data
 
 
-def _is_missing(value: Any) -> bool:
+def plain_value(value: Any, deepest: int = _DEEPEST) -> Any:
+    """A value with its arrays and tensors as lists, and their scalars as numbers.
+
+    Rows of a DataFrame that was read from Parquet hold lists as arrays, and so do formatted data sets.
+    """
+    if not deepest:
+        return value
+    if hasattr(value, "tolist"):
+        return plain_value(value.tolist(), deepest - 1)
+    if isinstance(value, dict):
+        return {key: plain_value(entry, deepest - 1) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (str, int, float)):
+        return [plain_value(entry, deepest - 1) for entry in value]
+    return value
+
+
+def is_missing(value: object) -> bool:
+    """Tell a missing value: null, and what tables write in its place (NaN, NaT, NA)."""
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
     )

@@ -1,0 +1,223 @@
+"""Reads text files: JSON lines, JSON as a whole, and tables as CSV, each also compressed."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kedge.data.rows import Row, listed_rows
+from kedge.errors import DataError
+
+__all__ = ["COMPRESSIONS", "csv_rows", "json_rows"]
+
+# A file without line breaks, or an endless one, must not exhaust memory.
+_LONGEST_LINE = 2**27
+_LONGEST_FILE = 2**31
+
+_BOM = b"\xef\xbb\xbf"
+_OF_A_ROW = {"prompt", "messages", "conversations", "text", "instruction", "question", "chosen"}
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _open_zstandard(path: Path) -> Any:
+    from pyarrow import input_stream  # slow to import, and rarely needed
+
+    return io.BufferedReader(input_stream(str(path), compression="zstd"))
+
+
+COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+}
+"""Openers of compressed files, by the end of their names."""
+
+
+def json_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSON-lines file without blank lines, or of a file that is JSON as a whole.
+
+    The latter holds one value or several, with line breaks anywhere: lists of rows, rows, or an object around the rows,
+    see `_held_rows`.
+
+    Raises:
+        DataError: The file cannot be opened or read, or is damaged JSON as a whole.
+    """
+    with _reading(path) as stream:
+        first = [raw for _, raw in islice(_full_lines(stream), 2)]
+    if _is_whole(first):
+        try:
+            values = _values(path)
+        except DataError:
+            raise
+        except (ValueError, RecursionError) as error:
+            if first[0][:1] == b"[" or not isinstance(_decoded(first[-1], "", 0).value, dict):
+                kind = "array" if first[0][:1] == b"[" else "object"
+                reason = f"starts like a JSON {kind} but cannot be parsed as one: {_one_line(error)}"
+                raise DataError(f"{path} {reason}") from error
+        else:
+            yield from listed_rows(values, str(path))
+            return
+    with _reading(path) as stream:
+        for number, raw in _full_lines(stream):
+            yield _decoded(raw, str(path), number)
+
+
+def _is_whole(lines: list[bytes]) -> bool:
+    """Tell from its first two lines whether a file is JSON as a whole rather than line by line."""
+    if not lines or lines[0][:1] not in (b"[", b"{"):
+        return False
+    try:
+        json.loads(lines[0].decode("utf-8"))
+    except json.JSONDecodeError as error:
+        return error.pos >= len(error.doc) or len(lines[0]) > _LONGEST_LINE  # the line has no fault, only no end
+    except (ValueError, RecursionError):
+        return False
+    return len(lines) == 1
+
+
+def _values(path: Path) -> list[Any]:
+    """The rows of a file that is JSON as a whole; `ValueError` or `RecursionError` if it cannot be parsed."""
+    with _reading(path) as stream:
+        content = stream.read(_LONGEST_FILE + 1)
+    if len(content) > _LONGEST_FILE:
+        raise DataError(f"{path} is JSON of over {_LONGEST_FILE:,} bytes; write its rows as JSON lines instead")
+    text, values, decoder = content.decode("utf-8-sig"), list[Any](), json.JSONDecoder()
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        start = next(index for index in range(position, end) if not text[index].isspace())
+        value, position = decoder.raw_decode(text, start)
+        values.append(value)
+    only = values[0] if len(values) == 1 else None
+    return only if isinstance(only, list) else _held_rows(only, str(path)) if isinstance(only, dict) else values
+
+
+def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
+    """The rows of an object: the list that it holds, its columns put together, or itself.
+
+    Raises:
+        DataError: It holds several lists of rows.
+    """
+    if any(map(_is_text_or_conversation, (value.get(name) for name in _OF_A_ROW))):
+        return [value]
+    names: Any = value.get("columns")
+    cells: Any = value.get("data")
+    if _is_list_of(str, names) and _is_list_of(list, cells):  # pandas, orient="split"
+        return [dict(zip(names, row, strict=False)) for row in cells]
+    tables = {name: rows for name, rows in value.items() if _is_list_of(dict, rows)}
+    if tables and not value.keys() & _OF_A_ROW:
+        if len(tables) > 1 and "train" not in tables:
+            names = ", ".join(tables)
+            raise DataError(f"{source} holds several lists of rows ({names}); write the one to read as JSON lines")
+        return tables.get("train") or next(iter(tables.values()))
+    columns = [list(column.values()) if isinstance(column, dict) else column for column in value.values()]
+    if value and all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
+        return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [value]
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, kind) for entry in value)
+
+
+def _is_text_or_conversation(value: object) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(value, str) or (isinstance(first, dict) and bool(first.keys() & {"role", "from"}))
+
+
+def csv_rows(path: Path) -> Iterator[Row]:
+    """The rows of a table in text, whose first line names the columns. Empty cells are absent, all others texts.
+
+    Raises:
+        DataError: The file cannot be read, its columns have no distinct names, or a quotation does not end where it
+            should: rows might be lost in it.
+    """
+    csv.field_size_limit(_LONGEST_LINE)  # the standard limit, 131,072, is shorter than many conversations
+    with _reading(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        header = text.readline()
+        separator = "\t" if ".tsv" in path.name.lower() else max(",;\t", key=header.count)
+        names = next(csv.reader([header], delimiter=separator, strict=True), [])
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: two columns have the same name, in the first line")
+        reader = csv.reader(text, delimiter=separator, strict=True)
+        number = 2
+        for cells in reader:
+            if len(cells) == len(names):
+                filled = {name: cell for name, cell in zip(names, cells, strict=True) if name and cell}
+                yield Row(str(path), number, filled)
+            elif cells:
+                fault = f"the row has {len(cells)} cells, the first line {len(names)}"
+                yield Row(str(path), number, None, fault, separator.join(cells).encode())
+            number = reader.line_num + 2
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """The content of a file, decompressed.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    try:
+        with COMPRESSIONS.get(path.suffix.lower(), _open)(path) as stream:
+            yield stream
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8; save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(
+            f"{path} cannot be read as a table: {_one_line(error)}; a text with quotation marks, separators "
+            "or line breaks must stand in quotation marks, and those in it be doubled"
+        ) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or _one_line(error)}") from error
+
+
+def _full_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers; of an oversized line only the start."""
+    for number, line in enumerate(_lines(stream), start=1):
+        # Some editors write a byte-order mark at the start of a file.
+        raw = (line.removeprefix(_BOM) if number == 1 else line).strip()
+        if raw:
+            yield number, raw
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines; of an oversized line only the start."""
+    while line := stream.readline(_LONGEST_LINE + 1):
+        yield line
+        while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
+            line = stream.readline(_LONGEST_LINE + 1)
+
+
+def _decoded(raw: bytes, source: str, number: int) -> Row:
+    if len(raw) > _LONGEST_LINE:
+        return Row(source, number, None, f"the line is longer than {_LONGEST_LINE:,} bytes", raw)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Row(source, number, None, f"not UTF-8 at byte {error.start + 1}", raw)
+    except json.JSONDecodeError as error:
+        return Row(source, number, None, f"not JSON: {error.msg} at column {error.colno}", raw)
+    except (ValueError, RecursionError):
+        return Row(source, number, None, "JSON that cannot be read: a number is too long, or the nesting too deep", raw)
+    # JSON lines hold objects; bare strings are accepted in Python lists only.
+    fault = None if isinstance(value, dict) else "not a JSON object"
+    return Row(source, number, value, fault, raw)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
