@@ -14,21 +14,21 @@ BETTER: dict[str, dict[str, bool]] = {
     "ppo": {
         "eval/score": HIGHER,
         "eval/win_rate": HIGHER,
-        "eval/eos_rate": HIGHER,
-        "eval/kl": LOWER,
         "reward/score_mean": HIGHER,
         "reward/total": HIGHER,
-        "objective/kl": LOWER,
     },
     "sft": {**SUPERVISED, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
     "critic": {**SUPERVISED, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
     "reward": {**SUPERVISED, "eval/accuracy": HIGHER, "accuracy": HIGHER},
     "control": {"eval/return_mean": HIGHER, "episode/return_mean": HIGHER},
 }
-"""By stage: the metrics that can tell a better model from a worse one, and whether higher is better."""
+"""By stage: the metrics that can tell a better model from a worse one, and whether higher is better.
+
+No KL and no share of ended responses: the untrained start has the best value of them.
+"""
 
 TERMS = ("eval/score/", "score/")
-"""Prefixes of the metrics of single reward terms, such as a judge's; higher is better."""
+"""Prefixes of the metrics of single reward terms, such as a judge's; higher is better unless the weight is negative."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,17 @@ def _has(stage: str, metric: str) -> bool:
 def _check(config: Config, stage: str, wanted: str, *, evaluates: bool) -> None:
     known = BETTER[stage]
     if not _has(stage, wanted):
-        others = [name for metrics in BETTER.values() for name in metrics if name != wanted]
         raise ConfigError(
             f"checkpoint.keep_best={wanted} is not a metric of {stage} that tells which model is better"
-            f"{suggestion(wanted, known) or suggestion(wanted, others)}; choose auto, none, {', '.join(known)}"
+            f"{suggestion(wanted, known)}; choose auto, none, {', '.join(known)}"
             f"{' or the score of a reward term (eval/score/NAME)' if stage == 'ppo' else ''}"
         )
+    for term in config.reward if stage == "ppo" else ():
+        name = term.name or term.source.rpartition(":")[2]
+        if term.weight < 0 and wanted in (f"{prefix}{name}" for prefix in TERMS):
+            raise ConfigError(
+                f"checkpoint.keep_best={wanted}: the weight of this term is negative, and its highest score is its worst"
+            )
     if stage == "ppo" and wanted.startswith("eval/") and not evaluates:
         raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out prompts: set ppo.eval_every")
     if wanted == "eval/win_rate" and not config.evaluate.judge:

@@ -171,6 +171,21 @@ def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path
         ({"checkpoint.keep_best": "eval/scor", "eval_every": 2}, "did you mean eval/score?"),
         ({"checkpoint.keep_best": "eval/accuracy", "eval_every": 2}, "eval/accuracy is not a metric of ppo"),
         ({"checkpoint.keep_best": "eval/score"}, "set ppo.eval_every"),
+        *(
+            ({"checkpoint.keep_best": name, "eval_every": 2}, f"{name} is not a metric of ppo that tells which model")
+            for name in (
+                "eval/kl",
+                "objective/kl",
+                "eval/eos_rate",
+                "response/eos_rate",
+                "eval/length",
+                "policy/entropy",
+            )
+        ),
+        (
+            {"checkpoint.keep_best": "eval/score/vowels", "eval_every": 2, "reward": {"judge.py:vowels": -1.0}},
+            "the weight of this term is negative",
+        ),
         ({"checkpoint.keep_best": "eval/win_rate", "eval_every": 2}, "set evaluate.judge"),
         ({"eval_patience": 2}, "set ppo.eval_every"),
         ({"eval_every": 1, "eval_patience": 2, "checkpoint.keep_best": "reward/score_mean"}, "a held-out metric"),
