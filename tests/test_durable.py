@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kedge.durable import is_part, remove_parts, replace_contents, replaced_folder
+from kedge.durable import copy_tree, is_part, remove_parts, replace_contents, replaced_folder, share_as_usual
 from kedge.errors import OutputError
 from kedge.inspect.report import write_report
+from kedge.logs.run_folder import create_run_folder
 from kedge.output import check_output
 from tests.inspect.page.records import ppo_record, write_run
 
@@ -64,6 +68,67 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypat
         "new", "new/model", "new/model/weights"
     ]  # fmt: skip
     assert (folder / "weights").read_text() == "second"
+
+
+def refuse(code: int) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+def folders_only(refusal: Callable[..., None], usual: Callable[..., None]) -> Callable[..., None]:
+    return lambda place, *rest: (
+        refusal()
+        if stat.S_ISDIR((os.fstat if isinstance(place, int) else os.stat)(place).st_mode)
+        else usual(place, *rest)
+    )
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_mount_without_fsync_of_folders_is_written_to(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "fsync", folders_only(refuse(code), os.fsync))
+    with replaced_folder(tmp_path / "new" / "model") as part:
+        replace_contents(part / "weights", [b"1"])
+    assert (tmp_path / "new/model/weights").read_text() == "1"
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_contents(tmp_path / "config.yaml", [b"2"])
+
+
+def test_permissions_are_set_where_they_differ_and_the_mount_has_them(tmp_path, monkeypatch):
+    for name, mode in (("usual", 0o644), ("secret", 0o600)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "probe").touch()
+    usual = stat.S_IMODE((tmp_path / "probe").stat().st_mode)
+    (tmp_path / "usual").chmod(usual)
+    changed = []
+    chmod = os.chmod
+    monkeypatch.setattr(os, "chmod", lambda path, *rest, **more: (changed.append(Path(path).name), chmod(path, *rest)))
+    share_as_usual(tmp_path)
+    assert changed == ["secret"]
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == usual
+    chmod(tmp_path / "secret", 0o600)
+    monkeypatch.setattr(os, "chmod", refuse(errno.EPERM))
+    share_as_usual(tmp_path)
+    copy_tree(tmp_path, tmp_path.with_name("copy"), leave_out="prob*")
+    assert sorted(os.listdir(tmp_path.with_name("copy"))) == ["secret", "usual"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EXDEV])
+def test_a_mount_that_cannot_rename_folders_is_one_line(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "rename", folders_only(refuse(code), os.rename))
+    with pytest.raises(OutputError) as error:
+        create_run_folder(tmp_path / "run")
+    assert str(error.value) == (
+        f"{tmp_path / 'run'} cannot be written: its file system cannot rename folders ({os.strerror(code)}); "
+        "choose another one"
+    )
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError, match="cannot rename folders"), replaced_folder(tmp_path / "model"):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_process_leaves_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

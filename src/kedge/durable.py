@@ -8,6 +8,7 @@ The temporary names are random and created exclusively, so that no link that lie
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -15,16 +16,21 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 __all__ = [
+    "check_renaming",
+    "copy_tree",
     "is_part",
     "make_folder",
     "remove_parts",
+    "rename_folder",
     "replace_contents",
     "replaced_folder",
     "share_as_usual",
+    "sync",
     "sync_folder",
     "sync_tree",
     "temporary_name",
@@ -32,6 +38,9 @@ __all__ = [
 
 PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 """Names of files and folders that are being written. Nothing else has such names, so leftovers may be deleted."""
+
+UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Errors of a file system that does not have an operation."""
 
 
 def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True) -> None:
@@ -53,7 +62,7 @@ def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True
             file.writelines(pieces)
             file.flush()
             if forced:
-                os.fsync(file.fileno())
+                sync(file.fileno())
         part.replace(path)
     except BaseException:  # includes KeyboardInterrupt; re-raised
         part.unlink(missing_ok=True)
@@ -82,8 +91,8 @@ def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
         if forced:
             sync_tree(part)
         if os.path.lexists(folder):
-            folder.rename(old)
-        part.rename(folder)
+            rename_folder(folder, old)
+        rename_folder(part, folder)
     except BaseException:  # includes KeyboardInterrupt; re-raised
         if os.path.lexists(old) and not os.path.lexists(folder):
             old.rename(folder)
@@ -134,9 +143,66 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Force an open file or folder to disk, if its file system can: some network and FUSE mounts cannot."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+def rename_folder(folder: Path, target: Path) -> None:
+    """Rename a folder.
+
+    Raises:
+        OSError: The system refuses; said in words if the file system has no renaming of folders, such as object stores
+            and layers of containers.
+    """
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in (*UNSUPPORTED, errno.EPERM, errno.EXDEV):
+            raise
+        reason = f"its file system cannot rename folders ({error.strerror}); choose another one"
+        raise OSError(error.errno, reason, str(target)) from error
+
+
+def check_renaming(folder: Path) -> None:
+    """Check that folders in a folder can be renamed, on which complete models and checkpoints rely.
+
+    Raises:
+        OSError: They cannot.
+    """
+    before, after = temporary_name(folder / "renamed"), temporary_name(folder / "renamed")
+    before.mkdir()
+    try:
+        rename_folder(before, after)
+    finally:
+        for place in (before, after):
+            with suppress(FileNotFoundError):
+                place.rmdir()
+
+
+def copy_tree(source: Path, target: Path, *, leave_out: str = "") -> None:
+    """Copy the files of a folder and its subfolders; new files have the usual permissions, not those of the source.
+
+    Args:
+        source: The folder.
+        target: The new folder, which may exist.
+        leave_out: Pattern of file names.
+    """
+    for place, _, names in os.walk(source, followlinks=True):
+        folder = target / Path(place).relative_to(source)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if not fnmatch(name, leave_out):
+                shutil.copyfile(Path(place, name), folder / name)
 
 
 def share_as_usual(folder: Path) -> None:
@@ -149,8 +215,9 @@ def share_as_usual(folder: Path) -> None:
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(mode)
+        if path.is_file() and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) != mode:
+            with suppress(OSError):  # a mount may have the same permissions for all files
+                path.chmod(mode)
 
 
 def temporary_name(path: Path) -> Path:
@@ -161,7 +228,7 @@ def temporary_name(path: Path) -> Path:
 def _sync_file(path: Path) -> None:
     # Windows forces only files that are open for writing; elsewhere that would need the permission to write.
     with path.open("rb+" if sys.platform == "win32" else "rb") as file:
-        os.fsync(file.fileno())
+        sync(file.fileno())
 
 
 def _remove(path: Path) -> None:

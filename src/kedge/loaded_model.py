@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from kedge.config import choose_output
+from kedge.durable import copy_tree
 from kedge.errors import ConfigError, ModelError
 from kedge.invocation import refuse_nested_run
 from kedge.models.pretrained import quiet_transformers
@@ -180,7 +181,7 @@ def _saved(models: Mapping[str, LoadedModel], folder: Path) -> Iterator[None]:
                     _check_same(Path(place), folder / name)
                     continue
                 shutil.rmtree(folder / name, ignore_errors=True)
-                shutil.copytree(place, folder / name)
+                copy_tree(Path(place), folder / name)
         yield
     except BaseException:
         if not resumed and not is_run(run):

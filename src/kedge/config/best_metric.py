@@ -93,7 +93,7 @@ def _check(config: Config, stage: str, wanted: str, *, evaluates: bool) -> None:
         name = term.name or term.source.rpartition(":")[2]
         if term.weight < 0 and wanted in (f"{prefix}{name}" for prefix in TERMS):
             raise ConfigError(
-                f"checkpoint.keep_best={wanted}: the weight of this term is negative, and its highest score is its worst"
+                f"checkpoint.keep_best={wanted}: the weight of this term is negative, so that a lower score is better"
             )
     if stage == "ppo" and wanted.startswith("eval/") and not evaluates:
         raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out prompts: set ppo.eval_every")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kedge.durable import replace_contents, sync_folder
+from kedge.durable import replace_contents, sync, sync_folder
 from kedge.errors import DataError
 from kedge.output import replace_file, writing
 
@@ -75,7 +75,7 @@ class JsonLines:
         with writing(self._path):
             if not self._path.exists() and self._path.parent.is_dir():
                 self._write_again()
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
             if self._is_new and self._path.parent.is_dir():
                 sync_folder(self._path.parent)
         self._is_new = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from kedge.durable import is_part, make_folder
+from kedge.durable import check_renaming, is_part, make_folder
 from kedge.output import (
     CONFIG_FILE,
     DATA_FILE,
@@ -33,6 +34,12 @@ def create_run_folder(path: str | Path) -> Path:
     folder = check_output(path)
     with writing(folder):
         make_folder(folder)
+        try:
+            check_renaming(folder)
+        except OSError:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+            raise
     return folder
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from kedge.durable import copy_tree
 from kedge.errors import DataError, ModelError
 from kedge.models.pretrained import load_config, quiet_transformers
 from kedge.models.run_models import SHARDED_WEIGHTS
@@ -46,7 +46,7 @@ def merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False)
     def write(part: Path) -> None:
         model.save_pretrained(part)
         # Everything else as it was saved, such as the stop tokens in the generation's defaults.
-        shutil.copytree(folder, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SHARDED_WEIGHTS))
+        copy_tree(folder, part, leave_out=SHARDED_WEIGHTS)
 
     return write_whole(target, write)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kedge.durable import replaced_folder
+from kedge.durable import copy_tree, replaced_folder
 from kedge.logs.json_lines import plain_json
 from kedge.output import replace_file, writing
 
@@ -37,4 +36,4 @@ def published_policy(folder: Path) -> Iterator[None]:
         if policies:
             model = folder / "model"  # there already, with an older policy, if the run was resumed
             with writing(model), replaced_folder(model) as part:
-                shutil.copytree(policies[-1], part, dirs_exist_ok=True)
+                copy_tree(policies[-1], part)

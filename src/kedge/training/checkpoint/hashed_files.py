@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from kedge.durable import sync
 from kedge.ranks.stored import DTYPES
 
 __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file", "write_files"]
@@ -67,7 +67,7 @@ def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview
                 files[name].write(piece)
             files[name].flush()
         for file in files.values():
-            os.fsync(file.fileno())
+            sync(file.fileno())
         return {name: each.record() for name, each in hashing.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from kedge.durable import sync_folder, temporary_name
+from kedge.durable import sync, sync_folder, temporary_name
 from kedge.errors import KedgeError, ModelError
 from kedge.models.run_models import SHARDED_WEIGHTS
 from kedge.output import MODEL_FOLDER
@@ -43,7 +42,7 @@ class SavedModel:
         """Flush the files to disk."""
         for name in self.files:
             with (folder / name).open("rb+") as file:
-                os.fsync(file.fileno())
+                sync(file.fileno())
         sync_folder(folder)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.durable import make_folder, sync_folder
+from kedge.durable import make_folder, rename_folder, sync_folder
 from kedge.errors import DataError, OutputError
 from kedge.output import MODEL_FOLDER, refusal
 from kedge.ranks import ALONE, Ranks
@@ -261,7 +261,7 @@ def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
         write(part)
         sync_folder(part)
         _delete(final)  # an invalid one, if any
-        part.rename(final)
+        rename_folder(part, final)
     except BaseException:  # includes KeyboardInterrupt; re-raised
         shutil.rmtree(part, ignore_errors=True)
         raise
