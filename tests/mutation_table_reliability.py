@@ -34,7 +34,7 @@ RELIABILITY = (
     Mutation(
         "files-not-synced",
         "training/checkpoint/hashed_files.py",
-        "os.fsync(file.fileno())",
+        "sync(file.fileno())",
         "file.fileno()",
         ORDER,
     ),
