@@ -48,6 +48,27 @@ def test_constant_entries_stay_finite():
     assert masked_whiten(torch.full((2, 2), 4.0), EVERY[:2, :2], shift_mean=False).tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
 
+@pytest.mark.parametrize("constant", [0.7, -30.1, 4256.3])
+def test_rounding_is_not_scaled_up(constant):
+    """An eps of 1e-8 in the variance multiplies it by up to 10,000: to 0.02 at 30."""
+    x, mask = torch.full((40, 50), constant), torch.arange(50) < torch.arange(11, 51)[:, None]
+    noise = torch.randint(-2, 3, x.shape, generator=torch.Generator().manual_seed(0)) * torch.finfo(x.dtype).eps
+    for entries in (x, x * (1 + noise)):
+        assert not masked_whiten(entries, mask).any()
+        kept = masked_whiten(entries, mask, shift_mean=False)
+        torch.testing.assert_close(kept[mask], entries[mask], rtol=1e-6, atol=0.0)
+    differences = x * noise  # of numbers as large as the constant
+    assert masked_whiten(differences, mask)[mask].std() > 1e-3
+    assert not masked_whiten(differences, mask, magnitude=abs(constant)).any()
+
+
+def test_small_differences_are_scaled_and_what_is_not_finite_is_not_hidden():
+    x, mask = torch.tensor([[30.0, 30.001]]), torch.ones(1, 2, dtype=torch.bool)
+    assert masked_whiten(x, mask)[0].tolist() == pytest.approx([-1.0, 1.0], rel=0.03)  # 1e-3 of 30 has three digits
+    for bad in (torch.nan, torch.inf):
+        assert not masked_whiten(torch.tensor([[bad, bad]]), mask).isfinite().any()
+
+
 # Spec §6.30: per-token losses [1, 1, 1, 1, 10] and [1 × 9, 10].
 LOSSES = torch.tensor([[1.0] * 4 + [10.0] + [0.0] * 5, [1.0] * 9 + [10.0]], dtype=torch.float64)
 COUNTED = LOSSES > 0

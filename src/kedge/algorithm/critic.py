@@ -10,13 +10,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from kedge.algorithm.checks import check_counted, check_positive
-from kedge.algorithm.masking import Averaging, aggregate, keep_counted, masked_mean
+from kedge.algorithm.masking import Averaging, aggregate, keep_counted, masked_mean, rounding_of
 
 __all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
-
-
-_ROUNDING_STEPS = 8
-"""Returns are constant if their standard deviation is below so many rounding steps of the largest."""
 
 
 class ValueLoss(NamedTuple):
@@ -103,7 +99,7 @@ def explained_variance(
     check_counted(mask, values=values, returns=returns)
     spread = _variance(returns, mask)
     unexplained = _variance(returns - values, mask)
-    rounding = _ROUNDING_STEPS * torch.finfo(returns.dtype).eps * keep_counted(returns, mask).abs().max()
+    rounding = rounding_of(keep_counted(returns, mask).abs().max(), returns.dtype)
     return torch.where(spread > rounding.square(), 1.0 - unexplained / spread, 0.0)
 
 

@@ -1,9 +1,9 @@
 """Advantages without a critic: a response's score against the other responses to its prompt, or against a greedy one.
 
 S is the sum of a response's rewards, and its advantage is the same at every token; γ = 1 gives the published forms. If
-all responses of a group have the same S, their advantages are exactly 0. This is decided by comparing them, not by an
-epsilon in a divisor: with 1e-9, eight float32 scores of 0.7 get advantages of 0.92. Groups may differ in size, and a
-response without others gets 0.
+all responses of a group have the same S up to rounding, their advantages are exactly 0. This is decided by comparing
+them, not by an epsilon in a divisor: with 1e-9, eight float32 scores of 0.7 get advantages of 0.92. Groups may differ
+in size, and a response without others gets 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from kedge.algorithm.advantages import AdvantageInputs, Need, required, reward_to_go, tokens_of, total_reward
 from kedge.algorithm.checks import check_counted, check_same_shape
 from kedge.algorithm.gae import Advantages
-from kedge.algorithm.masking import keep_counted
+from kedge.algorithm.masking import keep_counted, rounding_of
 
 __all__ = [
     "GreedyBaselineAdvantage",
@@ -164,14 +164,15 @@ def _by_group(
     group: Int[Tensor, " batch"],
     comparison: Comparison,
 ) -> Float[Tensor, "batch steps"]:
-    """Compare the numbers of each group; 0 where they are all the same, or of one row. On the CPU, in float64."""
+    """Compare the numbers of each group, in float64; 0 where they only differ by rounding, or are of one row."""
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
     values, counted, groups = numbers.cpu().double(), mask.cpu(), group.cpu()
     compared = torch.zeros_like(values)
     for number in set(cast("list[int]", groups.tolist())):  # pyright: ignore[reportUnknownMemberType]
         rows = groups == number
         known = values[rows][counted[rows]]
-        if int(counted[rows].any(-1).sum()) > 1 and known.max() > known.min():
+        are_several = int(counted[rows].any(-1).sum()) > 1
+        if are_several and known.max() - known.min() > rounding_of(known.abs().max(), numbers.dtype):
             compared[rows] = keep_counted(comparison(values[rows], counted[rows]), counted[rows])
     return compared
 

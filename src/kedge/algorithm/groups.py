@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.checks import check_same_shape
+from kedge.algorithm.masking import rounding_of
 
 __all__ = ["GroupScores", "group_scores"]
 
@@ -24,8 +25,8 @@ class GroupScores:
         count: responses.
         mean: mean score.
         std: standard deviation of the scores, of the population.
-        has_spread: whether two of its scores differ. Compared exactly: an estimate of the deviation can be above 0
-            for equal scores.
+        has_spread: whether two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
+            are compared: an estimate of the deviation can be above 0 for equal ones.
     """
 
     group: Int[Tensor, " groups"]
@@ -63,4 +64,5 @@ def group_scores(scores: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) 
     mean = empty.index_add(0, place, exact) / count
     variance = empty.index_add(0, place, (exact - mean[place]).square()) / count
     low, high = (empty.scatter_reduce(0, place, exact, how, include_self=False) for how in ("amin", "amax"))
-    return GroupScores(numbers, place, count, mean, variance.sqrt(), high > low)
+    rounding = rounding_of(torch.maximum(high.abs(), low.abs()), scores.dtype)
+    return GroupScores(numbers, place, count, mean, variance.sqrt(), high - low > rounding)

@@ -6,6 +6,7 @@ in the value and in the gradient.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -24,9 +25,13 @@ __all__ = [
     "keep_counted",
     "masked_mean",
     "masked_whiten",
+    "rounding_of",
 ]
 
 Aggregation = Literal["token", "sequence", "constant"]
+
+
+_ROUNDING_STEPS = 8
 
 
 class Averaging(TypedDict, total=False):
@@ -56,24 +61,38 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Flo
     return keep_counted(x, mask).sum() / mask.sum()
 
 
+def rounding_of(largest: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """How far apart rounding may put numbers that should be equal: 8 rounding steps of the largest of their terms.
+
+    Args:
+        largest: The largest absolute value of the numbers, or of the terms that they are sums of.
+        dtype: The format in which they were computed.
+    """
+    return _ROUNDING_STEPS * torch.finfo(dtype).eps * largest
+
+
 def masked_whiten(
     x: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
     *,
     shift_mean: bool = True,
     correction: int = 0,
+    magnitude: float = 0.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "*shape"]:
-    """Scale the counted entries of the whole tensor to unit variance.
+    """Scale the counted entries of the whole tensor to unit variance; entries that differ by rounding are constant.
 
     y = (x − μ) / √(σ² + eps)  [+ μ where shift_mean is False];  masked slots become 0
+    y = 0 [+ μ]  where the entries are constant: √eps would multiply their rounding by up to 10,000
 
     Args:
         x: values, e.g. the advantages of the whole batch.
         mask: True = counts; μ and σ are computed from the counted entries.
         shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, where the sign matters).
         correction: 0 for the population variance, 1 for Bessel's correction.
-        eps: added to the variance, so that constant entries stay finite.
+        magnitude: largest absolute value of what the entries are sums of, if it is larger than they are: small
+            differences of large numbers are rounding, too. See `rounding_of`.
+        eps: added to the variance.
 
     Raises:
         ShapeError: when the shapes differ or at most `correction` entries count.
@@ -86,7 +105,11 @@ def masked_whiten(
         raise ShapeError(f"whitening with correction={correction} needs more than {int(count)} counted entries")
     mean = keep_counted(x, mask).sum() / count
     centered = keep_counted(x - mean, mask)
-    whitened = centered * torch.rsqrt(centered.square().sum() / (count - correction) + eps)
+    highest, lowest = x.masked_fill(~mask, -math.inf).max(), x.masked_fill(~mask, math.inf).min()
+    largest = torch.maximum(highest.abs(), lowest.abs()).clamp(min=magnitude)
+    is_constant = (highest - lowest <= rounding_of(largest, x.dtype)) & largest.isfinite()
+    scale = torch.rsqrt(centered.square().sum() / (count - correction) + eps)
+    whitened = torch.where(is_constant, 0.0, centered * scale)
     return whitened if shift_mean else keep_counted(whitened + mean, mask)
 
 

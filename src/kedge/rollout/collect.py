@@ -146,8 +146,9 @@ def collect_experience(
         score_at=score_at,
     )
     rewards, reward_mask = shaped(token_scores=token_scores)
+    magnitude = _largest(scores, token_scores, kl_coef * old_logprobs, values)
     if whiten_rewards:
-        rewards = masked_whiten(rewards, reward_mask, shift_mean=False)
+        rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -161,7 +162,7 @@ def collect_experience(
         process = process_advantage(token_scores, rollout.action_mask, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if whiten_advantages:
-        advantages = masked_whiten(advantages, rollout.action_mask)
+        advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
     experience = Experience(
         rollout=rollout,
         scores=scores,
@@ -178,6 +179,11 @@ def collect_experience(
     if positive_min_score is None:
         return experience
     return replace(experience, positive=experience.total_scores >= positive_min_score)
+
+
+def _largest(*terms: Tensor | None) -> float:
+    """The largest absolute value of what rewards and advantages are sums of; its rounding is theirs."""
+    return max(float(each.abs().max()) for each in terms if each is not None)
 
 
 def _old_outputs(
