@@ -128,15 +128,15 @@ def test_a_resumed_run_takes_no_further_preset(
     assert calls[0][1].preset == ["small-cpu"]
 
 
-def test_the_default_folder_is_the_first_free_one(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(3):
-        kedge(monkeypatch, "sft", *COMMANDS["sft"])
-        folder = Path(calls[-1][1].out)
-        folder.mkdir(parents=True)
-        (folder / "metrics.jsonl").touch()
-    kedge(monkeypatch, "demo")
-    assert [config.out for _, config in calls[:3]] == [str(Path("runs", name)) for name in ("sft", "sft-2", "sft-3")]
-    assert calls[3] == ("demo", Path("runs/demo"), 0)
+def test_without_out_the_run_claims_a_folder_and_a_taken_one_is_refused_at_once(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge(monkeypatch, "sft", *COMMANDS["sft"]) == 0
+    assert calls[-1][1].out is None  # two runs that start at once: tests/runs/test_claim.py
+    Path("taken").mkdir()
+    Path("taken/metrics.jsonl").touch()
+    assert kedge(monkeypatch, "sft", *COMMANDS["sft"], "--out", "taken") == 2
+    assert capsys.readouterr().err == "error: taken is not empty; choose another --out, or empty it\n"
 
 
 def test_demo_takes_folder_and_seed(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kedge.errors import OutputError
 from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.output import REJECTED_FILE, REWARD_LOG, check_output, first_free_folder, replace_file, writing
+from kedge.output import REJECTED_FILE, REWARD_LOG, check_output, free_folders, replace_file, writing
 from kedge.pipelines import reward
 from tests.tiny import save_tiny_policy
 
@@ -52,17 +52,17 @@ def test_a_write_protected_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     assert check_output(tmp_path / "open" / "ppo") == tmp_path / "open" / "ppo"
 
 
-def test_the_first_free_folder(tmp_path: Path) -> None:
+def test_the_free_folders(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
-    assert first_free_folder(demo) == demo
+    assert next(free_folders(demo)) == demo
     for name in ("demo", "demo-2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / REJECTED_FILE).touch()
-    assert first_free_folder(demo) == demo
+    assert next(free_folders(demo)) == demo
     (demo / "metrics.jsonl").touch()
-    assert first_free_folder(demo) == tmp_path / "demo-2"
+    assert next(free_folders(demo)) == tmp_path / "demo-2"
     (tmp_path / "demo-2" / "metrics.jsonl").touch()
-    assert first_free_folder(demo) == tmp_path / "demo-3"
+    assert next(free_folders(demo)) == tmp_path / "demo-3"
 
 
 def test_a_system_error_is_one_line(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from kedge.config import choose_output
 from kedge.durable import copy_tree
 from kedge.errors import ConfigError, ModelError
 from kedge.invocation import refuse_nested_run
 from kedge.models.pretrained import quiet_transformers
-from kedge.output import IN_MEMORY_FOLDER, is_run, writing
+from kedge.output import IN_MEMORY_FOLDER, check_output, is_run, writing
 from kedge.rewards import RewardTerm
+from kedge.runs.claim import claim_free_folder, claims
 
 __all__ = ["LoadedModel", "is_pretrained", "with_loaded_models"]
 
@@ -102,15 +102,21 @@ def with_loaded_models(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]
                 return function(*args, **arguments)
             if given.get("dry_run"):
                 return _with_temporary_folder(found.models, given, cast("Callable[..., R]", function))
-            out = given.get("out")
-            run = Path(out).expanduser() if out is not None and is_run(Path(out)) else choose_output(out, stage)
-            with _saved(found.models, run / IN_MEMORY_FOLDER):
-                named = {**_with_names(given, run / IN_MEMORY_FOLDER), "out": str(run)}
-                return cast("Callable[..., R]", function)(*args, **named)
+            with claims():
+                run = _output(given.get("out"), stage)
+                with _saved(found.models, run / IN_MEMORY_FOLDER):
+                    named = {**_with_names(given, run / IN_MEMORY_FOLDER), "out": str(run)}
+                    return cast("Callable[..., R]", function)(*args, **named)
 
         return call
 
     return decorate
+
+
+def _output(out: str | Path | None, stage: str) -> Path:
+    if out is None:
+        return claim_free_folder(Path("runs") / stage)
+    return Path(out).expanduser() if is_run(Path(out)) else check_output(out)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ __all__ = [
     "best_checkpoint",
     "check_output",
     "checkpoint_folder",
-    "first_free_folder",
+    "free_folders",
+    "is_free",
     "is_run",
     "is_sweep",
     "kept_checkpoints",
@@ -124,7 +125,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be created: {nearest} is write-protected")
     with writing(folder):
-        free = _is_free(folder)
+        free = is_free(folder)
     if not free:
         raise OutputError(f"{path} is not empty; choose another --out, or empty it")
     return folder
@@ -150,10 +151,10 @@ def _check_name(folder: Path) -> None:
         raise OutputError(f"{folder} cannot be created: {error}") from error
 
 
-def first_free_folder(path: Path) -> Path:
-    """The first of `path`, `path-2`, `path-3`, … that is free."""
+def free_folders(path: Path) -> Iterator[Path]:
+    """Those of `path`, `path-2`, `path-3`, … that are free."""
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
-    return next(folder for name in names if _is_free(folder := path.with_name(name)))
+    return (folder for name in names if is_free(folder := path.with_name(name)))
 
 
 def checkpoint_folder(run: Path, update: int) -> Path:
@@ -230,7 +231,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     replace_file(folder / SUMMARY_FILE, [json.dumps(summary, indent=2).encode(), b"\n"])
 
 
-def _is_free(folder: Path) -> bool:
+def is_free(folder: Path) -> bool:
+    """Whether there is no such folder, or it holds nothing but diagnostic files."""
     if os.path.isdir(folder):
         harmless = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
         return all(path.name in harmless or is_part(path) for path in folder.iterdir())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from kedge.errors import OutputError
 from kedge.pipelines.sft import run_sft
-from kedge.runs.claim import claim, claims
+from kedge.runs.claim import claim, claim_free_folder, claims
 from kedge.runs.run import Resume
 from tests.tiny import save_tiny_policy
 
@@ -47,6 +49,32 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     claim(tmp_path)
     claim(tmp_path / "absent")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")
+def test_runs_without_a_folder_that_start_at_once_get_one_each(tmp_path: Path) -> None:
+    (tmp_path / "runs/ppo").mkdir(parents=True)
+    (tmp_path / "runs/ppo/config.yaml").touch()
+    together, ended = Barrier(4), Barrier(4)
+
+    def start(number: int) -> Path:
+        with claims():
+            together.wait(10)
+            folder = claim_free_folder(tmp_path / "runs/ppo")
+            ended.wait(10)
+            with claims():  # of the stage, whose run starts in the folder
+                claim(folder)
+            if number == 0:
+                (folder / "config.yaml").touch()
+        return folder
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(start, range(4)))
+    assert sorted(folder.name for folder in found) == ["ppo-2", "ppo-3", "ppo-4", "ppo-5"]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"ppo", found[0].name}
+    with claims():
+        assert claim_free_folder(tmp_path / "other/ppo") == tmp_path / "other/ppo"
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")

@@ -11,14 +11,13 @@ from kedge.config import (
     Config,
     changed_settings,
     check_stage,
-    choose_output,
     effective_settings,
     load_config,
     with_values,
 )
 from kedge.errors import ConfigError
 from kedge.invocation import num_ranks
-from kedge.output import CONFIG_FILE, is_run
+from kedge.output import CONFIG_FILE, check_output, is_run
 from kedge.texts import printable
 
 __all__ = ["resolve", "resume_from"]
@@ -45,8 +44,9 @@ def resolve(
     check_stage(config, stage)
     if resume == "auto" and config.out is None:
         config = with_values(config, {"out": str(Path("runs") / stage)})
-    resumed = resume is not None and is_run(Path(str(config.out)))
-    return config if resumed else with_values(config, {"out": str(choose_output(config.out, stage))})
+    if config.out is not None and not (resume is not None and is_run(Path(config.out))):
+        check_output(config.out)
+    return config
 
 
 def resume_from(config: Config, stage: str, resume: str | None, allow_changes: list[str] | None) -> Any:

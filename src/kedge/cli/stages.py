@@ -1,5 +1,6 @@
 """The commands that train, sample and evaluate."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,9 +32,11 @@ from kedge.cli.options import (
 )
 from kedge.cli.resolving import resolve, resume_from, time_dry_run
 from kedge.cli.values import IN_MEMORY, announced, literal_prompts, weighted_rewards
-from kedge.config import choose_output, initial_critic
+from kedge.config import initial_critic
 from kedge.demo.recipe import DURATION
 from kedge.errors import ConfigError
+from kedge.output import check_output
+from kedge.runs.claim import claim_free_folder, claims
 
 __all__ = ["app"]
 
@@ -331,7 +334,8 @@ def evaluate(
 )
 def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
     """Run the demo."""
-    folder = choose_output(out, "demo")
-    from kedge.pipelines.demo import run_demo
+    with claims():
+        folder = claim_free_folder(Path("runs") / "demo") if out is None else check_output(out)
+        from kedge.pipelines.demo import run_demo
 
-    run_demo(folder, seed)
+        run_demo(folder, seed)

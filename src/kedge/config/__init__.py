@@ -28,7 +28,7 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.sft import SftConfig
-from kedge.config.stages import ADAPTED, RANKED, STAGES, UNRESUMED, check_stage, choose_output
+from kedge.config.stages import ADAPTED, RANKED, STAGES, UNRESUMED, check_stage
 
 __all__ = [
     "ADAPTED",
@@ -59,7 +59,6 @@ __all__ = [
     "changed_settings",
     "changed_values",
     "check_stage",
-    "choose_output",
     "completions",
     "config_at",
     "config_from_settings",

@@ -2,15 +2,13 @@
 
 import importlib.metadata
 from dataclasses import dataclass
-from pathlib import Path
 
 from kedge.config.best_metric import best_metric
 from kedge.config.presets import CONTROL_PRESETS, LANGUAGE_PRESETS
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError, install_line
-from kedge.output import check_output, first_free_folder
 
-__all__ = ["ADAPTED", "RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "choose_output", "find_stage"]
+__all__ = ["ADAPTED", "RANKED", "STAGES", "UNRESUMED", "Stage", "check_stage", "find_stage"]
 
 RANKED = ("sft", "reward", "critic", "ppo", "rlhf", "generate", "evaluate")
 """The stages that several processes can run together."""
@@ -170,15 +168,6 @@ def _check_trained_critic(config: Config) -> None:
             f"ppo.critic_init={value.critic_init} contradicts rlhf.train_critic=true, whose critic PPO starts from; "
             "use auto (what the trained critic starts from is critic.base)"
         )
-
-
-def choose_output(out: str | Path | None, stage: str) -> Path:
-    """The run's folder: `out`, or the first free one of runs/STAGE, runs/STAGE-2, ….
-
-    Raises:
-        OutputError: `out` is not empty, or the folder cannot be created.
-    """
-    return check_output(first_free_folder(Path("runs") / stage) if out is None else out)
 
 
 def _value(config: Config, dotted: str) -> object:

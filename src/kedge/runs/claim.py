@@ -11,17 +11,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
+from kedge.durable import make_folder
 from kedge.errors import OutputError
+from kedge.output import check_output, free_folders, is_free, writing
 
-__all__ = ["claim", "claims"]
+__all__ = ["claim", "claim_free_folder", "claims"]
 
-_kept: ContextVar[ExitStack | None] = ContextVar("kept", default=None)
-"""The claims of the stage that runs."""
+
+@dataclass(frozen=True)
+class _Claims:
+    """The claims of the stage that runs.
+
+    Attributes:
+        kept: Releases them.
+        chosen: The inodes of the folders from `claim_free_folder`, which the run claims when it starts.
+    """
+
+    kept: ExitStack
+    chosen: set[int]
+
+
+_current: ContextVar[_Claims | None] = ContextVar("current", default=None)
 
 LONGEST_COMMAND = 200
 
@@ -29,12 +45,13 @@ LONGEST_COMMAND = 200
 @contextmanager
 def claims() -> Iterator[None]:
     """What is claimed in the block is claimed until the block ends. A stage runs in such a block."""
+    outer = _current.get()
     with ExitStack() as kept:
-        token = _kept.set(kept)
+        token = _current.set(_Claims(kept, set() if outer is None else outer.chosen))
         try:
             yield
         finally:
-            _kept.reset(token)
+            _current.reset(token)
 
 
 def claim(folder: Path) -> None:
@@ -45,11 +62,57 @@ def claim(folder: Path) -> None:
     Raises:
         OutputError: Another process trains in the folder; the line says which.
     """
-    place, kept = _lock(folder), _kept.get()
-    if place is not None and kept is not None:
-        kept.callback(os.close, place)
+    current = _current.get()
+    if current is not None and _inode(folder) in current.chosen:
+        current.chosen.discard(_inode(folder))
+        return
+    place = _lock(folder)
+    if place is not None and current is not None:
+        current.kept.callback(os.close, place)
     elif place is not None:
         os.close(place)
+
+
+def claim_free_folder(path: Path) -> Path:
+    """Create and claim the first folder of `path`, `path-2`, `path-3`, … that is free and nobody has claimed.
+
+    Runs that start at once get different folders. A folder that is still empty when the `claims` end is removed.
+
+    Raises:
+        OutputError: It cannot be created.
+    """
+    current = _current.get()
+    assert current is not None
+    while True:
+        for folder in free_folders(path):
+            check_output(folder)
+            created = [folder] if folder.parent.exists() else [folder, folder.parent]
+            with writing(folder):
+                make_folder(folder)
+            try:
+                place = _lock(folder)
+            except OutputError:
+                continue
+            current.kept.callback(_remove_empty, created)
+            if place is not None:
+                current.kept.callback(os.close, place)
+            if is_free(folder):  # still: its owner may just have ended
+                current.chosen.add(_inode(folder))
+                return folder
+            break
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _inode(folder: Path) -> int:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _lock(folder: Path) -> int | None:

@@ -19,7 +19,6 @@ from kedge.config import (
     RANKED,
     Config,
     check_stage,
-    choose_output,
     preset_conflicts,
     resolved_yaml,
     with_values,
@@ -45,7 +44,7 @@ from kedge.output import (
 )
 from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.ranks.start import join_ranks, local_rank
-from kedge.runs.claim import claim
+from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
@@ -333,7 +332,7 @@ def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks
             claim(folder)
             if is_run(folder):  # still: its owner may just have removed it
                 return str(folder), True
-        return str(choose_output(config.out, stage)), False
+        return str(claim_free_folder(Path("runs") / stage) if config.out is None else check_output(config.out)), False
 
     folder, resumed = ranks.first(find)
     return Path(folder), resumed
