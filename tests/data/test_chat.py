@@ -91,6 +91,11 @@ FAMILIES = {
 GLM = "<sop>" + TURN + "{{ '<|' + m.role + '|>\n' + m.content }}" + END
 FAMILIES["glm"] = Family(GLM + OPEN + "{{ '<|assistant|>\n' }}{% endif %}", "", ("<|assistant|>", "<|user|>", "<sop>"))
 FAMILIES["always a header and no end"] = Family(GLM + "{{ '<|assistant|>\n' }}", "", ("<|assistant|>", "<|user|>"))
+CHANNELS = "<|start|>system<|message|>Be kind.<|end|>" + TURN + "<|start|>{{ m.role }}"
+CHANNELS += "{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}"
+CHANNELS += "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}" + END + OPEN
+CHANNELS += "{{ '<|start|>assistant' }}{% endif %}"
+CHANNEL_TOKENS = ("<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|return|>")
 families = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 
@@ -246,6 +251,19 @@ def test_reasoning_that_the_template_reformats_or_begins_is_learned() -> None:
     assert learned_texts(tokenizer, example) == ["At sea.<eos>", "<think>\n\n</think>\n\nthink<eos>"]
 
 
+def test_the_last_answer_may_be_closed_by_another_token_than_the_earlier_ones() -> None:
+    """As in gpt-oss, which also begins every conversation with a system message, and answers with a channel."""
+    tokenizer = Family(CHANNELS, "<|return|>", CHANNEL_TOKENS).tokenizer()
+    example = encoded(tokenizer, {"messages": TURNS})
+    final = "<|channel|>final<|message|>"
+    assert learned_texts(tokenizer, example) == [
+        f"{final}At sea.<|end|>",
+        f"{final}The tide went out.<|return|><eos>",
+    ]
+    assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids("<|return|>")
+    assert [*example.prompt, *example.completion][:-1] == tokenizer.apply_chat_template(TURNS, return_dict=False)
+
+
 def test_old_turns_are_dropped_where_several_answers_are_learned() -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
     long = [SYSTEM, {"role": "user", "content": "word " * 60}, ANSWER, *TURNS]
@@ -293,6 +311,7 @@ def test_a_written_row_is_read_as_the_conversation_that_it_came_from() -> None:
 def test_an_empty_system_message_is_left_out() -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
     kinds = [{"role": "system", "content": " "}, {"from": "system", "value": ""}, {"role": "system", "content": None}]
+    kinds += [{"role": "system", "content": parts} for parts in ([], [{"type": "text", "text": ""}])]
     for empty in kinds:
         assert encoded(tokenizer, {"messages": [empty, *TURNS]}) == encoded(tokenizer, {"messages": TURNS})
         [prompt] = read_prompts([{"prompt": [empty, FIRST]}], tokenizer=tokenizer).records

@@ -153,6 +153,29 @@ def test_a_turn_that_the_prompt_started_is_one_turn_for_a_model_that_kedge_train
     assert kedge_score(classifier, tokenizer, batch) == pytest.approx(expected, abs=1e-5)
 
 
+def test_special_tokens_of_a_response_are_read_as_in_training(tmp_path):
+    classifier, tokenizer = trained_here(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    policy = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    for each, names in ((tokenizer, ["<bos>"]), (policy, ["<another>", "<bos>"])):
+        each.add_special_tokens({"additional_special_tokens": names})
+    batch = response("<bos>At sea.", messages=MESSAGES, tokenizer=policy)
+    expected = plain_score(classifier, comparison_ids(tokenizer, "<bos>At sea.", tmp_path))
+    for reader in (policy, tokenizer):
+        assert kedge_score(classifier, tokenizer, batch, reader) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_template_that_leaves_out_a_part_does_not_stop_the_scoring(tmp_path):
+    """A reward model reads what its template shows: a policy may reason, or have a system message."""
+    template = CHAT_TEMPLATE.replace("message['content'] }}", "message['content'].split('</think>')[-1] }}")
+    template = template.replace("<|{{ message", "{% if message['role'] != 'system' %}<|{{ message", 1)
+    template = template.replace("{% endfor %}", "{% endif %}{% endfor %}")
+    classifier, tokenizer = trained_here(), tiny_tokenizer(chat_template=template)
+    asked = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+    batch = response("<think>Tides.</think>At sea.", messages=asked)
+    expected = plain_score(classifier, comparison_ids(tokenizer, "At sea.", tmp_path))
+    assert kedge_score(classifier, tokenizer, batch) == pytest.approx(expected, abs=1e-5)
+
+
 def encoder(vocab_size: int):
     config = BertConfig(
         vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,

@@ -27,15 +27,20 @@ __all__ = [
     "special_tokens",
 ]
 
-_CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str]] = WeakKeyDictionary()
-"""Of each tokenizer, its chat template and how this closes an answer."""
+_CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str, str]] = WeakKeyDictionary()
+"""Of each tokenizer, its chat template and how this closes the last answer and earlier ones."""
 
 _SHOWN = 40
 """Characters of a text that are quoted in an error."""
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Rendered:
+def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_full: bool = True) -> Rendered:
     """A conversation rendered up to the next assistant turn; a trailing assistant message is left open to continue.
+
+    Args:
+        tokenizer: The model's.
+        messages: The conversation.
+        in_full: Whether a template that leaves out a part of a message is an error.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -43,7 +48,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Ren
     """
     unfinished = messages[-1]["role"] == "assistant"
     text = _render(tokenizer, messages, add_generation_prompt=not unfinished, continue_final_message=unfinished)
-    _check_all_shown(text, enumerate(messages))
+    if in_full:
+        _check_all_shown(text, enumerate(messages))
     return Rendered(text)
 
 
@@ -60,14 +66,14 @@ def render_answer(
         tokenizer: The model's.
         prompt: The conversation up to the answer. An assistant message at its end is the beginning of the answer.
         answer: The assistant's message, or several messages.
-        in_full: Whether a template that leaves out a part of the answer is an error.
+        in_full: Whether a template that leaves out a part of a message is an error.
 
     Raises:
         DataError: The tokenizer has no chat template.
         RowError: The template rejects the messages, leaves out a part of one, or renders the prompt differently once
             an answer follows.
     """
-    start = render_prompt(tokenizer, prompt)
+    start = render_prompt(tokenizer, prompt, in_full=in_full)
     if prompt[-1]["role"] == answer[0]["role"] == "assistant":
         begun = {**answer[0], "content": prompt[-1]["content"] + answer[0]["content"]}
         prompt, answer = prompt[:-1], [begun, *answer[1:]]
@@ -101,11 +107,12 @@ def render_demonstration(
     _check_all_shown(whole, ((index, message) for index, message in enumerate(messages) if index not in learned))
     spans: list[tuple[int, int]] = []
     for index in learned:
-        start = _render(tokenizer, messages[:index], add_generation_prompt=True)
+        start, is_last = _render(tokenizer, messages[:index], add_generation_prompt=True), index == len(messages) - 1
         try:
-            spans.append((len(start), _end_of_answer(tokenizer, whole, start, messages[index], index)))
+            end = _end_of_answer(tokenizer, whole, start, messages[index], index, is_last=is_last)
+            spans.append((len(start), end))
         except RowError as error:
-            if index == learned[-1]:
+            if is_last:
                 raise
             raise RowError(f"{error}; data.train_on=last learns the last answer only", error.kind) from error
     begin, end = spans[0][0], spans[-1][1]
@@ -129,17 +136,20 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return special_tokens(tokenizer).get(closing_of(tokenizer)) if tokenizer.chat_template else None
 
 
-def closing_of(tokenizer: PreTrainedTokenizerBase) -> str:
+def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> str:
     """The text with which the chat template closes an assistant's message, without whitespace at its ends.
 
-    It is the special token after the message; without one, what stands between the message and the user's next turn.
-    Empty if there is neither, or the template rejects a question with an answer.
+    Empty if it writes nothing there, or rejects a question with an answer.
+
+    Args:
+        tokenizer: The model's.
+        is_last: Of the last message of a conversation, or of an earlier one, which may be another text.
     """
     known = _CLOSINGS.get(tokenizer)
     if known is None or known[0] != tokenizer.chat_template:
-        known = (tokenizer.chat_template, _closing(tokenizer))
+        known = (tokenizer.chat_template, *_closings(tokenizer))
         _CLOSINGS[tokenizer] = known
-    return known[1]
+    return known[1] if is_last else known[2]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -149,22 +159,33 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {**added, **{token: index for token, index in roles if token}}
 
 
-def _closing(tokenizer: PreTrainedTokenizerBase) -> str:
+def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The closing of the last answer of a conversation, and that of an earlier one."""
     question, answer, reply = "How deep is it?", "Nine fathoms.", "How cold?"
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     try:
-        _, found, after = apply_template(tokenizer, turns).rpartition(answer)
+        before, found, after = apply_template(tokenizer, turns).rpartition(answer)
         further = apply_template(tokenizer, [*turns, {"role": "user", "content": reply}])
     except (DataError, RowError):
-        return ""
-    opening, between = further.partition(question)[0], further.partition(answer)[2].partition(reply)[0]
-    # After the last answer, more than its closing may follow: the header of the next answer, or an end of the text.
-    following = (token for token in special_tokens(tokenizer) if between.lstrip().startswith(token))
-    special = max((token for token in following if after.lstrip().startswith(token)), key=len, default="")
-    if special or not found or between.startswith(after.rstrip()):
-        return special or after.strip() * bool(found)
+        return "", ""
+    if not found:
+        return "", ""
+    opening, _, asked = before.partition(question)
+    between = further.partition(answer)[2].partition(reply)[0]
+    special = special_tokens(tokenizer)
+
+    def token_before(*texts: str) -> str:
+        """The special token that all the texts begin with."""
+        return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
+
+    # A token after an answer may also be the header of the next turn: it closes turns if it comes after others, too.
+    after, asked, between = after.lstrip(), asked.lstrip(), between.lstrip()
     header = _shared_start(opening[::-1], between[::-1])[::-1]
-    return _shared_start(between.removesuffix(header), after).strip()
+    middle = token_before(between, asked) or token_before(between, after) or between.removesuffix(header).strip()
+    if token_before(between, after) or before.endswith(after):
+        # After the last answer comes the header of the next answer, or nothing.
+        return token_before(between, after) or (middle if after.startswith(middle) else ""), middle
+    return token_before(after) or _shared_start(between, after).strip(), middle
 
 
 def _end_of_answer(
@@ -174,10 +195,13 @@ def _end_of_answer(
     message: dict[str, str],
     index: int,
     *,
+    is_last: bool = True,
     in_full: bool = True,
 ) -> int:
     """The place in the rendered conversation where a message after `start` ends, with what closes its turn."""
-    content, closing = message["content"], closing_of(tokenizer) if message["role"] == "assistant" else ""
+    content, closing = message["content"], ""
+    if message["role"] == "assistant":
+        closing = closing_of(tokenizer, is_last=is_last)
     # The header that a prompt ends with may be the start of the message, such as `<think>`.
     for ending in dict.fromkeys((closing, "")):
         for begin in (len(start), max(0, len(start) - len(content) - _SHOWN)):

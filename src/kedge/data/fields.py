@@ -155,6 +155,10 @@ def _is_empty_system(entry: object) -> bool:
     if not isinstance(entry, Mapping) or "system" not in (entry.get("role"), entry.get("from")):
         return False
     content = entry.get("content", entry.get("value", False))
+    if isinstance(content, (list, tuple)):  # in parts
+        return all(
+            isinstance(part, Mapping) and part.get("type") == "text" and not part.get("text") for part in content
+        )
     return content is None or (isinstance(content, str) and not content.strip())
 
 

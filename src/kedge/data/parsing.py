@@ -48,7 +48,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     fields = _read(value, "text", "demonstrations", options)
     if options.template == "none" and not is_given(fields, "completion"):
         if is_given(fields, "messages"):
-            return conversation_to_learn(messages_of(fields["messages"], "messages"), 1, options)
+            return conversation_to_learn(messages_of(fields["messages"], "messages"), 1, "messages", options)
         if is_given(fields, "text") and not is_given(fields, "prompt"):
             return _plain_text(text_of(fields["text"], "text"), options)
     name = "completion"
@@ -57,7 +57,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     answer = field_of(fields, name)
     if options.template == "none" and isinstance(answer, (list, tuple)) and len(answer) > 1:
         start = as_messages(field_of(fields, "prompt"), "prompt", "user")
-        return conversation_to_learn([*start, *messages_of(answer, name)], len(start), options)
+        return conversation_to_learn([*start, *messages_of(answer, name)], len(start), name, options)
     prompt, completion = prompt_and_answers(fields, {name: answer}, options)
     return Demonstration(prompt, completion)
 

@@ -120,12 +120,13 @@ def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], option
     return check_lengths(render_prompt(options.tokenizer, kept), texts, options)
 
 
-def conversation_to_learn(messages: Messages, first: int, options: ReadingOptions) -> Demonstration:
+def conversation_to_learn(messages: Messages, first: int, name: str, options: ReadingOptions) -> Demonstration:
     """A conversation as a demonstration of its assistant's messages.
 
     Args:
         messages: the conversation.
         first: number of messages that belong to the prompt in any case, at least 1.
+        name: the field that holds its end.
         options: how rows are parsed.
 
     Raises:
@@ -134,21 +135,21 @@ def conversation_to_learn(messages: Messages, first: int, options: ReadingOption
         DataError: The tokenizer has no chat template.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise RowError("field 'messages' must end with an assistant message that follows another message")
+        raise RowError(f"field {name!r} must end with an assistant message that follows another message")
     several = options.train_on == "all" and any(message["role"] == "assistant" for message in messages[first:-1])
     if not several:
-        prompt, completion = render_prompt_and_answers(messages[:-1], {"messages": messages[-1:]}, options)
+        prompt, completion = render_prompt_and_answers(messages[:-1], {name: messages[-1:]}, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":
         # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
         whole = replace(options, max_prompt_tokens=None)
-        answer = _render_answers(messages[:-1], {"messages": messages[-1:]}, options)
+        answer = _render_answers(messages[:-1], {name: messages[-1:]}, options)
         kept = cut_conversation(messages[:-1], answer, whole)
         first = max(first - (len(messages) - 1 - len(kept)), 1)
         messages = [*kept, messages[-1]]
     learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
-    check_lengths(prompt, {"messages": text_of(completion, "messages")}, options)
+    check_lengths(prompt, {name: text_of(completion, name)}, options)
     length = sum(map(len, encode_example(options.tokenizer, prompt, completion, read=read)[:2]))
     if options.max_length is not None and length > options.max_length:
         raise RowError(

@@ -122,7 +122,7 @@ class Reader:
         """Prompt and answer as training rendered them; an answer that did not stop is not closed."""
         turn = {"role": "assistant", "content": answer}
         closed = render_answer(self._tokenizer, messages, [turn], in_full=False) if stopped else answer
-        return render_prompt(self._tokenizer, messages), closed
+        return render_prompt(self._tokenizer, messages, in_full=False), closed
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
         """Whether the sampled ids spell the text that is read: the completion, and what the template closes it with."""
