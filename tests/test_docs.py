@@ -328,3 +328,10 @@ def test_every_metric_of_the_supervised_stages_is_documented(policy: str, tmp_pa
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
     assert measured(tmp_path / "sft") == documented("SFT")
     assert measured(tmp_path / "reward") == documented("Reward model")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_screen_says_what_has_run_where(page: str) -> None:
+    head = " ".join(PAGES[page].partition("```")[0].split())
+    assert "Tested on CPUs, as one process and as [several]" in head
+    assert "it supports GPUs, but has not been measured on one yet" in head

@@ -1,4 +1,4 @@
-"""PPO for language models, on a laptop's CPU, on a GPU, or on several machines.
+"""PPO for language models: supervised fine-tuning, a reward model, PPO.
 
     import kedge
 
