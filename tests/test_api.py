@@ -228,6 +228,34 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "said"),
+    [
+        (
+            kedge.ppo,
+            {"model": "m", "reward_funcs": count_letters, "train_dataset": ["a"]},
+            "reward_funcs is TRL's name",
+        ),
+        (kedge.ppo, {"args": object(), "train_dataset": ["a"]}, "args is TRL's name; here: the configuration"),
+        (
+            kedge.sft,
+            {"model": "m", "train_dataset": ["a"]},
+            "train_dataset is TRL's name; here it is data.demonstrations",
+        ),
+        (
+            kedge.reward,
+            {"model": "m", "train_dataset": ["a"]},
+            "train_dataset is TRL's name; here it is data.comparisons",
+        ),
+        (kedge.ppo, {"model": "m", "tools": [count_letters]}, "tools is TRL's name; here there is none"),
+    ],
+)
+def test_an_argument_of_trl_is_answered_even_where_ours_is_missing(call, given, said):
+    with pytest.raises(ConfigError) as caught:
+        call(**given)
+    assert str(caught.value).startswith(said)
+
+
 def test_a_sweep_gets_names_and_values(monkeypatch):
     seen: dict[str, Any] = {}
     monkeypatch.setattr(

@@ -47,6 +47,23 @@ def test_the_words_of_python_are_options(
         (["ppo", "--model", "a", "--policy", "b"], "--model and --policy are the same option; give one"),
         (["ppo", "--num_updates", "3"], "--num_updates is not an option; fields are set without dashes: num_u"),
         (["ppo", "--num-updates=3"], "--num-updates is not an option; fields are set without dashes: num_u"),
+        (["ppo", "--use_vllm", "true"], "use_vllm is TRL's name; here it is rollout.engine=vllm"),
+        (["ppo", "--tools", "f.py:t"], "tools is TRL's name; here there is none: the samplers write one response"),
+        (["sft", "--train_dataset", "d"], "train_dataset is TRL's name; here it is data.demonstrations"),
+        (["ppo", "mask_truncated_completions=true"], "mask_truncated_completions is TRL's name; here there is none"),
+        (["ppo", "+trainer.val_before_train=False"], "trainer.val_before_train is verl's name; here it is ppo.eval_ev"),
+        (["ppo", "--lr", "1e-6"], "lr is not a setting of ppo; did you mean ppo.learning_rate?"),
+        (["sft", "epochs=3"], "epochs is not a setting of sft; did you mean sft.num_epochs?"),
+        (["ppo", "batch_size=8"], "batch_size is a name of other libraries; here it is rollout.num_prompts"),
+        (["ppo", "--algorithm", "grpo"], "algorithm is not a setting of ppo; did you mean preset?"),
+        (["ppo", "--preset", "grpo", "small-cpu"], "small-cpu is a preset, and each needs its own --preset"),
+        (["ppo", "--preset", "GRPO"], "preset 'GRPO' does not exist; did you mean grpo?"),
+        (["ppo", "preset=grpo+small-cpu"], "preset 'grpo+small-cpu' does not exist; give --preset once for each"),
+        (["grpo", "--model", "m"], "kedge has no command grpo; it is a preset: kedge ppo --preset grpo"),
+        (["trpo"], "kedge has no command trpo; it is a preset: kedge control --preset trpo"),
+        (["rlhf", "--judge", "f.py:g"], "judge is not a setting of rlhf; did you mean rlhf.labeler?"),
+        (["evaluate", "--labeler", "f.py:g"], "labeler is not a setting of evaluate; did you mean evaluate.judge?"),
+        (["rlhf", "labeller=f.py:g"], "labeller is not a setting of rlhf; did you mean rlhf.labeler?"),
         (["ppo", "--eps_clip", "0.1"], "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
         (["rlhf", "--learning_rate", "1"], "learning_rate is a field of several sections; write ppo.learning_rate or"),
         (["ppo", *COMMANDS["ppo"], "--reward", "f.py:g=x"], "--reward f.py:g=x: what follows the = is a weight"),
@@ -65,6 +82,11 @@ def test_a_wrong_word_is_one_line(
     assert output.startswith(f"error: {said}")
     assert output.count("\n") == 1
     assert calls == []
+
+
+def test_an_option_without_its_value_is_not_called_unknown(monkeypatch, capsys) -> None:
+    assert kedge(monkeypatch, "reward", "--model") == 2
+    assert "Option '--model' requires an argument" in capsys.readouterr().err
 
 
 def test_rewards_have_weights(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import functools
+import inspect
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+from kedge.config import full_name
 from kedge.durable import copy_tree
 from kedge.errors import ConfigError, ModelError
 from kedge.invocation import refuse_nested_run
@@ -84,17 +86,21 @@ def with_loaded_models(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]
     """A decorator for the function of a stage: its models may be `LoadedModel` objects.
 
     They are saved into the run's folder and replaced by their names. After an error, they are removed unless the run
-    has started.
+    has started. Other libraries' names, such as TRL's, are answered before Python misses an argument.
 
     Args:
         stage: The stage, whose name is that of the default output folder.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = inspect.signature(function).parameters
+
         @functools.wraps(function)
         def call(*args: P.args, **arguments: P.kwargs) -> R:
             refuse_nested_run()
             given, found = cast("dict[str, Any]", dict(arguments)), _Found()
+            for name in (name for name in given if name not in own):
+                full_name(name, stage, value=given[name])
             given |= {
                 name: found.name(given[name], folder) for name, folder in MODEL_ARGUMENTS.items() if name in given
             }

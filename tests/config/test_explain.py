@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kedge.config import Config, explain, load_config, schedule_in_words
+from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words
 from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type
 from kedge.config.libraries.names import foreign_answer, foreign_names
@@ -105,7 +105,39 @@ ASKED_FOR = {
     "vf_coef": "ppo.value_coef",
     "cliprange_value": "ppo.value_clip_range",
     "--init-kl-coef": "ppo.kl_coef",
+    "reward_funcs": "reward",
+    "train_dataset": "data.prompts",
+    "peft_config": "adapter.kind",
+    "use_vllm": "rollout.engine=vllm",
+    "vllm_mode": "rollout.engine=vllm",
+    "vllm_server_host": "rollout.vllm.urls",
+    "max_steps": "ppo.num_updates",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "load_in_4bit": "adapter.base_dtype",
+    "data.train_files": "data.prompts",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload_frozen",
+    "+actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "runtime.parallel",
+    "vllm.num_engines": "rollout.vllm.urls",
+    "--ds.lora.rank": "adapter.rank",
 }
+
+ABSENT = [
+    "tools",
+    "environment_factory",
+    "rollout_func",
+    "mask_truncated_completions",
+    "reward_processing_classes",
+    "sync_ref_model",
+    "top_entropy_quantile",
+    "formatting_func",
+    "compute_metrics",
+    "label_smoothing",
+    "deepspeed",
+    "train.agent_func_path",
+    "actor_rollout_ref.rollout.multi_turn.enable",
+    "trainer.v1.sampler.custom_sampler",
+    "critic.model.mtp.enable",
+]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ASKED_FOR.items())
@@ -113,6 +145,30 @@ def test_the_names_that_users_of_other_libraries_know(theirs: str, ours: str) ->
     answer = foreign_answer(theirs)
     assert answer is not None
     assert f"here it is {ours}" in answer
+
+
+@pytest.mark.parametrize("theirs", ABSENT)
+def test_a_name_without_a_counterpart_is_answered_in_one_line(theirs: str) -> None:
+    answer = foreign_answer(theirs)
+    assert answer is not None
+    assert "'s name; here there is none: " in answer
+
+
+def test_what_trl_takes_for_granted_is_answered() -> None:
+    assert foreign_answer("args") is not None
+    for name in ("processing_class", "packing", "completion_only_loss", "disable_dropout"):
+        assert "here: " in str(foreign_answer(name))
+
+
+def test_an_answer_shows_no_markdown_and_is_that_of_the_stage() -> None:
+    for name, _, _ in foreign_names():
+        assert not re.search(r"`|\]\(", str(foreign_answer(name))), name
+    assert str(foreign_answer("train_dataset", "reward")).endswith("here it is data.comparisons")
+    assert str(foreign_answer("num_train_epochs", "sft")).endswith("here it is sft.num_epochs")
+
+
+def test_a_preset_is_explained_by_its_values() -> None:
+    assert explain("grpo") == describe_presets("grpo")
 
 
 def test_every_counterpart_is_a_field_or_an_option() -> None:

@@ -97,7 +97,8 @@ def test_a_reward_has_no_fields() -> None:
             "reinforce++ for reinforce, reinforce++_baseline for reinforce_baseline",
         ),
         ("data.max_response_length", "is verl's name; here it is rollout.max_new_tokens"),
-        ("fsdp", "there is none: torchrun sets the number of processes"),
+        ("fsdp", "fsdp is TRL's and verl's name; here it is runtime.parallel: shard"),
+        ("deepspeed", "there is none: torchrun sets the number of processes"),
     ],
 )
 def test_a_name_of_another_library_gets_ours(name: str, said: str) -> None:

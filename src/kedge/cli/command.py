@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from kedge.config import STAGES, foreign_answer, full_name
+from kedge.config import CONTROL_PRESETS, PRESETS, STAGES, full_name
 from kedge.errors import ConfigError
 
 __all__ = ["Command", "Group"]
@@ -32,7 +32,9 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             # The class is click's NoSuchOption, which typer imports from different places in different versions.
-            if hint := _hint(str(getattr(error, "option_name", "")), str(ctx.info_name)):
+            option = str(getattr(error, "option_name", ""))
+            missing = not any(option in param.opts for param in self.params)  # otherwise its value is
+            if missing and (hint := _hint(option, str(ctx.info_name))):
                 raise ConfigError(hint) from None
             raise
 
@@ -43,6 +45,18 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         """As in `Command`."""
         return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments begin with.
+
+        Raises:
+            ConfigError: It is the name of an algorithm.
+        """
+        name = args[0].lower()
+        if name in PRESETS:
+            stage = "control" if name in CONTROL_PRESETS else "ppo"
+            raise ConfigError(f"kedge has no command {args[0]}; it is a preset: kedge {stage} --preset {name}")
+        return super().resolve_command(ctx, args)
 
 
 def _without_types(params: Any) -> Any:
@@ -70,5 +84,5 @@ def _hint(option: str, command: str) -> str | None:
     try:
         field = full_name(name, command)
     except ConfigError as error:
-        return str(error) if foreign_answer(name) or "several sections" in str(error) else None
+        return str(error) if "; " in str(error) else None  # it has an advice
     return f"{option} is not an option; fields are set without dashes: {name}=VALUE (see kedge config explain {field})"

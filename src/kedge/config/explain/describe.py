@@ -17,6 +17,7 @@ from kedge.config.schema.section import Section
 from kedge.texts import printable
 
 __all__ = [
+    "USUAL",
     "accepts",
     "all_fields",
     "field_advice",
@@ -43,6 +44,21 @@ _SYNONYMS = {
     "target_kl": "ppo.early_stop_kl",
     "whiten": "ppo.whiten_advantages",
 }
+
+
+USUAL = {
+    "algo": "preset",
+    "algorithm": "preset",
+    "annotator": "labeler",
+    "epochs": "num_epochs",
+    "group_size": "num_responses",
+    "judge": "labeler",
+    "labeler": "judge",
+    "lr": "learning_rate",
+    "n": "num_responses",
+    "steps": "num_updates",
+}
+"""Short names that users expect, and the field that each stands for, without its section."""
 
 
 def section_type(name: str) -> type[Section] | None:
@@ -151,15 +167,16 @@ def _jsonable(value: object) -> object:
     return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
-def unknown(name: str, known: Iterable[str], *, kind: str = "a field") -> str:
+def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: str | None = None) -> str:
     """The line for a name that is not in the schema: the counterpart of another library's name, or what was meant.
 
     Args:
         name: The name as given, dotted or bare.
         known: The dotted names that it may stand for.
         kind: What it is not: `a setting of ppo`.
+        stage: The stage that it is given to.
     """
-    return foreign_answer(name) or f"{written(name)} is not {kind}{suggestion(name, known)}"
+    return foreign_answer(name, stage) or f"{written(name)} is not {kind}{suggestion(name, known)}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -171,6 +188,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     last = name.rpartition(".")[2]
     owners = {candidate.rpartition(".")[2]: candidate for candidate in reversed(names)}
     same = [candidate for candidate in names if candidate.rpartition(".")[2] == last]
+    meant = f"{name.rpartition('.')[0]}.{USUAL.get(last)}"
+    if not same and meant in names:
+        return f"; did you mean {meant}?"
     if not same and (answer := foreign_answer(last)):
         return f"; {answer}"
     guesses = [

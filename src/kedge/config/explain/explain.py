@@ -22,7 +22,8 @@ def explain(name: str = "") -> str:
 
     Args:
         name: `ppo.clip_range`, `ppo`, or a bare name that only one section has (`clip_range`); an argument of TRL,
-            OpenRLHF or verl (`eps_clip`); a word in names or meanings of fields (`kl`); empty for all sections.
+            OpenRLHF or verl (`eps_clip`); a preset (`grpo`); a word in names or meanings of fields (`kl`); empty for
+            all sections.
 
     Raises:
         ConfigError: Nothing has that name, or several fields do.
@@ -34,6 +35,8 @@ def explain(name: str = "") -> str:
         return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
     if (field := find_field(name)) is not None:
         return "\n".join(_page(name, field))
+    if name in PRESETS:
+        return describe_presets(name)
     fields, owners = dict(all_fields()), fields_named(name)
     if len(owners) == 1:
         return "\n".join(_page(owners[0], fields[owners[0]]))

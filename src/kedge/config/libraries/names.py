@@ -12,7 +12,8 @@ LIBRARIES: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
     "TRL": {
         "PPOTrainer": trl.TRAINER,
         "PPOConfig": trl.PPO_CONFIG,
-        "GRPOConfig and RLOOConfig": trl.GROUP_CONFIGS,
+        "GRPO and RLOO": trl.GROUPS,
+        "SFT and reward models": trl.SUPERVISED,
         "TrainingArguments": trl.TRAINING_ARGUMENTS,
         "Scripts": trl.SCRIPT,
         "": trl.WITHOUT_COUNTERPART,
@@ -44,21 +45,28 @@ def foreign_names() -> Iterator[tuple[str, str, str]]:
                     yield name, library, here if title else f"none: {here}"
 
 
-def foreign_answer(name: str) -> str | None:
+def foreign_answer(name: str, stage: str | None = None) -> str | None:
     """One line about an argument of another library, or None: `eps_clip is OpenRLHF's name; here it is ppo.clip_range`.
 
-    A dotted name is also found by its last parts (`clip_ratio`, `actor.clip_ratio`); dashes count as underscores.
+    A dotted name is also found by its last parts (`clip_ratio`, `actor.clip_ratio`), or by the section that it is in
+    (`actor.fsdp_config.param_offload`); dashes count as underscores, and Hydra's `+` is ignored. With a stage, the
+    counterpart is the one in that stage, where the table names it.
     """
-    wanted = name.strip().lstrip("-").replace("-", "_")
-    found = [entry for entry in foreign_names() if entry[0] == wanted or entry[0].endswith(f".{wanted}")]
+    wanted = name.strip().lstrip("-+").replace("-", "_")
+    entries = list(foreign_names())
+    found = [entry for entry in entries if entry[0] == wanted or entry[0].endswith(f".{wanted}")]
+    section = wanted
+    while not found and "." in section:
+        section = section.rpartition(".")[0]
+        found = [entry for entry in entries if entry[0] in (section, f"{section}.*") and "." in entry[0]]
     answers: dict[str, list[tuple[str, str, str]]] = {}
     for entry in found:
         answers.setdefault(_lead(entry[2]), []).append(entry)
     if len(answers) > 1:
-        said = (f"{lead} ({_owners(entries, full=True)})" for lead, entries in answers.items())
+        said = (f"{lead} ({_owners(same, full=True)})" for lead, same in answers.items())
         return f"{wanted} is a name of other libraries; here it is {'; '.join(said)}"
-    for entries in answers.values():
-        return f"{wanted} is {_owners(entries)} name; {_plain(entries[0][2])}"
+    for same in answers.values():
+        return f"{wanted} is {_owners(same)} name; {_plain(same[0][2], stage)}"
     return None
 
 
@@ -72,11 +80,17 @@ def _owners(entries: Iterable[tuple[str, str, str]], *, full: bool = False) -> s
 def _lead(here: str) -> str:
     """The field at the start of a counterpart, or the whole text."""
     field = re.match(r"`([^`]+)`", here)
-    return field[1] if field else "nothing" if here.startswith("none") else here
+    return field[1] if field else "nothing" if here.startswith("none") else _without_links(here)
 
 
-def _plain(here: str) -> str:
+def _plain(here: str, stage: str | None) -> str:
     """The counterpart as text without Markdown: `here it is ppo.clip_range`."""
-    text = re.sub(r"[,;.]? [sS]ee \[[^\]]*\]\([^)]*\)", "", here)
+    if stage and (own := re.search(rf"\bin {stage} (`[^`]+`)", here, re.IGNORECASE)):
+        here = own[1]
+    text = _without_links(here)
     lead = "here it is " if text.startswith("`") else "here there is " if text.startswith("none") else "here: "
     return lead + text.replace("`", "")
+
+
+def _without_links(here: str) -> str:
+    return re.sub(r"[,;.:]? [sS]ee \[[^\]]*\]\([^)]*\)", "", here)

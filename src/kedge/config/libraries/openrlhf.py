@@ -26,6 +26,12 @@ MODELS_AND_DATA = (
     Row("prompt_max_len", "`data.max_prompt_tokens`"),
     Row("apply_chat_template data.apply_chat_template", "automatic: conversations are rendered, texts are not"),
     Row("input_template data.input_template", "none: write the template into the prompts, or pass conversations"),
+    Row(
+        "data.input_key data.output_key data.label_key data.prompt_key data.chosen_key data.rejected_key",
+        "`data.columns`: `data.columns.prompt=question` reads another column",
+    ),
+    Row("data.prompt_probs data.dataset_probs prompt_data_probs", "`data.mix`"),
+    Row("data.multiturn multiturn", "always: only messages of the assistant are learned"),
 )
 BATCHES = (
     Row("rollout_batch_size rollout.batch_size", "`rollout.num_prompts`: prompts per update"),
@@ -85,10 +91,19 @@ ALGORITHM = (
         "algo.advantage.is_correction_threshold",
         "`ppo.importance_cap`",
     ),
-    Row("vllm_gpu_memory_utilization", "`rollout.vllm.memory`, with `rollout.engine=vllm`"),
-    Row("vllm_tensor_parallel_size enforce_eager", "`rollout.vllm.args`: vLLM's own arguments"),
-    Row("vllm_num_engines", "`rollout.vllm.urls`: kedge starts one server; further ones are named"),
-    Row("vllm_sync_backend", "`rollout.vllm.transfer`"),
+    Row(
+        "vllm_gpu_memory_utilization vllm.gpu_memory_utilization",
+        "`rollout.vllm.memory`, with `rollout.engine=vllm`",
+    ),
+    Row(
+        "vllm_tensor_parallel_size vllm.tensor_parallel_size enforce_eager vllm.enforce_eager",
+        "`rollout.vllm.args`: vLLM's own arguments",
+    ),
+    Row(
+        "vllm_num_engines vllm.num_engines",
+        "`rollout.vllm.urls`: kedge starts one server; further ones are named",
+    ),
+    Row("vllm_sync_backend vllm.sync_backend", "`rollout.vllm.transfer`"),
     Row(
         "freezing_actor_steps critic.freezing_steps",
         "`ppo.value_warmup_updates`, in updates instead of optimizer steps",
@@ -119,10 +134,28 @@ ALGORITHM = (
     Row("l2 actor.adam.weight_decay adam.weight_decay", "`ppo.weight_decay`: decoupled, as in AdamW"),
     Row("actor.adam.eps adam.eps", "`ppo.adam_eps`"),
     Row("adam_betas actor.adam.betas critic.adam.betas adam.betas", "none: fixed at 0.9 and 0.999"),
-    Row("gradient_checkpointing actor.gradient_checkpointing_enable", "`runtime.activation_checkpointing`"),
+    Row(
+        "gradient_checkpointing actor.gradient_checkpointing_enable model.gradient_checkpointing_enable",
+        "`runtime.activation_checkpointing`",
+    ),
 )
 RUN = (
-    Row("lora_rank lora_alpha target_modules", "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`"),
+    Row(
+        "lora_rank lora_alpha target_modules ds.lora.rank ds.lora.alpha ds.lora.target_modules",
+        "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`, with `adapter.kind=lora`",
+    ),
+    Row("load_in_4bit ds.load_in_4bit", "`adapter.base_dtype`: nf4, with `adapter.kind=lora`"),
+    Row("adam_offload ds.adam_offload", "`runtime.offload_optimizer`"),
+    Row("ref_reward_offload ref.offload reward.offload", "`runtime.offload_frozen`"),
+    Row("zero_stage ds.zero_stage", "`runtime.parallel=shard` for stage 3"),
+    Row("train.async_enable async_train async_queue_size train.async_queue_size", "`rollout.max_staleness`"),
+    Row("muon.lr", "`ppo.learning_rate`, with `ppo.optimizer=muon`"),
+    Row("ckpt.best_metric_key", "`checkpoint.keep_best`"),
+    Row("critic.save_value_network save_value_network", "always, if the critic is a model of its own"),
+    Row("algo.dynamic_filtering_range", "none: groups are dropped where all scores are equal"),
+    Row("eval.n_samples_per_prompt", "none: every held-out prompt is answered once"),
+    Row("use_ms", "none: models and data are on the disk or on the Hugging Face hub"),
+    Row("model.margin_loss_enable", "none: the pairwise loss has no margin"),
     Row("save_path ckpt.output_dir", "`out`: the model is in its folder `model/`"),
     Row("ckpt_path ckpt.path", "the folder `checkpoints/` in `out`"),
     Row("save_steps ckpt.save_steps", "`checkpoint.every`"),
@@ -148,12 +181,32 @@ WITHOUT_COUNTERPART = (
     Row(
         "actor_num_nodes actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node ref_num_nodes "
         "ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node colocate_all_models colocate_actor_ref "
-        "colocate_critic_reward zero_stage zpg adam_offload ref_reward_offload ring_attn_size "
-        "ds_tensor_parallel_size local_rank async_train async_queue_size partial_rollout",
+        "colocate_critic_reward zpg ring_attn_size ds_tensor_parallel_size local_rank partial_rollout actor.num_nodes "
+        "actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node ref.num_nodes ref.num_gpus_per_node "
+        "reward.num_nodes reward.num_gpus_per_node train.colocate_all train.colocate_actor_ref "
+        "train.colocate_critic_reward train.partial_rollout_enable ds.zpg ds.ring_attn_size ds.ring_attn_head_stride "
+        "ds.tensor_parallel_size ds.overlap_comm ds.grad_accum_dtype ds.use_universal_ckpt ckpt.disable_ds "
+        "ckpt.max_mem",
         "torchrun sets the number of processes",
     ),
-    Row("vllm_generate_batch_size vllm_enable_sleep enable_prefix_caching", "vLLM decides"),
-    Row("lora_dropout load_in_4bit", "no dropout, no quantization"),
-    Row("flash_attn attn_implementation use_liger_kernel deepcompile", "no third-party kernels"),
-    Row("enable_ema ema_beta aux_loss_coef agent_func_path", "not implemented"),
+    Row(
+        "vllm_generate_batch_size vllm_enable_sleep enable_prefix_caching rollout.vllm_generate_batch_size "
+        "vllm.enable_sleep vllm.enable_prefix_caching vllm.sync_with_ray ds.enable_sleep",
+        "vLLM decides",
+    ),
+    Row("lora_dropout ds.lora.dropout", "no dropout"),
+    Row(
+        "flash_attn attn_implementation use_liger_kernel deepcompile ds.attn_implementation ds.use_liger_kernel "
+        "ds.deepcompile ds.experts_implementation",
+        "no third-party kernels",
+    ),
+    Row(
+        "enable_ema ema_beta aux_loss_coef agent_func_path train.enable_ema train.ema_beta actor.aux_loss_coef "
+        "model.aux_loss_coef train.agent_func_path algo.advantage.is_correction_type model.pretrain_mode_enable "
+        "model.compute_fp32_loss_enable muon.momentum muon.ns_steps muon.nesterov muon.no_nesterov logger.wandb.org "
+        "logger.wandb.group actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant "
+        "data.disable_fast_tokenizer data.dataloader_num_workers",
+        "not implemented",
+    ),
+    Row("data.image_key data.max_images_per_prompt actor.freeze_visual_encoder", "text only"),
 )

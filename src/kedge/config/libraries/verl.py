@@ -1,6 +1,7 @@
 """verl: the fields of `ppo_trainer.yaml` and `sft_trainer.yaml`, by their dotted names.
 
-Source: verl/trainer/config/_generated_ppo_trainer.yaml and sft_trainer.yaml, commits 035682ed and 005a83db.
+Source: verl/trainer/config/_generated_ppo_trainer.yaml and sft_trainer.yaml, commits 035682ed and 005a83db, and release
+0.9.1. A name that ends in `.*` stands for a section without counterparts, of which no other row names a part.
 """
 
 from kedge.config.libraries.row import Row
@@ -22,8 +23,23 @@ MODELS_AND_DATA = (
     Row("data.max_prompt_length actor_rollout_ref.rollout.prompt_length", "`data.max_prompt_tokens`"),
     Row("data.truncation data.filter_overlong_prompts", "`data.truncate`; by default longer prompts are rejected"),
     Row("data.shuffle", "always: the prompts' order depends on `runtime.seed`"),
-    Row("actor_rollout_ref.model.trust_remote_code", "`runtime.trust_remote_code`"),
-    Row("actor_rollout_ref.model.enable_gradient_checkpointing", "`runtime.activation_checkpointing`"),
+    Row("data.prompt_key data.reward_fn_key", "`data.columns`: `data.columns.prompt=question` reads another column"),
+    Row("data.train_max_samples data.val_max_samples", "part of the source: `org/name:train[:1000]`"),
+    Row("data.seed", "`runtime.seed`"),
+    Row("actor_rollout_ref.model.tokenizer_path data.tokenizer", "none: the tokenizer in the model's folder"),
+    Row(
+        "actor_rollout_ref.model.trust_remote_code critic.model.trust_remote_code data.trust_remote_code",
+        "`runtime.trust_remote_code`",
+    ),
+    Row(
+        "actor_rollout_ref.model.enable_gradient_checkpointing critic.model.enable_gradient_checkpointing",
+        "`runtime.activation_checkpointing`",
+    ),
+    Row(
+        "reward.custom_reward_function reward.reward_manager",
+        "`reward`: `rewards.py:compute_score`, with TRL's signature",
+    ),
+    Row("reward.reward_model", "`reward`: a reward model's folder or hub id"),
 )
 BATCHES = (
     Row("data.train_batch_size", "`rollout.num_prompts`: prompts per update; in sft `sft.batch_size`"),
@@ -39,15 +55,30 @@ BATCHES = (
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "`ppo.num_minibatches`: `rollout.num_prompts` divided by verl's value, which counts prompts",
     ),
+    Row("critic.ppo_mini_batch_size", "`ppo.num_minibatches`, of policy and critic together"),
     Row(
         "actor_rollout_ref.actor.ppo_micro_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu "
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu "
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu reward_model.micro_batch_size_per_gpu "
-        "data.micro_batch_size_per_gpu",
+        "data.micro_batch_size_per_gpu critic.ppo_micro_batch_size critic.ppo_micro_batch_size_per_gpu "
+        "critic.ppo_max_token_len_per_gpu critic.forward_micro_batch_size critic.forward_micro_batch_size_per_gpu "
+        "critic.forward_max_token_len_per_gpu actor_rollout_ref.ref.log_prob_micro_batch_size "
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu actor_rollout_ref.rollout.log_prob_micro_batch_size "
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
         "`runtime.micro_batch_tokens`, in tokens; does not change gradients",
     ),
-    Row("actor_rollout_ref.actor.use_dynamic_bsz", "always: `runtime.micro_batch_tokens` counts tokens"),
-    Row("actor_rollout_ref.model.use_remove_padding", "always: rows are computed without padding"),
+    Row(
+        "actor_rollout_ref.actor.use_dynamic_bsz actor_rollout_ref.ref.log_prob_use_dynamic_bsz "
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz critic.use_dynamic_bsz",
+        "always: `runtime.micro_batch_tokens` counts tokens",
+    ),
+    Row(
+        "actor_rollout_ref.model.use_remove_padding actor_rollout_ref.actor.use_remove_padding "
+        "critic.model.use_remove_padding",
+        "always: rows are computed without padding",
+    ),
+    Row("data.gen_batch_size", "none: resampling (`ppo.constant_groups`) draws as many prompts as are missing"),
+    Row("data.val_batch_size", "none: `runtime.micro_batch_tokens` splits every forward pass"),
     Row("actor_rollout_ref.actor.ppo_epochs", "`ppo.num_epochs`"),
     Row("critic.ppo_epochs", "`ppo.num_critic_epochs`, as a multiple of `ppo.num_epochs`"),
     Row(
@@ -94,15 +125,53 @@ ALGORITHM = (
         "optim.warmup_steps_ratio",
         "`ppo.warmup_fraction`, as a fraction of the policy's updates",
     ),
-    Row("actor_rollout_ref.actor.optim.warmup_style optim.lr_scheduler", "`ppo.schedule`"),
-    Row("actor_rollout_ref.actor.optim.weight_decay optim.weight_decay", "`ppo.weight_decay`"),
-    Row("optim.betas", "none: fixed at 0.9 and 0.999"),
+    Row("critic.optim.lr_warmup_steps critic.optim.lr_warmup_steps_ratio", "`ppo.warmup_fraction`"),
+    Row(
+        "actor_rollout_ref.actor.optim.warmup_style actor_rollout_ref.actor.optim.lr_scheduler_type optim.lr_scheduler "
+        "critic.optim.warmup_style critic.optim.lr_scheduler_type",
+        "`ppo.schedule`",
+    ),
+    Row("actor_rollout_ref.actor.optim.optimizer critic.optim.optimizer", "`ppo.optimizer`"),
+    Row(
+        "actor_rollout_ref.actor.optim.weight_decay optim.weight_decay critic.optim.weight_decay",
+        "`ppo.weight_decay`",
+    ),
+    Row("actor_rollout_ref.actor.optim.clip_grad critic.optim.clip_grad", "`ppo.max_grad_norm`"),
+    Row(
+        "optim.betas actor_rollout_ref.actor.optim.betas critic.optim.betas",
+        "none: fixed at 0.9 and 0.999",
+    ),
+    Row("critic.loss_agg_mode", "none: the value loss is the mean over tokens"),
+    Row("algorithm.filter_groups", "`ppo.constant_groups`: resample; groups whose scores are all equal"),
+    Row("algorithm.rollout_correction", "`ppo.importance_cap`: weights per token, truncated"),
     Row("trainer.critic_warmup", "`ppo.value_warmup_updates`"),
 )
 RUN = (
     Row(
-        "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules",
-        "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`",
+        "actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules "
+        "actor_rollout_ref.model.lora critic.model.lora_rank critic.model.lora_alpha critic.model.target_modules "
+        "critic.model.lora",
+        "`adapter.rank`, `adapter.alpha`, `adapter.target_modules`, with `adapter.kind=lora`",
+    ),
+    Row("actor_rollout_ref.model.lora_adapter_path", "`model`: the adapter's folder"),
+    Row(
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload critic.fsdp.optimizer_offload "
+        "critic.model.fsdp_config.optimizer_offload",
+        "`runtime.offload_optimizer`",
+    ),
+    Row(
+        "actor_rollout_ref.ref.fsdp_config.param_offload reward_model.model.fsdp_config.param_offload",
+        "`runtime.offload_frozen`",
+    ),
+    Row(
+        "actor_rollout_ref.actor.fsdp_config.param_offload critic.fsdp.param_offload "
+        "critic.model.fsdp_config.param_offload",
+        "none: trained weights stay on the device; `runtime.offload_optimizer` moves the optimizer's state",
+    ),
+    Row(
+        "actor_rollout_ref.actor.strategy critic.strategy actor_rollout_ref.actor.fsdp_config "
+        "actor_rollout_ref.ref.fsdp_config critic.fsdp critic.model.fsdp_config",
+        "`runtime.parallel`: replicate, or shard for FSDP",
     ),
     Row("trainer.default_local_dir", "`out`"),
     Row("trainer.experiment_name", "the name of the run's folder, `out`"),
@@ -125,12 +194,21 @@ RUN = (
         "actor_rollout_ref.rollout.max_num_batched_tokens",
         "`rollout.vllm.args`: vLLM's own arguments",
     ),
+    Row(
+        "actor_rollout_ref.rollout.max_model_len actor_rollout_ref.rollout.max_num_seqs "
+        "actor_rollout_ref.rollout.enable_chunked_prefill actor_rollout_ref.rollout.enable_prefix_caching "
+        "actor_rollout_ref.rollout.engine_kwargs actor_rollout_ref.rollout.data_parallel_size",
+        "`rollout.vllm.args`: vLLM's own arguments",
+    ),
     Row("actor_rollout_ref.rollout.dtype", "`runtime.precision`"),
+    Row("trainer.validation_data_dir", "the run's folder: `eval.jsonl` in `out`"),
 )
 WITHOUT_COUNTERPART = (
     Row(
-        "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.strategy actor_rollout_ref.actor.fsdp_config "
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size trainer.balance_batch trainer.default_hdfs_dir",
+        "trainer.nnodes trainer.n_gpus_per_node actor_rollout_ref.actor.ulysses_sequence_parallel_size "
+        "critic.ulysses_sequence_parallel_size trainer.balance_batch trainer.default_hdfs_dir "
+        "actor_rollout_ref.nccl_timeout ray_kwargs.* reward.num_workers "
+        "reward_model.num_workers reward_model.n_gpus_per_node reward_model.nnodes reward_model.enable_resource_pool",
         "torchrun sets the number of processes",
     ),
     Row(
@@ -139,5 +217,22 @@ WITHOUT_COUNTERPART = (
         "vLLM is a server of its own, whose weights are sent",
     ),
     Row("actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.model.use_liger", "no third-party kernels"),
-    Row("algorithm.use_pf_ppo", "no PF-PPO"),
+    Row("algorithm.use_pf_ppo algorithm.pf_ppo", "no PF-PPO"),
+    Row(
+        "actor_rollout_ref.rollout.multi_turn actor_rollout_ref.rollout.agent data.tool_config_path "
+        "data.function_tool_path data.return_raw_chat data.return_full_prompt data.custom_cls reward.sandbox_fusion "
+        "sandbox_fusion.*",
+        "responses of one turn, without tools",
+    ),
+    Row("data.image_key data.video_key data.audio_key data.image_patch_size", "text only"),
+    Row(
+        "data.apply_chat_template_kwargs data.filter_overlong_prompts_workers data.dataloader_num_workers "
+        "data.use_shm data.return_raw_input_ids data.return_multi_modal_inputs data.mm_processor_kwargs "
+        "data.validation_shuffle critic.model critic.optim "
+        "critic.checkpoint critic.shuffle critic.data_loader_seed critic.loss_scale_factor critic.rollout_n "
+        "critic.profiler reward_model.rollout reward_model.reward_kwargs actor_rollout_ref.* algorithm.* trainer.* "
+        "distillation.* transfer_queue.* global_profiler.* skip.* reward_model.reward_loop_source reward_model.model "
+        "reward_model.reward_loop_module_path reward_model.reward_loop_class_name",
+        "not implemented",
+    ),
 )

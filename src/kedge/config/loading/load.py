@@ -12,7 +12,7 @@ from kedge.config.explain.describe import find_field, section_type, written
 from kedge.config.loading.names import full_name
 from kedge.config.loading.validation_errors import validated
 from kedge.config.loading.yaml_text import Document, parse_value, read_document
-from kedge.config.presets import find_preset
+from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.root import Config
 from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
@@ -152,6 +152,8 @@ def _value(values: Mapping[str, Any], dotted: str) -> Any:
 
 def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
     name, sign, text = override.partition("=")
+    if override in PRESETS:
+        raise ConfigError(f"{override} is a preset, and each needs its own --preset; write --preset {override}")
     if not sign or not name.strip():
         raise ConfigError(f"{written(override)} is not an override; write field=value, e.g. ppo.clip_range=0.1")
     value = parse_value(text, written(override))

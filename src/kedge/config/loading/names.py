@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
-from kedge.config.explain.describe import all_fields, fields_named, find_field, section_type, unknown
+from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
+from kedge.config.libraries.names import foreign_answer
 from kedge.config.schema.root import Config
 from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
@@ -50,15 +51,26 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
     if section_type(name) is not None and (isinstance(value, Mapping) or name not in _SHADOWED):
         return name
     groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
-    for group in groups:
-        owners = [f"{section}.{name}" for section in group if find_field(f"{section}.{name}")]
-        if len(owners) > 1:
-            raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
-        if owners:
-            return owners[0]
-    if elsewhere := fields_named(name):
-        raise ConfigError(f"{name} is not a setting of {stage}; the field is {' or '.join(elsewhere)}")
-    raise ConfigError(unknown(name, _known(groups), kind=f"a setting of {stage}" if stage else "a field"))
+    owners = _owners(name, groups)
+    if len(owners) > 1:
+        raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
+    if owners:
+        return owners[0]
+    kind = f"a setting of {stage}" if stage else "a field"
+    if meant := _owners(USUAL.get(name, ""), groups):
+        raise ConfigError(f"{name} is not {kind}; did you mean {' or '.join(meant)}?")
+    elsewhere, answer = fields_named(name), foreign_answer(name, stage)
+    if elsewhere and not (answer and any(f" {section}." in answer for group in groups for section in group)):
+        raise ConfigError(f"{name} is not {kind}; the field is {' or '.join(elsewhere)}")
+    raise ConfigError(unknown(name, _known(groups), kind=kind, stage=stage))
+
+
+def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
+    """The fields that a bare name stands for: those of the first group that has it, or the one at the top level."""
+    if find_field(name) is not None:
+        return [name]
+    owners = ([f"{section}.{name}" for section in group if find_field(f"{section}.{name}")] for group in groups)
+    return next((found for found in owners if found), [])
 
 
 _SHADOWED = {dotted.partition(".")[2] for dotted, _ in all_fields()}

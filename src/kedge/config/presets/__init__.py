@@ -1,5 +1,6 @@
 """Presets: published recipes, and the algorithms beside PPO. What a preset does not give keeps its default."""
 
+import difflib
 from typing import Any
 
 from kedge.config.presets.control import CONTROL
@@ -28,7 +29,10 @@ def find_preset(name: Any) -> Preset:
         ConfigError: It does not exist.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        several = isinstance(name, str) and all(part in PRESETS for part in name.split(","))
-        hint = "give --preset once for each, or a list of names" if several else f"choose one of {', '.join(PRESETS)}"
+        text = str(name).lower()
+        near = difflib.get_close_matches(text, PRESETS, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(PRESETS)}"
+        if any(all(part in PRESETS for part in text.split(sign)) for sign in ",+ " if sign in text):
+            hint = "give --preset once for each, or a list of names"
         raise ConfigError(f"preset {name!r} does not exist; {hint}")
     return PRESETS[name]
