@@ -225,10 +225,20 @@ def test_columns_are_checked_before_a_run():
     reward.check(["answer", "id"])
     with pytest.raises(RewardError, match=r"exact takes 'answer'.*\(columns: id\)"):
         reward.check(["id"])
-    with pytest.raises(RewardError, match="'stopped' has the name of a reward function's own argument"):
-        reward.check(["answer", "stopped"])
     with pytest.raises(RewardError, match="takes 'answer'"):
         reward.score(responses())
+
+
+def test_a_column_with_the_name_of_an_argument_is_passed_under_another():
+    def exact(completions, given_completions, stopped, given_stopped, given_given_stopped):
+        return [len(given_completions[0]) + given_stopped[0] + given_given_stopped[0] + stopped[0]]
+
+    reward = FunctionReward(exact)
+    given = {"completions": [[5, 6]], "stopped": [10], "given_stopped": [100], "seed": [3]}
+    reward.check(list(given))
+    assert reward.score(responses(1, **given)) == [2 + 100 + 10 + 1]
+    with pytest.raises(RewardError, match="takes 'given_completions'"):
+        reward.check(["stopped", "given_stopped"])
 
 
 def test_the_seed_is_an_argument():

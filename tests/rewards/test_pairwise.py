@@ -77,5 +77,9 @@ def test_columns_are_checked_before_a_run():
     judge.check(["topic"])
     with pytest.raises(RewardError, match="takes 'topic', but no column"):
         judge.check([])
-    with pytest.raises(RewardError, match="column 'first' has the name of a pairwise judge's own argument"):
-        judge.check(["topic", "first"])
+    judge.check(["topic", "first"])
+
+
+def test_a_column_with_the_name_of_a_side_is_passed_under_another():
+    judge = PairwiseJudge(lambda first, second, given_first, **columns: [float(given_first[0] == "mine" != first[0])])
+    assert judge.verdicts(said("a", first=["mine"]), said("b")) == [1]

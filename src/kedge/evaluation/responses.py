@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data import Prompt, encode_completion, encode_prompt
 from kedge.rewards import Responses, Scores
+from kedge.rewards.source import free_names
 
 __all__ = ["join_responses", "response_rows", "written_responses"]
 
@@ -49,20 +50,9 @@ def response_rows(responses: Responses, scores: Scores | None) -> Iterator[dict[
     A column whose name is taken, such as a reference `completion`, becomes `given_<name>`.
     """
     own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
-    names = _free_names(responses.columns, own)
+    names = free_names(responses.columns, own)
     for index, (prompt, completion) in enumerate(zip(responses.prompts, responses.completions, strict=True)):
         row: dict[str, Any] = {"prompt": prompt, "completion": completion, "stopped": responses.stopped[index]}
         if scores is not None:
             row["score"] = scores[index]
         yield {**row, **{names[column]: entries[index] for column, entries in responses.columns.items()}}
-
-
-def _free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """A distinct name for each column that avoids the taken names."""
-    names = {column: column for column in columns if column not in taken}
-    for column in (column for column in columns if column in taken):
-        name = f"given_{column}"
-        while name in names.values():
-            name = f"given_{name}"
-        names[column] = name
-    return names

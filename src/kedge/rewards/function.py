@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.errors import RewardError
-from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores
+from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores, free_names
 from kedge.texts import error_text
 
 __all__ = ["FunctionReward"]
@@ -38,7 +38,8 @@ class FunctionReward:
     """A plain or async Python function as a reward source.
 
     The function receives the arguments in its signature and nothing else: `f(completions)` works as well as
-    `f(prompts, completions, **columns)`. `RESERVED_ARGUMENTS` come from kedge, all others from the prompts' columns.
+    `f(prompts, completions, **columns)`. `RESERVED_ARGUMENTS` come from kedge, all others from the prompts' columns; a
+    column of such a name, as UltraFeedback's `completions`, is passed as `given_completions`.
 
     Args:
         function: Takes keyword arguments, usually `completions`; returns a `Score` per response, or an awaitable of
@@ -80,12 +81,9 @@ class FunctionReward:
         """Check before a run that the prompts have the columns that the function needs.
 
         Raises:
-            RewardError: A column has a reserved name, or a required column is missing.
+            RewardError: A required column is missing.
         """
-        if taken := sorted(set(columns) & set(RESERVED_ARGUMENTS)):
-            raise RewardError(
-                f"the prompts' column {taken[0]!r} has the name of a reward function's own argument; rename it"
-            )
+        columns = free_names(columns, RESERVED_ARGUMENTS).values()
         for parameter in self._parameters:
             named = parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
             known = parameter.name in {*columns, *RESERVED_ARGUMENTS, *self.settings}
@@ -133,8 +131,9 @@ class FunctionReward:
 
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
+        names = free_names(responses.columns, RESERVED_ARGUMENTS)
         available: dict[str, Any] = {
-            **responses.columns,
+            **{names[column]: entries for column, entries in responses.columns.items()},
             "prompts": responses.prompts,
             "completions": responses.completions,
             "prompt_ids": responses.prompt_ids,

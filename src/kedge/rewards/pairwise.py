@@ -12,7 +12,7 @@ from kedge.errors import RewardError
 from kedge.ranks import ALONE, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
-from kedge.rewards.source import Responses, Scores
+from kedge.rewards.source import Responses, Scores, free_names
 
 __all__ = ["PairwiseJudge"]
 
@@ -57,11 +57,7 @@ class PairwiseJudge:
 
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs (`RewardError` if not)."""
-        if taken := sorted({*SIDES} & {*columns}):
-            raise RewardError(
-                f"the prompts' column {taken[0]!r} has the name of a pairwise judge's own argument; rename it"
-            )
-        self._ranks.first(lambda: self._function.check([*columns, *SIDES]))
+        self._ranks.first(lambda: self._function.check([*free_names(columns, SIDES).values(), *SIDES]))
 
     def verdicts(self, first: Responses, second: Responses) -> Scores:
         """Which of two responses to each prompt is better, shown in this order.
@@ -72,9 +68,11 @@ class PairwiseJudge:
         return self._ranks.first(lambda: self._verdicts(first, second))
 
     def _verdicts(self, first: Responses, second: Responses) -> Scores:
-        sides = dict(zip(SIDES, (first.completions, second.completions), strict=True))
+        names = free_names(first.columns, SIDES)
+        columns = {names[column]: entries for column, entries in first.columns.items()}
+        columns |= dict(zip(SIDES, (first.completions, second.completions), strict=True))
         verdicts: Scores = []
-        for index, verdict in enumerate(self._function.score(replace(first, columns={**first.columns, **sides}))):
+        for index, verdict in enumerate(self._function.score(replace(first, columns=columns))):
             if isinstance(verdict, list) or verdict not in VERDICTS:
                 raise RewardError(
                     f"{self.name} returned {verdict} for pair {index}; expected 1 (the first is better), "

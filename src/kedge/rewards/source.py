@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -13,7 +13,16 @@ from kedge.errors import NonfiniteScoreError, RewardError
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.models import ScalarModel
 
-__all__ = ["MESSAGES_COLUMN", "Responses", "RewardSource", "Score", "Scores", "ScoringModel", "checked_scores"]
+__all__ = [
+    "MESSAGES_COLUMN",
+    "Responses",
+    "RewardSource",
+    "Score",
+    "Scores",
+    "ScoringModel",
+    "checked_scores",
+    "free_names",
+]
 
 Score: TypeAlias = "float | list[float] | None"
 """One number for a response, or one per response token (a process reward), or None for no score."""
@@ -208,3 +217,14 @@ def _shown(value: object, limit: int = 60) -> str:
     """A value and its type on one line, truncated if long."""
     text = " ".join(repr(value).split())
     return f"{text if len(text) <= limit else text[:limit] + '…'} (a {type(value).__name__})"
+
+
+def free_names(columns: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """A distinct name for each column that avoids the taken names: `given_NAME` in their place."""
+    names = {column: column for column in columns if column not in taken}
+    for column in (column for column in columns if column in taken):
+        name = f"given_{column}"
+        while name in names.values():
+            name = f"given_{name}"
+        names[column] = name
+    return names
