@@ -262,11 +262,48 @@ def test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer(read, trunc
     assert "at most 40 fit" in reason(read, row, tokenizer=PLAIN, max_length=40)
 
 
-@pytest.mark.parametrize("read", ROWS)
-def test_an_answer_that_is_too_long_is_rejected_and_never_cut(read):
-    row = {**ROWS[read], "completion": "sea " * 50, "rejected": "sea " * 50}
-    rejection = one(read, row, max_length=20, truncate="keep_end")
+def test_a_completion_that_is_too_long_is_rejected_and_never_cut():
+    rejection = one(read_demonstrations, {"prompt": "a", "completion": "sea " * 50}, max_length=20, truncate="keep_end")
     assert rejection.kind == "answer alone longer than max_length=20"
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, tiny_sentencepiece_tokenizer()])
+def test_answers_that_are_compared_lose_their_end_where_asked_for(tokenizer):
+    long, short = " The tide went out, and in again. \U0001f600" * 9, " So it was."
+    prompts = {"a": 2, "The boat lay here. " * 9: 20}  # tokens that the prompt keeps
+    for prompt, least in prompts.items():
+        for row in (
+            {"prompt": prompt, "chosen": long, "rejected": short},
+            {"prompt": prompt, "responses": [short, long], "ranks": [2, 1]},
+        ):
+            table = read_comparisons([row], tokenizer=tokenizer, max_length=40, truncate="keep_end")
+            [record] = table.records
+            first, second = (record.chosen, record.rejected) if "chosen" in row else record.responses[::-1]
+            assert second == short
+            assert long.startswith(first)
+            lengths = [sum(map(len, encode_example(tokenizer, record.prompt, text))) for text in (first, second)]
+            assert 36 <= lengths[0] <= 40
+            assert len(encode_prompt(tokenizer, record.prompt)) >= min(least, len(encode_prompt(tokenizer, prompt))) - 1
+            assert table.num_cut == 1
+            assert "at most 40 fit" in reason(read_comparisons, row, tokenizer=tokenizer, max_length=40)
+
+
+def test_answers_of_conversations_and_posts_are_cut_as_well():
+    long = {"role": "assistant", "content": "The tide went out. " * 20}
+    row = {"prompt": [QUESTION], "chosen": [long], "rejected": [ANSWER]}
+    record = one(read_comparisons, row, max_length=80, truncate="keep_end")
+    assert record.prompt == RENDERED
+    assert record.rejected == "Because."
+    assert long["content"].startswith(record.chosen)
+    assert 70 <= sum(map(len, encode_example(CHAT, RENDERED, record.chosen)[:2])) <= 80
+    row = {**POST, "chosen": "The tide went out. " * 20, "rejected": "rope broke"}
+    record = one(read_comparisons, row, template="tldr", max_length=80, truncate="keep_end")
+    assert record.prompt == TLDR
+    assert record.chosen.startswith(" The tide went out.")
+    same = {"prompt": "a", "chosen": "sea " * 50, "rejected": "sea " * 60}
+    assert reason(read_comparisons, same, max_length=20, truncate="keep_end") == (
+        "fields 'chosen' and 'rejected' hold the same answer, once cut to fit"
+    )
 
 
 def test_of_a_conversation_the_oldest_turns_are_cut():
@@ -349,8 +386,8 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     with pytest.raises(DataError) as raised:
         read_prompts(path, tokenizer=PLAIN, rejected_to=out)
     assert str(raised.value) == (
-        "10 of 100 rows (10.0%) cannot be used, at most 5.0% allowed; most common reason, 8 times: "
-        f"\"field 'prompt' is missing (the row has 'question')\", first at {path}:93; "
+        "10 of 100 rows (10.0%) cannot be used, data.max_rejected_fraction=0.05 allows 5.0%; most common reason, "
+        f"8 times: \"field 'prompt' is missing (the row has 'question')\", first at {path}:93; "
         "data.columns.prompt=… names a column that holds it"
     )
     written = [json.loads(line) for line in out.read_text().splitlines()]

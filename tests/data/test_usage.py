@@ -6,7 +6,7 @@ def test_the_line_says_what_is_used_held_out_and_dropped():
     usage = DataUsage(("a.jsonl", "b.jsonl"), 2400, 1212, held_out=60, cut=3, dropped=dropped, notes=["by row"])
     assert usage.line == (
         "1,212 of 2,400 rows of a.jsonl, b.jsonl used, 60 of them held out; 1,188 dropped: "
-        "1,180 longer than data.max_prompt_tokens=512, 8 field 'prompt' is empty; 3 prompts cut to fit; by row"
+        "1,180 longer than data.max_prompt_tokens=512, 8 field 'prompt' is empty; 3 rows cut to fit; by row"
     )
     assert usage.as_json()["line"] == usage.line
     assert DataUsage((), 3, 3).line == "all 3 rows used"

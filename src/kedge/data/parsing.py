@@ -74,9 +74,10 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     if is_given(fields, "responses") and not is_given(fields, "chosen"):
         return _ranking(fields, options)
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
-    prompt, chosen, rejected = prompt_and_answers(fields, answers, options)
+    prompt, chosen, rejected = prompt_and_answers(fields, answers, options, cuts_answers=True)
     if chosen == rejected:
-        raise RowError("fields 'chosen' and 'rejected' hold the same answer")
+        cut = "" if answers["chosen"] == answers["rejected"] else ", once cut to fit"
+        raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{cut}")
     margin = fields.get("margin")
     return Comparison(prompt, chosen, rejected, None if margin is None else number_of(margin, "margin"))
 
@@ -140,7 +141,7 @@ def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
     if len(set(ranks)) < 2:
         raise RowError("all entries of 'ranks' are equal: at least two different ranks are needed")
     prompt, *texts = prompt_and_answers(
-        fields, {f"responses[{index}]": entry for index, entry in enumerate(responses)}, options
+        fields, {f"responses[{index}]": entry for index, entry in enumerate(responses)}, options, cuts_answers=True
     )
     if len(set(zip(texts, ranks, strict=True))) > len(set(texts)):
         raise RowError("field 'responses' holds the same answer twice, with different ranks")

@@ -16,7 +16,14 @@ from kedge.data.records import Demonstration
 from kedge.data.rejections import RowError
 from kedge.data.templates import render_tldr, tldr_response
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt
-from kedge.data.truncation import Truncate, reject_oversized, truncate_conversation, truncate_prompt
+from kedge.data.truncation import (
+    Truncate,
+    oversized_prefix,
+    reject_oversized,
+    truncate_answer,
+    truncate_conversation,
+    truncate_prompt,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,12 +50,12 @@ _TLDR_FIELDS = ("subreddit", "title", "post")
 
 @dataclass
 class CutCounter:
-    """Number of prompts that were cut to fit."""
+    """Number of times that something was cut to fit."""
 
     count: int = 0
 
     def note(self, kept: object, whole: object) -> None:
-        """Count a prompt of which something is missing."""
+        """Count texts of which something is missing."""
         self.count += kept != whole
 
 
@@ -61,7 +68,8 @@ class ReadingOptions:
         template: `tldr` builds prompts from the fields `subreddit`, `title` and `post`.
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
-        truncate: what to do with a prompt that is too long by itself or with its answers; answers are never cut.
+        truncate: what to do with a prompt that is too long by itself or with its answers; answers to learn are never
+            cut, those of comparisons lose their end.
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.
         cuts: counts the prompts that were cut.
@@ -77,13 +85,16 @@ class ReadingOptions:
     cuts: CutCounter = field(default_factory=lambda: CutCounter())
 
 
-def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
+def prompt_and_answers(
+    fields: Fields, answers: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
+) -> tuple[str, ...]:
     """The texts of a row: the prompt, followed by the answers.
 
     Args:
         fields: the row.
         answers: the answers' fields by name, unchecked.
         options: how rows are parsed.
+        cuts_answers: cut answers as well as prompts, if `options.truncate` allows it; False for answers to learn.
 
     Raises:
         RowError: A part is missing, empty, of the wrong type or too long.
@@ -91,9 +102,12 @@ def prompt_and_answers(fields: Fields, answers: Mapping[str, Any], options: Read
     """
     if options.template == "tldr":
         texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
+        if cuts_answers:
+            texts = _cut_answers(tldr_prompt(fields, options, budget=options.max_prompt_tokens), texts, options)
         prompt = tldr_prompt(fields, options, budget=_prompt_budget(texts, options))
         return check_lengths(prompt, texts, options)
-    return render_prompt_and_answers(conversation_or_text(fields, "prompt", options), answers, options)
+    prompt = conversation_or_text(fields, "prompt", options)
+    return render_prompt_and_answers(prompt, answers, options, cuts_answers=cuts_answers)
 
 
 def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
@@ -106,14 +120,26 @@ def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> 
     return prompt
 
 
-def render_prompt_and_answers(prompt: object, answers: Mapping[str, Any], options: ReadingOptions) -> tuple[str, ...]:
+def render_prompt_and_answers(
+    prompt: object, answers: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
+) -> tuple[str, ...]:
     """The texts of a prompt and its answers, any of which may be a conversation; all answers share one cut prompt."""
     if not any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *answers.values())):
         texts = {name: text_of(answer, name) for name, answer in answers.items()}
+        if cuts_answers:
+            texts = _cut_answers(text_of(prompt, "prompt"), texts, options)
         return check_lengths(cut_text(text_of(prompt, "prompt"), texts, options), texts, options)
     messages = as_messages(prompt, "prompt", "user")
     ends = {name: as_messages(answer, name, "assistant") for name, answer in answers.items()}
     texts = _render_answers(messages, ends, options)
+    if cuts_answers:
+        cut = _cut_answers(render_prompt(options.tokenizer, messages), texts, options)
+        for name in (name for name in texts if cut[name] != texts[name]):
+            # The end that the template writes stays: the answer loses as many characters as its rendering.
+            *before, last = ends[name]
+            kept_text = last["content"][: len(cut[name]) - len(texts[name])]
+            ends[name] = [*before, {**last, "content": text_of(kept_text, name)}]
+        texts = _render_answers(messages, ends, options)
     kept = cut_conversation(messages, texts, options)
     if kept != messages:
         texts = _render_answers(kept, ends, options)
@@ -179,6 +205,18 @@ def cut_conversation(prompt: Messages, answers: Mapping[str, str], options: Read
     kept = truncate_conversation(options.tokenizer, prompt, budget, options.truncate, _kind(budget, options))
     options.cuts.note(kept, prompt)
     return kept
+
+
+def _cut_answers(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> dict[str, str]:
+    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs."""
+    if options.truncate == "never" or options.max_length is None:
+        return dict(answers)
+    tokenizer, half = options.tokenizer, options.max_length // 2
+    start = oversized_prefix(tokenizer, prompt, half) or prompt
+    limits = (len(encode_prompt(tokenizer, start)), half, options.max_prompt_tokens or half)
+    cut = {name: truncate_answer(tokenizer, text, options.max_length - min(limits)) for name, text in answers.items()}
+    options.cuts.note(cut, answers)
+    return cut
 
 
 def _render_answers(prompt: Messages, answers: Mapping[str, Messages], options: ReadingOptions) -> dict[str, str]:

@@ -90,8 +90,9 @@ def read_comparisons(
 ) -> Table[Comparison | Ranking]:
     """Preferences: `prompt` + `chosen` + `rejected`, or ranked lists of `prompt` + `responses` + `ranks`.
 
-    Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer, and all answers
-    share one cut prompt.
+    Arguments and errors as in `read_demonstrations`; `max_length` applies to every answer, and all answers share one
+    cut prompt. Where `truncate` cuts prompts, it also cuts the end of answers that leave them less than half of
+    `max_length`.
     """
     options = ReadingOptions(tokenizer, template, max_prompt_tokens, max_length, truncate, columns or {})
     return _read(source, "comparisons", options, max_rejected_fraction, rejected_to)

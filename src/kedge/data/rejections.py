@@ -73,7 +73,7 @@ class Table(Generic[RecordT]):
     Attributes:
         records: the usable rows, in order.
         rejected: the unusable rows.
-        num_cut: usable rows whose prompt was cut to fit.
+        num_cut: usable rows of which a part was cut to fit.
         origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
     """
 
@@ -122,7 +122,8 @@ def check_rejections(
     if table.records and rejected <= max_rejected_fraction * total:
         return
     reason, count, first = _commonest_reason(table.rejected)
-    limit = f", at most {max_rejected_fraction:.1%} allowed" if table.records else ""
+    allowed = f"data.max_rejected_fraction={max_rejected_fraction:g}"
+    limit = f", {allowed} allows {max_rejected_fraction:.1%}" if table.records else ""
     raise DataError(
         f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
         f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{_hint(first.kind)}"
@@ -134,7 +135,9 @@ def _hint(kind: str) -> str:
     if missing := re.fullmatch(r"field '(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
     if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):
-        cut = "" if limit[1] in ("answer alone", "text") else "; data.truncate cuts prompts"
+        cut = {"answer alone": "; data.truncate cuts answers of comparisons", "text": ""}.get(
+            limit[1], "; data.truncate cuts prompts"
+        )
         return f"; the limit is data.{limit[2]}, or the model's context{cut}"
     return ""
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kedge.data.chat import render_prompt
 from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
-from kedge.data.tokens import encode_prompt, encode_text
+from kedge.data.tokens import encode_completion, encode_prompt, encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Truncate", "oversized_prefix", "reject_oversized", "truncate_conversation", "truncate_prompt"]
+__all__ = [
+    "Truncate",
+    "oversized_prefix",
+    "reject_oversized",
+    "truncate_answer",
+    "truncate_conversation",
+    "truncate_prompt",
+]
 
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
@@ -82,6 +90,18 @@ def truncate_prompt(
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
             return cut
     raise RowError(f"the prompt is empty when cut to {max_tokens} tokens")
+
+
+def truncate_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> str:
+    """An answer without its end, at most `max_tokens` long with EOS; unchanged if it fits."""
+    start = text[: _CHARACTERS_PER_TOKEN * max_tokens]
+    if start == text and len(encode_completion(tokenizer, text)) <= max_tokens:
+        return text
+
+    def num_tokens(num_characters: int) -> int:
+        return len(encode_completion(tokenizer, start[:num_characters]))
+
+    return start[: bisect_right(range(1, len(start) + 1), max_tokens, key=num_tokens)]
 
 
 def truncate_conversation(

@@ -22,7 +22,7 @@ class DataUsage:
         rows: Rows that the sources hold.
         used: Rows that the run uses, those held out included.
         held_out: Rows that are measured on but not trained on.
-        cut: Rows whose prompt was cut to fit.
+        cut: Rows of which a part was cut to fit.
         dropped: Unusable rows, by reason.
         shares: The share of each source in the rows that are drawn; empty if every row is drawn once per pass.
         notes: Further facts, such as how rows were held out.
@@ -72,7 +72,7 @@ class DataUsage:
             reasons = ", ".join(counted if len(counted) > 1 else self.dropped)
             parts.append(f"{sum(self.dropped.values()):,} dropped: {reasons}")
         if self.cut:
-            parts.append(f"{self.cut:,} prompt{'s' * (self.cut > 1)} cut to fit")
+            parts.append(f"{self.cut:,} row{'s' * (self.cut > 1)} cut to fit")
         if self.shares:
             drawn = (f"{share:.0%} {name}" for share, name in zip(self.shares, names, strict=True))
             parts.append(f"drawn as {', '.join(drawn)}")

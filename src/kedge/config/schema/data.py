@@ -158,7 +158,8 @@ class DataConfig(Section):
         "never",
         meaning="What to do with a prompt that is too long, by itself (max_prompt_tokens) or with its completion "
         "(max_length): reject the row, keep the prompt's start, or keep its end (of a conversation, the last turns). "
-        "Completions are never cut.",
+        "Answers of comparisons lose their end where they leave a prompt less than half of max_length; completions "
+        "that are learned are never cut.",
         source="kedge: a truncated prompt is a different task, so truncation is opt-in; template=tldr always truncates "
         "at a paragraph",
     )
