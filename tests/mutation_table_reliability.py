@@ -194,8 +194,8 @@ RELIABILITY = (
     Mutation(
         "small-ratios-ignored",
         "training/guard/guard.py",
-        "experience.old_logprobs - logprobs, 0.0).abs()",
-        "experience.old_logprobs - logprobs, 0.0)",
+        "experience.trainer_logprobs - logprobs, 0.0).abs()",
+        "experience.trainer_logprobs - logprobs, 0.0)",
         f"{GUARD}::test_a_token_that_sampler_and_trainer_see_differently_is_named[0.5]",
     ),
     Mutation(

@@ -126,6 +126,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.advantage=to_go", "ppo.value_warmup_updates=3"], ["ppo.value_warmup_updates=3", "use 0"]),
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
+        (["ppo.old_logprobs=sampler", "ppo.importance_cap=2"], ["ppo.importance_cap=2 weighs", "remove one"]),
         (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
         (["ppo.advantage=grpo"], ["ppo.advantage=grpo divides", "ppo.kl_in=loss", "ppo.kl_coef=0"]),
         (["ppo.value_warmup_until=0.3"], ["ppo.value_warmup_updates=0 is none", "the most updates"]),

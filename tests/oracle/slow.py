@@ -6,6 +6,7 @@ What is drawn at random (tokens, order of the minibatches) and a new critic head
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,8 @@ class SlowPpo:
         self.moments: dict[nn.Parameter, list[Any]] = {}
         self.kl_coef, self.missing_eos = self.use.kl_coef, self.use.missing_eos_score
         self.policy_updates = 0
+        self.past: list[Any] = []
+        """The policy at the start of each update."""
         self.new = set() if new_head is None else set(new_head.parameters())
 
     # --- the models, one row at a time
@@ -181,7 +184,9 @@ class SlowPpo:
         estimator = {"auto": "k1" if use.kl_in == "reward" else "k2"}.get(use.kl_estimator, use.kl_estimator)
         scores, table = self.scores(rows), []
         for row, score in zip(rows, scores, strict=True):
-            old, ref = (self.logprobs(model, row).tolist() for model in (self.policy, self.reference))
+            behind = use.max_staleness if use.old_logprobs == "sampler" else 0
+            old_policy = self.past[max(0, len(self.past) - 1 - behind)]
+            old, ref = (self.logprobs(model, row).tolist() for model in (old_policy, self.reference))
             tokens = [Token(old=each, ref=other) for each, other in zip(old, ref, strict=True)]
             if use.score_at == "after_last" and len(tokens) < use.max_new_tokens:
                 tokens.append(Token(is_action=False))
@@ -405,6 +410,7 @@ class SlowPpo:
             sampled: The responses, prompt by prompt.
             orders: The minibatches of each pass: the policy's, then any further ones of the critic, epoch by epoch.
         """
+        self.past.append(copy.deepcopy(self.policy))
         use, passes, is_warmup = self.use, list(orders), update <= self.use.value_warmup_updates
         rows, report = self.rows(sampled), Report()
         report.figures = {

@@ -100,3 +100,17 @@ def test_positive_examples_score_enough_token_scores_included():
     assert experience.positive is not None
     assert experience.positive.tolist() == [True, *[False] * 4, True, True, False]
     assert describe_experience(experience)["reward/positive_share"] == 3 / 8
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_the_old_logprobs_are_the_samplers_where_that_is_asked_for(is_exact):
+    """To the bit: two forward passes differ in rounding."""
+    models = make_models()
+    trainers, samplers = (
+        make_experience(models, old_from=each, reuse_sampled=is_exact) for each in ("trainer", "sampler")
+    )
+    mask, noted = samplers.action_mask, samplers.rollout.logprobs
+    assert torch.equal(samplers.old_logprobs, noted)
+    assert torch.equal(samplers.trainer_logprobs, trainers.old_logprobs)
+    kl = 0.05 * (noted - samplers.ref_logprobs)[mask].sum()
+    assert float((samplers.scores.sum() - samplers.rewards.sum()) - kl) == pytest.approx(0.0, abs=1e-4)

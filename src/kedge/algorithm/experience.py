@@ -99,8 +99,8 @@ class Experience:
             the KL penalty.
         token_scores: one number per action, from a process reward, in addition to `scores`; 0 elsewhere. None if no
             source scores tokens.
-        old_logprobs: log probabilities (nats) under the weights at the start of the epochs, computed by the trainer:
-            the denominator of the PPO ratio. Equal to `rollout.logprobs` if sampler and trainer agree.
+        old_logprobs: log probabilities (nats) that are the denominator of the PPO ratio: the trainer's, under the
+            weights at the start of the epochs, or the sampler's, `rollout.logprobs`. Equal if the two agree.
         ref_logprobs: log probabilities of the same actions under the frozen reference, at the same temperature; None
             without a reference model.
         values: the critic's value of the state before each action; None without a critic.
@@ -112,6 +112,7 @@ class Experience:
         importance_weights: factor of each action's policy loss, to correct for a sampler whose probabilities differ
             from the trainer's; None for no correction.
         positive: True for a response that scores high enough to be imitated; None for no imitation.
+        recomputed_logprobs: the trainer's, if the old ones are the sampler's; else None.
 
     Source: spec §1, §5.
     """
@@ -128,6 +129,12 @@ class Experience:
     token_scores: Float[Tensor, "batch time"] | None = None
     importance_weights: Float[Tensor, "batch time"] | None = None
     positive: Bool[Tensor, " batch"] | None = None
+    recomputed_logprobs: Float[Tensor, "batch time"] | None = None
+
+    @property
+    def trainer_logprobs(self) -> Float[Tensor, "batch time"]:
+        """Log probabilities (nats) that the trainer computes under the weights at the start of the epochs."""
+        return self.old_logprobs if self.recomputed_logprobs is None else self.recomputed_logprobs
 
     @property
     def num_rows(self) -> int:

@@ -46,7 +46,7 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
         is_exact: Whether the sampler's log probabilities equal the trainer's.
     """
     rollout, mask, scores = experience.rollout, experience.action_mask, experience.total_scores
-    apart = sampler_mismatch(experience.old_logprobs, rollout.logprobs, mask)
+    apart = sampler_mismatch(experience.trainer_logprobs, rollout.logprobs, mask)
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),

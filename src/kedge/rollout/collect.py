@@ -62,6 +62,7 @@ def collect_experience(
     whiten_advantages: bool = True,
     token_scores: Float[Tensor, "batch time"] | None = None,
     positive_min_score: float | None = None,
+    old_from: Literal["trainer", "sampler"] = "trainer",
     importance_cap: float | None = None,
     baseline: Float[Tensor, " batch"] | None = None,
     process_advantage: Advantage | None = None,
@@ -90,6 +91,7 @@ def collect_experience(
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
         token_scores: One per action, from a process reward.
         positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
+        old_from: Whose log probabilities are the old ones; see `Experience`.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
         baseline: Score of the greedy response to each row's prompt, if the advantage needs it.
         process_advantage: Estimates the part of `token_scores`, which is added to that of the other rewards. None: they
@@ -110,7 +112,7 @@ def collect_experience(
     if advantage.needs == "values" and not actor_critic.has_critic:
         raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
     if first_pass is None:
-        old_logprobs, values = _old_outputs(
+        trainer_logprobs, values = _old_outputs(
             rollout,
             actor_critic,
             temperature=temperature,
@@ -121,8 +123,9 @@ def collect_experience(
             ranks=ranks,
         )
     else:
-        old_logprobs = first_pass.logprobs.detach()
+        trainer_logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
+    old_logprobs = trainer_logprobs if old_from == "trainer" else rollout.logprobs
     ref_logprobs = None
     if reference is not None:
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
@@ -175,6 +178,7 @@ def collect_experience(
         returns=returns,
         token_scores=token_scores,
         importance_weights=importance_weights,
+        recomputed_logprobs=None if old_from == "trainer" else trainer_logprobs,
     )
     if positive_min_score is None:
         return experience

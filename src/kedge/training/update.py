@@ -91,7 +91,7 @@ class UpdateResult:
         """Each metric reduced over the steps, and the metrics of the whole update.
 
         `policy/first_ratio_max` is the largest ratio or inverse ratio of the first step. It should be 1, because the
-        weights are still those used for sampling.
+        weights are still those of the old log probabilities, unless these are the sampler's, under older weights.
         """
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
         losses = [step["value/loss"] for step in self.critic_steps]

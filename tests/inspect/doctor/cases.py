@@ -167,6 +167,13 @@ CASES = [
     metrics(
         "sampler_trainer_mismatch",
         "serious",
+        {"policy/first_ratio_max": [1.6] + [1.0] * 15, "policy/staleness": [0.0] + [1.0] * 15},
+        {"policy/first_ratio_max": [1.0] + [1.6] * 15, "policy/staleness": [0.0] + [1.0] * 15},
+        settings={**AHEAD, "ppo.old_logprobs": "sampler"},
+    ),
+    metrics(
+        "sampler_trainer_mismatch",
+        "serious",
         {"policy/first_ratio_max": [1.0] * 15 + [1.011]},
         {"policy/first_ratio_max": [1.009] * 16},
     ),

@@ -206,6 +206,18 @@ def test_later_steps_may_move_away():
         assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/ratio_min": 0.2}, pytest.fail)
 
 
+def test_ratios_to_a_sampler_are_only_compared_where_its_weights_are_the_trainers(experience):
+    stale, logprobs = torch.zeros_like(experience.rollout.group), experience.rollout.logprobs
+    told = replace(experience, old_logprobs=logprobs, recomputed_logprobs=experience.old_logprobs)
+    watched, far = Watched(), {**FINE, "policy/ratio_max": 3.0}
+    for update in (2, 1):
+        assert watched.incidents == []
+        with watched.guard.watching(update):
+            watched.guard.check_experience(replace(told, rollout=replace(told.rollout, policy_version=stale)))
+            assert watched.guard.allows(0, far, pytest.fail)
+    assert [incident.kind for incident in watched.incidents] == ["mismatch"]
+
+
 @pytest.mark.parametrize("shift", [0.5, -0.5, 900.0])
 def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, shift):
     watched = Watched()

@@ -132,6 +132,8 @@ SAO = Preset(
     "and the critic is trained more than the policy (Hou et al. 2026).",
     values={
         "ppo.policy_loss": Cited("double_sided", f"{_SAO} §3.1: direct double-sided importance sampling"),
+        "ppo.old_logprobs": Cited("sampler", f"{_SAO} §3.1: the ratio to the policy that sampled"),
+        "rollout.max_staleness": Cited(1, f"{_SAO} samples while it trains; kedge: one update ahead"),
         "ppo.clip_range": Cited(0.3, f"{_SAO} §4.1, for mathematics; 0.8 for code"),
         "ppo.clip_range_high": Cited(5.0, f"{_SAO} §4.1, for mathematics; 3 for code"),
         "ppo.critic": Cited("separate", f"{_SAO} §3.2"),

@@ -100,9 +100,10 @@ def _adaptive(run: Run) -> AdaptiveTokens | None:
 
 def importance_cap_of(config: Config, engine: Engine) -> float | None:
     """The cap of the importance weights; None for no weights."""
-    cap = config.ppo.objective.importance_cap
+    use = config.ppo.objective
+    cap = use.importance_cap
     if cap == "auto":
-        return None if engine.is_exact else IMPORTANCE_CAP
+        return None if engine.is_exact or use.old_logprobs == "sampler" else IMPORTANCE_CAP
     return cap
 
 

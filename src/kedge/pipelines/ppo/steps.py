@@ -196,6 +196,7 @@ class PpoSteps:
             token_scores=scored.token_scores,
             baseline=baseline,
             positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
+            old_from=ppo.objective.old_logprobs,
             importance_cap=importance_cap_of(self.config, self.roles.engine),
             first_pass=learner and learner.first_pass(scored.rollout),
             kl_coef=reward_kl_coef(self.config, coefficients),

@@ -144,6 +144,7 @@ class Guard:
         self._update, self._taken = update, 0
         self._evidence: Rollout | Experience | None = None
         self._consequence: Action | None = None
+        self._ratios_start_at_1 = True
         self.dropped = False
 
     @contextmanager
@@ -173,12 +174,14 @@ class Guard:
         self._evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
-            return  # sampled by older weights, whose probabilities differ
+            # Sampled by older weights, whose probabilities differ.
+            self._ratios_start_at_1 = experience.recomputed_logprobs is None
+            return
         logprobs = experience.rollout.logprobs
-        distance = torch.where(experience.action_mask, experience.old_logprobs - logprobs, 0.0).abs()
+        distance = torch.where(experience.action_mask, experience.trainer_logprobs - logprobs, 0.0).abs()
         row, token = divmod(int(distance.argmax()), distance.shape[1])
         ratio = math.exp(min(float(distance[row, token]), 20.0))
-        apart = sampler_mismatch(experience.old_logprobs, logprobs, experience.action_mask)
+        apart = sampler_mismatch(experience.trainer_logprobs, logprobs, experience.action_mask)
         self._compare(ratio, "in training and in sampling", row, token, k3=apart.k3)
 
     def allows(self, step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
@@ -187,7 +190,7 @@ class Guard:
         Raises:
             NumericsError: The run must stop.
         """
-        if step == 0:
+        if step == 0 and self._ratios_start_at_1:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):
             bad = search()

@@ -55,11 +55,19 @@ class ObjectiveConfig(Group):
         too_high="no effect",
         too_low="bad tokens that have become likely are hardly pushed back",
     )
+    old_logprobs: Literal["trainer", "sampler"] = field(
+        "trainer",
+        meaning="Whose log probabilities are the denominator of the ratio, and the policy's in the KL to the "
+        "reference: the trainer's, under the weights at the start of the update, or the sampler's, under those that "
+        "sampled. They differ with rollout.max_staleness and where the sampler is not exact (bf16, vLLM). With the "
+        "sampler's, the clip also acts on stale tokens, and no importance weights are used.",
+        source="trainer: decoupled PPO (AReaL), whose importance weights correct for the sampler. sampler: SAO",
+    )
     importance_cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
         "auto",
         meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
         "no weights. They correct for a sampler whose probabilities differ from the trainer's. auto: none where the "
-        "sampler is exact (builtin in fp32), 2 elsewhere.",
+        "sampler is exact (builtin in fp32) and with ppo.old_logprobs=sampler, 2 elsewhere.",
         source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
         "importance sampling, 2, for the others",
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
@@ -148,4 +156,9 @@ class ObjectiveConfig(Group):
                     f"{name}={value} needs ppo.policy_loss={' or '.join(losses)}, but "
                     f"ppo.policy_loss={self.policy_loss}; change or remove one"
                 )
+        if self.old_logprobs == "sampler" and isinstance(self.importance_cap, float):
+            raise ValueError(
+                f"ppo.importance_cap={self.importance_cap:g} weighs tokens by π_trainer/π_sampler, which "
+                "ppo.old_logprobs=sampler has in the ratio already; remove one"
+            )
         return self
