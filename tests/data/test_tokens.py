@@ -55,9 +55,10 @@ def test_a_text_without_prompt_is_encoded_as_the_start_of_a_text():
 
 def test_a_tokenizer_without_eos_is_named():
     tokenizer = tiny_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(ModelError, match="no end-of-sequence token"):
-        encode_completion(tokenizer, "a")
+    for missing in ("", None):
+        tokenizer.eos_token = missing
+        with pytest.raises(ModelError, match="no end-of-sequence token"):
+            encode_completion(tokenizer, "a")
     assert encode_completion(tokenizer, "a", eos=False) == encode_prompt(PLAIN, "a")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import load_config, resolved_yaml
+from kedge.config import load_config, resolved_yaml, with_values
 from kedge.data import rendering
 from kedge.errors import ConfigError
 from kedge.logs.run_folder import write_config
@@ -44,6 +44,9 @@ def test_a_resumed_run_renders_templates_with_the_date_on_which_it_started(
     assert resumed.facts["date"] == "2024-02-29"
     dated = {"chat_template": "{{ strftime_now('%d %b %Y') }}"}
     assert rendering.apply_template(tiny_tokenizer(), [{"role": "user", "content": "a"}], **dated) == "29 Feb 2024"
+    write_config(tmp_path, "model: a", {"date": "2023-01-31"})  # of a chain, whose stages are in its folder
+    assert open_run(with_values(config, {"out": str(tmp_path / "new")}), "generate").facts["date"] == "2023-01-31"
+    assert open_run(config, "generate", resume=Resume()).facts["date"] == "2024-02-29"
     for damaged in ("", "yesterday", "2024-02-30"):
         write_config(tmp_path / "run", "model: a", {"date": damaged})
         assert date_before(tmp_path / "run") is None

@@ -178,7 +178,7 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         """The special token that all the texts begin with."""
         return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
 
-    # A token after an answer may also be the header of the next turn: it closes turns if it comes after others, too.
+    # A token after an answer may also be the header of the next turn: it closes turns if it also comes after others.
     after, asked, between = after.lstrip(), asked.lstrip(), between.lstrip()
     header = _shared_start(opening[::-1], between[::-1])[::-1]
     middle = token_before(between, asked) or token_before(between, after) or between.removesuffix(header).strip()
@@ -225,11 +225,17 @@ def _end_of_content(whole: str, content: str, ending: str, begin: int, *, at_lea
     exact = _end_of(whole, content.strip(), ending, begin, at_least)
     if exact is not None:
         return exact
-    places = [place for place in range(begin, len(whole)) if not whole[place].isspace()]
-    squeezed = "".join(map(whole.__getitem__, places))
-    least = sum(place < at_least for place in places)
-    end = _end_of(squeezed, "".join(content.split()), "".join(ending.split()), 0, least)
-    return None if not end else places[end - 1] + 1
+    text, least, content, ending = (
+        "".join(each.split()) for each in (whole[begin:], whole[begin:at_least], content, ending)
+    )
+    count = _end_of(text, content, ending, 0, len(least))
+    if not count:
+        return None
+    for word in re.compile(r"\S+").finditer(whole, begin):
+        if count <= len(word[0]):
+            return word.start() + count
+        count -= len(word[0])
+    return None
 
 
 def _end_of(whole: str, content: str, ending: str, begin: int, at_least: int) -> int | None:
@@ -264,8 +270,12 @@ def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]])
 
 
 def _left_out(whole: str, message: dict[str, str], index: int) -> RowError:
-    lines = [line.strip() for line in message["content"].splitlines() if line.strip()]
-    missing = next((line for line in lines if line not in whole), message["content"].strip())
+    missing, place = message["content"].strip(), 0
+    for line in filter(None, map(str.strip, message["content"].splitlines())):
+        place = whole.find(line, place)
+        if place < 0:
+            missing = line
+            break
     return RowError(
         f"the chat template leaves out a part of message {index + 1} ({message['role']}): {missing[:_SHOWN]!r}; "
         "data.chat_template names a template that keeps it",

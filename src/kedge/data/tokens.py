@@ -177,7 +177,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
     """The ids with the end-of-sequence token at their end; `ModelError` if the tokenizer has none."""
-    end = cast("int | None", tokenizer.eos_token_id)
+    end = cast("int | None", tokenizer.eos_token_id if tokenizer.eos_token else None)  # "" has the unknown token's id
     if end is None:
         raise ModelError(
             "the tokenizer has no end-of-sequence token: set eos_token in its tokenizer_config.json to the token that "

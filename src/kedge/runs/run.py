@@ -232,7 +232,8 @@ def open_run(
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     _say_without_effect(config, device)
-    day = ranks.first(lambda: (date_before(shared) if resumed else None) or str(date.today()))
+    earlier = [shared, shared.parent] if resumed else [shared.parent]  # a chain's stages have one date
+    day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
     render_as_of(day)
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
     if device.type == "cpu":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.config import Config, changed_settings, effective_settings, load_config
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config
 from kedge.logs.progress import say
 from kedge.output import CONFIG_FILE, is_run
@@ -82,10 +82,10 @@ def threads_before(folder: Path) -> int | None:
 
 
 def date_before(folder: Path) -> str | None:
-    """The day on which the run in a folder started, as `2026-02-28`; None if unknown."""
+    """The day on which the run in a folder started, as `2026-02-28`; None without a run, or if it is not known."""
     try:
-        return str(date.fromisoformat(read_config(folder)[0].get(DATE, "")))
-    except ValueError:
+        return str(date.fromisoformat(read_config(folder)[0].get(DATE, ""))) if is_run(folder) else None
+    except (DataError, ValueError):
         return None
 
 
