@@ -18,6 +18,7 @@ from kedge.durable import copy_tree
 from kedge.errors import ConfigError, ModelError
 from kedge.invocation import refuse_nested_run
 from kedge.models.pretrained import quiet_transformers
+from kedge.models.tokenizers import save_tokenizer
 from kedge.output import IN_MEMORY_FOLDER, check_output, is_run, writing
 from kedge.rewards import RewardTerm
 from kedge.runs.claim import claim_free_folder, claims
@@ -77,7 +78,7 @@ class LoadedModel:
         try:
             with quiet_transformers():
                 self.model.save_pretrained(folder)
-                self.tokenizer.save_pretrained(folder)
+                save_tokenizer(self.tokenizer, folder)
         except Exception as error:  # whatever a model's own code raises
             raise ModelError(f"a {type(self.model).__name__} cannot be saved: {error}") from error
 

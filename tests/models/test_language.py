@@ -176,6 +176,36 @@ def test_a_git_lfs_pointer_is_named(tmp_path, file):
         load_language_model(folder, tokenizer=load_tokenizer(folder))
 
 
+@pytest.mark.parametrize(
+    ("named", "saved"),
+    [
+        ("PreTrainedTokenizerFast", "PreTrainedTokenizerFast"),
+        ("TokenizersBackend", "PreTrainedTokenizerFast"),
+        (None, "PreTrainedTokenizerFast"),
+        ("GPT2TokenizerFast", "GPT2TokenizerFast"),
+        ("LlamaTokenizer", "LlamaTokenizer"),
+    ],
+)
+def test_a_tokenizer_is_saved_under_the_class_that_its_source_named(tmp_path, named, saved):
+    # transformers 4.57 has no TokenizersBackend, and expects a mapping in extra_special_tokens.
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
+    folder = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=1)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": named}))
+    loaded = load_tokenizer(folder)
+    model = load_language_model(folder, tokenizer=loaded)
+    save_policy(model, loaded, tmp_path / "saved", card=ModelCard("sft", "tiny"))
+    config = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == saved
+    assert config["additional_special_tokens"] == ["<think>"]
+    assert "extra_special_tokens" not in config
+    again = load_tokenizer(tmp_path / "saved")
+    text = "The boat <think> lay\n at anchor."
+    assert again.encode(text) == loaded.encode(text) == tokenizer.encode(text)
+    assert again.decode(again.encode(text), skip_special_tokens=True) == "The boat  lay\n at anchor."
+
+
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():
     config = Gemma2Config(
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

@@ -15,7 +15,7 @@ from kedge.models.pretrained import fit_embedding, load_pretrained, quiet_transf
 from kedge.models.run_models import SHARDED_WEIGHTS, find_model
 from kedge.models.saving import VALUE_HEAD_FILE, value_head_file, write_whole
 from kedge.models.shards import merge_shards
-from kedge.models.tokenizers import load_tokenizer
+from kedge.models.tokenizers import load_tokenizer, save_tokenizer
 from kedge.output import check_output
 
 __all__ = ["merge"]
@@ -50,7 +50,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     def write(part: Path) -> None:
         with quiet_transformers():
             model.save_pretrained(part)
-            tokenizer.save_pretrained(part)
+            save_tokenizer(tokenizer, part)
         if (head := value_head_file(folder)) is not None:
             (part / VALUE_HEAD_FILE).parent.mkdir()
             shutil.copyfile(head, part / VALUE_HEAD_FILE)

@@ -23,6 +23,7 @@ from kedge.models.pretrained import NORMALIZATION_KEY, quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
+from kedge.models.tokenizers import save_tokenizer
 from kedge.output import writing
 
 __all__ = [
@@ -80,7 +81,7 @@ def save_policy(
             head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
             (part / VALUE_HEAD_FILE).parent.mkdir()
             save_file(head, part / VALUE_HEAD_FILE)
-        tokenizer.save_pretrained(part)
+        save_tokenizer(tokenizer, part)
         _write_card(part, card)
 
     return write_whole(Path(folder), write, forced=forced)
@@ -191,7 +192,7 @@ def save_scalar_model(
         else:
             model.adapter.save(part, weights=weights != {})
             write_shift(part, float(model.shift))
-        tokenizer.save_pretrained(part)
+        save_tokenizer(tokenizer, part)
         _write_card(part, card)
 
     return write_whole(Path(folder), write, forced=forced)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.data.chat import end_of_turn
@@ -15,9 +16,10 @@ from kedge.errors import ConfigError, ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.pretrained import base_source, check_source, loading_reason, quiet_transformers
 
-__all__ = ["load_tokenizer"]
+__all__ = ["load_tokenizer", "save_tokenizer"]
 
 PAD_TOKEN = "<|pad|>"
+CONFIG_FILE = "tokenizer_config.json"
 
 MOST_GROWTH = 1000.0
 """Times that a normalizer may make a text longer. Real ones replace a space by a sign, or drop accents; a chain that
@@ -54,7 +56,7 @@ def load_tokenizer(
     Source: spec §2.1 (S3, N+).
     """
     name = check_source(source)
-    if is_adapter(name) and not os.path.isfile(os.path.join(name, "tokenizer_config.json")):
+    if is_adapter(name) and not os.path.isfile(os.path.join(name, CONFIG_FILE)):
         name = base_source(name)
     try:
         if growth_of_normalizer(name) > MOST_GROWTH:
@@ -73,6 +75,7 @@ def load_tokenizer(
             raise
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
+    tokenizer.source_class = _named_class(name)  # pyright: ignore[reportAttributeAccessIssue]
     return tokenizer
 
 
@@ -90,6 +93,32 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
         raise ConfigError(
             f"data.chat_template={name} cannot be read: {reason}; expected a file or one of {', '.join(named)}"
         ) from error
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer so that transformers 4 reads it as well.
+
+    transformers 5 renames the class of many tokenizers to one that earlier versions lack, and a list of special tokens
+    to a name that they expect a mapping under. So the class is the one that the source named.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / CONFIG_FILE
+    settings: dict[str, Any] = json.loads(path.read_bytes())
+    named = getattr(tokenizer, "source_class", None) or settings.get("tokenizer_class")
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast" if named == "TokenizersBackend" else named
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _named_class(source: str) -> str | None:
+    """The class of a tokenizer in its own configuration; None if that names no class."""
+    path = Path(source, CONFIG_FILE) if os.path.isdir(source) else try_to_load_from_cache(source, CONFIG_FILE)
+    try:
+        named = json.loads(Path(str(path)).read_bytes()).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return named if isinstance(named, str) and named else None
 
 
 def growth_of_normalizer(source: str) -> float:

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kedge.durable import share_as_usual
 from kedge.models.pretrained import quiet_transformers
+from kedge.models.tokenizers import save_tokenizer
 
 __all__ = ["save_untrained_llama", "train_tokenizer"]
 
@@ -81,7 +82,7 @@ def save_untrained_llama(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     with quiet_transformers():
         model.save_pretrained(folder)
     share_as_usual(folder)
