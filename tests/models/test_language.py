@@ -206,6 +206,53 @@ def test_a_tokenizer_is_saved_under_the_class_that_its_source_named(tmp_path, na
     assert again.decode(again.encode(text), skip_special_tokens=True) == "The boat  lay\n at anchor."
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("family", FAMILIES)  # GPT-2's output layer is tied to its embedding
+def test_a_result_has_the_number_format_and_the_dropout_of_its_source(tmp_path, family, dtype):
+    tokenizer = tiny_tokenizer()
+    source = save_tiny_policy(tmp_path / "source", family, tokenizer=tokenizer)
+    tiny_causal_lm(family).to(dtype).save_pretrained(source)
+    model = load_language_model(source, tokenizer=tokenizer)
+    card = ModelCard("sft", "tiny")
+    result = save_policy(model, tokenizer, tmp_path / "result", card=card)
+    before, after = (load_file(each / "model.safetensors") for each in (source, result))
+    assert before.keys() == after.keys()
+    assert all(tensor.dtype == dtype and torch.equal(tensor, before[name]) for name, tensor in after.items())
+    settings = [json.loads((each / "config.json").read_text()) for each in (source, result)]
+    for name in [name for name in settings[0] if name == "dtype" or "drop" in name]:
+        assert settings[0][name] == settings[1][name], name
+    assert any(value for name, value in settings[0].items() if "drop" in name)
+    # A checkpoint restores training to the bit.
+    checkpoint = save_policy(model, tokenizer, tmp_path / "checkpoint", card=card, final=False)
+    assert {tensor.dtype for tensor in load_file(checkpoint / "model.safetensors").values()} == {torch.float32}
+    assert json.loads((checkpoint / "config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("rope", "former"),
+    [
+        ({"rope_type": "default", "rope_theta": 5e5}, {"rope_theta": 5e5}),
+        (
+            {"rope_type": "linear", "rope_theta": 7.0, "factor": 2.0},
+            {"rope_theta": 7.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+    ],
+)
+def test_rotary_settings_are_also_saved_by_their_names_in_transformers_4(tmp_path, rope, former):
+    # transformers 4.57 ignores rope_parameters, and takes its default of 10,000 without a word.
+    causal = tiny_causal_lm()
+    causal.config.rope_parameters = rope
+    model = LanguageModel(type(causal)(causal.config), tiny_tokenizer())
+    folder = save_policy(model, tiny_tokenizer(), tmp_path / "policy", card=ModelCard("sft", "tiny"))
+    saved = json.loads((folder / "config.json").read_text())
+    assert {name: saved.get(name) for name in former} == former
+    assert "rope_scaling" in former or "rope_scaling" not in saved
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert again.config.rope_parameters == rope
+    ids = torch.tensor(ROWS[:1])
+    assert torch.equal(again(ids).logits, model.causal(ids).logits)
+
+
 def test_soft_capped_logits_are_capped_as_the_model_itself_does():
     config = Gemma2Config(
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

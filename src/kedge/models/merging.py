@@ -13,7 +13,7 @@ from kedge.errors import ModelError
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.pretrained import fit_embedding, load_pretrained, quiet_transformers
 from kedge.models.run_models import SHARDED_WEIGHTS, find_model
-from kedge.models.saving import VALUE_HEAD_FILE, value_head_file, write_whole
+from kedge.models.saving import VALUE_HEAD_FILE, save_model, value_head_file, write_whole
 from kedge.models.shards import merge_shards
 from kedge.models.tokenizers import load_tokenizer, save_tokenizer
 from kedge.output import check_output
@@ -49,7 +49,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
 
     def write(part: Path) -> None:
         with quiet_transformers():
-            model.save_pretrained(part)
+            save_model(model, part)
             save_tokenizer(tokenizer, part)
         if (head := value_head_file(folder)) is not None:
             (part / VALUE_HEAD_FILE).parent.mkdir()

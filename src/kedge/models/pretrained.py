@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import FastGELUActivation, NewGELUActivation
@@ -35,6 +39,7 @@ __all__ = [
     "load_config",
     "load_pretrained",
     "loading_reason",
+    "local_folder",
     "model_width",
     "num_embeddings",
     "rope_switch",
@@ -189,6 +194,7 @@ def load_pretrained(
 
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
+    loaded.model.source_settings["dtype"] = _saved_dtype(base)
     fuse_activations(loaded.model)
     loaded.model.config.return_dict = True  # whatever config.json says: kedge reads outputs by name
     return loaded
@@ -304,6 +310,25 @@ def _check_weight_files(source: str) -> None:
         )
 
 
+def local_folder(source: str) -> Path | None:
+    """The folder of a model, or that of the downloaded files of a hub id; None if there is none."""
+    config = (
+        str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
+    )
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _saved_dtype(source: str) -> str:
+    """The number format of most weights in a model's first file, by torch's name; float32 for formats below 16 bits."""
+    folder, sizes = local_folder(source), Counter[str]()
+    for path in sorted(folder.glob("model*.safetensors"))[:1] if folder is not None else []:
+        with safe_open(path, framework="pt") as file:
+            for weight in map(file.get_slice, list(file.keys())):
+                sizes[weight.get_dtype()] += math.prod(weight.get_shape())
+    kinds = {"BF16": "bfloat16", "F16": "float16"}
+    return kinds.get(max(sizes, key=sizes.__getitem__, default=""), "float32")
+
+
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
     config = model.config.get_text_config()
@@ -411,10 +436,12 @@ def disable_dropout(model: PreTrainedModel) -> None:
     """Set every dropout to 0, in modules, attributes and configuration.
 
     With dropout two forward passes differ, so ratios are not 1 before the first step. `eval()` alone would last only
-    until the next `train()`.
+    until the next `train()`. The model is saved with its dropout: see `source_settings` in `save_model`.
 
     Source: spec §3.12 (S3, N+).
     """
+    if not hasattr(model, "source_settings"):
+        model.source_settings = model.config.to_dict()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import quiet_transformers
+from kedge.models.saving import save_model
 
 __all__ = ["PolicyWeights", "save_architecture"]
 
@@ -41,5 +42,5 @@ class PolicyWeights:
 def save_architecture(policy: LanguageModel, folder: Path) -> Path:
     """Save the policy's configuration, and its code if it has its own, without weights that are worth loading."""
     with quiet_transformers():
-        policy.causal.save_pretrained(folder, state_dict={})
+        save_model(policy.causal, folder, {}, final=False)
     return folder

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
 from kedge.durable import replaced_folder
@@ -29,6 +31,7 @@ from kedge.output import writing
 __all__ = [
     "VALUE_HEAD_FILE",
     "load_value_head",
+    "save_model",
     "save_policy",
     "save_scalar_model",
     "saved_bins",
@@ -51,7 +54,7 @@ def save_policy(
     stop_tokens: Sequence[int] = (),
     temperature: float = 1.0,
     weights: dict[str, Tensor] | None = None,
-    forced: bool = True,
+    final: bool = True,
 ) -> Path:
     """Save the policy as a Hugging Face folder; a value head goes into a subfolder, `value_head`.
 
@@ -64,7 +67,8 @@ def save_policy(
         temperature: The sampling temperature of the training; the default of `generate`.
         weights: Weights to save in place of the model's, such as the whole ones of a sharded model; empty for a folder
             without weights.
-        forced: Force the files to disk before they get their name; a checkpoint does so itself, with its other files.
+        final: The model is a result: its weights are saved in the number format of the source, and forced to disk
+            before they get their name. A checkpoint keeps float32, and forces its files to disk together.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -73,7 +77,7 @@ def save_policy(
     def write(part: Path) -> None:
         model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
         if model.adapter is None:
-            model.causal.save_pretrained(part, state_dict=weights)
+            save_model(model.causal, part, weights, final=final)
         else:
             model.adapter.save(part, weights=weights != {})
             model.causal.generation_config.save_pretrained(part)
@@ -84,7 +88,70 @@ def save_policy(
         save_tokenizer(tokenizer, part)
         _write_card(part, card)
 
-    return write_whole(Path(folder), write, forced=forced)
+    return write_whole(Path(folder), write, forced=final)
+
+
+def save_model(
+    model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None, *, final: bool = True
+) -> None:
+    """Save a transformers model with the settings of its source: number format and dropout; also for transformers 4.
+
+    Args:
+        model: The model. `source_settings` are those of its source; see `disable_dropout`.
+        folder: Output folder.
+        weights: See `save_policy`.
+        final: See `save_policy`.
+    """
+    source: dict[str, Any] = getattr(model, "source_settings", {})
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(source.get("dtype"))) if final else None
+    if dtype is not None and weights != {}:
+        weights = _rounded(model.state_dict() if weights is None else weights, dtype)
+    model.save_pretrained(folder, state_dict=weights)
+    path = folder / "config.json"
+    settings = json.loads(path.read_bytes())
+    _restore_dropout(settings, source)
+    if dtype is not None:
+        settings["dtype"] = source["dtype"]
+    settings |= _former_rope(settings)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights in another format, in the host's memory; what was one tensor stays one."""
+    rounded: dict[tuple[int, torch.Size], Tensor] = {}
+    for tensor in weights.values():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in rounded:
+            rounded[key] = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+    return {name: rounded[tensor.data_ptr(), tensor.shape] for name, tensor in weights.items()}
+
+
+def _restore_dropout(settings: dict[str, Any], source: Mapping[str, Any]) -> None:
+    """Put a source's dropout into a configuration, in place, also in its parts."""
+    for name, value in source.items():
+        if isinstance(value, Mapping) and isinstance(settings.get(name), dict):
+            _restore_dropout(settings[name], cast("Mapping[str, Any]", value))
+        elif "drop" in str(name) and isinstance(value, float) and (value or name in settings):
+            settings[name] = value
+
+
+def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of rotary embeddings by their names in transformers 4, which does not know `rope_parameters`."""
+    rope, kind = settings.get("rope_parameters"), str(settings.get("model_type"))
+    if not isinstance(rope, dict):
+        return {}
+    if kind.startswith("gemma3") and {"full_attention", "sliding_attention"} <= rope.keys():
+        former = _former_rope({"rope_parameters": rope["full_attention"]})
+        return {**former, "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+    if "rope_type" not in rope:
+        return {}
+    own = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
+    names = {"rope_theta", "partial_rotary_factor"} & rope.keys()
+    scaling = {name: value for name, value in rope.items() if name not in names}
+    if kind.startswith("phi3") and "long_factor" in scaling:  # exactly three settings, the fourth beside them
+        scaling = {"type": rope["rope_type"], **{name: scaling[name] for name in ("short_factor", "long_factor")}}
+    scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
+    return {**{own.get(name, name): rope[name] for name in names}, **scaled}
 
 
 def value_head_file(folder: str | Path) -> Path | None:
@@ -169,7 +236,7 @@ def save_scalar_model(
     *,
     card: ModelCard,
     weights: dict[str, Tensor] | None = None,
-    forced: bool = True,
+    final: bool = True,
 ) -> Path:
     """Save a reward model as a Hugging Face folder, whose `config.json` stores its score shift, or as an adapter.
 
@@ -179,7 +246,7 @@ def save_scalar_model(
         folder: Output folder; it appears only once complete.
         card: The model card.
         weights: Weights to save in place of the model's; empty for a folder without weights.
-        forced: See `save_policy`.
+        final: See `save_policy`.
 
     Raises:
         OutputError: The system refuses; an existing folder is kept.
@@ -188,14 +255,14 @@ def save_scalar_model(
     def write(part: Path) -> None:
         if model.adapter is None:
             setattr(model.classifier.config, NORMALIZATION_KEY, float(model.shift))
-            model.classifier.save_pretrained(part, state_dict=weights)
+            save_model(model.classifier, part, weights, final=final)
         else:
             model.adapter.save(part, weights=weights != {})
             write_shift(part, float(model.shift))
         save_tokenizer(tokenizer, part)
         _write_card(part, card)
 
-    return write_whole(Path(folder), write, forced=forced)
+    return write_whole(Path(folder), write, forced=final)
 
 
 def _write_card(folder: Path, card: ModelCard) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
@@ -38,6 +36,7 @@ from kedge.models.pretrained import (
     find_adapter,
     fit_embedding,
     load_pretrained,
+    local_folder,
     shares_base,
     take_settings,
 )
@@ -345,12 +344,10 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
     score = dict(classifier.named_children()).get("score")
     if not isinstance(score, nn.Linear) or score.bias is not None:
         return None
-    config = (
-        os.path.join(source, "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
-    )
-    if not isinstance(config, str):
+    folder = local_folder(source)
+    if folder is None:
         return None
-    head = find_head(Path(config).parent, trunk=classifier.base_model_prefix, width=score.in_features)
+    head = find_head(folder, trunk=classifier.base_model_prefix, width=score.in_features)
     if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
     return head

@@ -100,7 +100,7 @@ def run_reward(
     def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
         facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
         card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
-        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, forced=False)
+        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, final=False)
 
     in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
     watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")

@@ -113,7 +113,7 @@ def run_sft(
         folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None, *, ended: bool = False
     ) -> Path:
         card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
-        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights, forced=ended)
+        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights, final=ended)
 
     in_checkpoints = CheckpointModel(
         model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)

@@ -177,7 +177,7 @@ def _save(
     card = stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended)
     critic = roles.actor_critic.critic
     if critic is not None:
-        return save_scalar_model(critic, roles.tokenizer, folder, card=card, weights=weights, forced=ended)
+        return save_scalar_model(critic, roles.tokenizer, folder, card=card, weights=weights, final=ended)
     return save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
@@ -186,5 +186,5 @@ def _save(
         stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
         weights=weights,
-        forced=ended,
+        final=ended,
     )

@@ -136,5 +136,5 @@ def _save_policy(
         stop_tokens=roles.stop_tokens.ids,
         temperature=config.rollout.temperature,
         weights=weights,
-        forced=ended,
+        final=ended,
     )
