@@ -286,7 +286,8 @@ def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_p
     policy, judge = (loaded(models / name, kind) for name, kind in (("policy", "policy"), ("judge", "judge")))
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
     out = tmp_path / "run"
-    result = kedge.ppo(policy=policy, prompts=PROMPTS, reward=[judge, count_letters], out=out, **PPO)
+    pair = (judge.model, judge.tokenizer)
+    result = kedge.ppo(policy=policy, prompts=PROMPTS, reward=[pair, count_letters], out=out, **PPO)
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.model.state_dict().items())
     names: dict[str, Any] = {"policy": models / "policy", "reward": [models / "judge", count_letters]}
     by_name = kedge.ppo(**names, prompts=PROMPTS, out=tmp_path / "named", **PPO)
@@ -307,10 +308,14 @@ def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):
     with pytest.raises(KedgeError):
         kedge.sft(model=policy, demonstrations=DEMONSTRATIONS, out=out, batch_size=0)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match=r"not a LlamaForCausalLM$"):
+    with pytest.raises(ConfigError, match=r"not a LlamaForCausalLM without its tokenizer$"):
         kedge.sft(model=policy.model, demonstrations=DEMONSTRATIONS, out=out, **QUIET)
-    with pytest.raises(ConfigError, match=r"reward must be .*kedge\.LoadedModel.* not a LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match=r"reward must be .*kedge\.LoadedModel.* not a LlamaForCausalLM without its"):
         kedge.ppo(policy="m", prompts=PROMPTS, reward=policy.model, out=out)
+    with pytest.raises(ConfigError, match="LoadedModel: the model is a TokenizersBackend; expected a transformers mod"):
+        kedge.ppo(policy=(policy.tokenizer, policy.model), prompts=PROMPTS, reward="m", out=out)
+    with pytest.raises(ConfigError, match=r"^judge must be .* without its tokenizer"):
+        kedge.evaluate(model="m", against="m", prompts=PROMPTS, judge=policy.model, out=out)
     with pytest.raises(ConfigError, match="LoadedModel: the tokenizer is a str; expected a transformers tokenizer"):
         kedge.LoadedModel(policy.model, "gpt2")
     (out / "notes").mkdir(parents=True)

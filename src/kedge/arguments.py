@@ -17,8 +17,10 @@ __all__ = ["Arguments", "Data", "Model", "StrPath", "Weighted"]
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 
-Model: TypeAlias = "StrPath | LoadedModel"
-"""A model's folder or hub id; or the model and its tokenizer, loaded."""
+Model: TypeAlias = "StrPath | LoadedModel | tuple[Any, Any]"
+"""A model's folder or hub id; or the model and its tokenizer, loaded, also as a pair."""
+
+LOADED = "kedge.LoadedModel(model, tokenizer)"
 
 Data: TypeAlias = "StrPath | Iterable[Any]"
 """A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
@@ -51,10 +53,7 @@ class Arguments:
         if value is None:
             return
         if not isinstance(value, (str, os.PathLike)):
-            raise ConfigError(
-                f"{word or field} must be a folder, a hub id or kedge.LoadedModel(model, tokenizer), not a "
-                f"{type(value).__name__}"
-            )
+            raise ConfigError(f"{word or field} must be a folder, a hub id or {LOADED}, not {_shown(value)}")
         self._set(field, os.fspath(value))
 
     def critic(self, critic: Model | None) -> None:
@@ -87,7 +86,7 @@ class Arguments:
         """A Python function; None for a model or function given by name."""
         if callable(judge) and not is_pretrained(judge):
             return judge
-        self.name(field, judge)
+        self.name(field, judge, word=field.rpartition(".")[2])
         return None
 
     def rewards(self, reward: Weighted) -> list[RewardSpec | RewardTerm] | None:
@@ -124,6 +123,12 @@ class Arguments:
         self._settings[field] = value
 
 
+def _shown(value: object) -> str:
+    """A value of the wrong type, for an error."""
+    alone = " without its tokenizer" if is_pretrained(value) and hasattr(value, "forward") else ""
+    return f"a {type(value).__name__}{alone}"
+
+
 def _terms(reward: object) -> list[RewardTerm]:
     if isinstance(reward, Mapping):
         return [_weighted(spec, weight) for spec, weight in reward.items()]
@@ -134,9 +139,8 @@ def _terms(reward: object) -> list[RewardTerm]:
 def _weighted(spec: object, weight: object) -> RewardTerm:
     if is_pretrained(spec) or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
         raise ConfigError(
-            f"reward must be a folder, a hub id, 'module:function', a function, kedge.LoadedModel(model, tokenizer), "
-            f"or a list of these; not a "
-            f"{type(spec).__name__}"
+            f"reward must be a folder, a hub id, 'module:function', a function, {LOADED}, or a list of these; not "
+            f"{_shown(spec)}"
         )
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise ConfigError(f"the weight of a reward must be a number, not {weight!r}")

@@ -47,7 +47,7 @@ def is_pretrained(value: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model and its tokenizer as Python objects, wherever a model is named.
+    """A model and its tokenizer as Python objects, wherever a model is named; the pair alone is the same.
 
         kedge.ppo(model=kedge.LoadedModel(model, tokenizer), prompts=prompts, reward=my_function)
 
@@ -63,8 +63,8 @@ class LoadedModel:
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer"):
-            if not is_pretrained(getattr(self, name)):
+        for name, method in (("model", "forward"), ("tokenizer", "encode")):
+            if not is_pretrained(getattr(self, name)) or not hasattr(getattr(self, name), method):
                 raise ConfigError(
                     f"LoadedModel: the {name} is a {type(getattr(self, name)).__name__}; expected a transformers {name}"
                 )
@@ -141,6 +141,8 @@ class _Found:
 
     def name(self, value: Any, name: str) -> Any:
         """The argument with names in place of its loaded models."""
+        if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_pretrained, value)):
+            value = LoadedModel(*value)
         if isinstance(value, LoadedModel):
             free = name if name not in self.models else f"{name}-{len(self.models) + 1}"
             self.models[free] = value

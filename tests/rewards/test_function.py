@@ -207,9 +207,26 @@ def test_an_exception_is_one_line_with_its_place():
         FunctionReward(divides).score(responses())
 
 
+class Lengths(torch.nn.Module):
+    """A module is a reward if its `forward` is a reward function."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, completions):
+        return self.scale * torch.tensor([float(len(text)) for text in completions])
+
+
+def test_a_torch_module_whose_forward_takes_completions_is_a_reward_function():
+    given = responses()
+    assert FunctionReward(Lengths()).score(given) == [2.0 * len(text) for text in given.completions]
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (torch.nn.Linear(3, 1), r"Linear\(input.*\) does not take `completions`.* kedge\.LoadedModel"),
         (lambda prompts: [0.0], "does not take `completions`"),
         (lambda queries, replies: [0.0], "expected f\\(prompts, completions"),
         (7, "must be callable"),

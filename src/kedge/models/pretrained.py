@@ -194,7 +194,7 @@ def load_pretrained(
 
     loaded = load_on_first(load, build, ranks) if ranks.is_sharded else load()
     disable_dropout(loaded.model)
-    loaded.model.source_settings["dtype"] = _saved_dtype(base)
+    cast("dict[str, Any]", loaded.model.source_settings)["dtype"] = _saved_dtype(base)
     fuse_activations(loaded.model)
     loaded.model.config.return_dict = True  # whatever config.json says: kedge reads outputs by name
     return loaded
@@ -441,7 +441,7 @@ def disable_dropout(model: PreTrainedModel) -> None:
     Source: spec §3.12 (S3, N+).
     """
     if not hasattr(model, "source_settings"):
-        model.source_settings = model.config.to_dict()
+        vars(model)["source_settings"] = model.config.to_dict()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -92,7 +92,7 @@ def save_policy(
 
 
 def save_model(
-    model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None, *, final: bool = True
+    model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None = None, *, final: bool = True
 ) -> None:
     """Save a transformers model with the settings of its source: number format and dropout; also for transformers 4.
 

@@ -31,6 +31,7 @@ from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
 from kedge.models.pretrained import (
     NORMALIZATION_KEY,
+    check_source,
     context_length,
     disable_dropout,
     find_adapter,
@@ -305,7 +306,7 @@ def load_scalar_model(
         take_settings(classifier, start, in_adapter)
     head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
     is_fresh = init == "fresh" or not head <= in_adapter
-    foreign = _foreign_head(classifier, base) if is_fresh and init != "fresh" else None
+    foreign = _foreign_head(classifier, check_source(base)) if is_fresh and init != "fresh" else None
     is_fresh = is_fresh and foreign is None
     if init == "saved" and is_fresh:
         raise ModelError(

@@ -231,13 +231,18 @@ def _name(function: object) -> str:
 def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
     """The function's parameters, which must accept the responses."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        # A torch module's own call takes any arguments, and passes them on.
+        parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
     except (TypeError, ValueError) as error:
         raise RewardError(f"{name} has no signature; wrap it in f(prompts, completions, **columns)") from error
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     if not takes_any and not any(parameter.name in RESPONSE_ARGUMENTS for parameter in parameters):
         shown = ", ".join(str(parameter) for parameter in parameters)
-        raise RewardError(f"{name}({shown}) does not take `completions`; expected f(prompts, completions, **columns)")
+        of_model = "; a transformers classifier is passed as kedge.LoadedModel(model, tokenizer)"
+        raise RewardError(
+            f"{name}({shown}) does not take `completions`; expected f(prompts, completions, **columns)"
+            f"{of_model if hasattr(function, 'forward') else ''}"
+        )
     return parameters
 
 
