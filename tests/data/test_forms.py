@@ -131,6 +131,9 @@ def test_a_pair_with_another_label_is_a_bad_row():
     good, bad = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"input": "a", "output_1": "b", "output_2": "c"}
     [reason] = reasons(read_comparisons, good, {**bad, "label": 0})
     assert reason == "field 'label' is 0, expected 1 ('output_1' is better) or 2 ('output_2')"
+    for row in ({**bad, "label": 0}, {"instruction": "a", "completions": [{"response": "b"}, {"response": "c"}]}):
+        prompt = only(read_prompts([row], tokenizer=CHAT))
+        assert prompt.text == RENDERED.replace("Why?", "a")
     assert reasons(read_comparisons, good, {**bad, "label": "b"})[0] == "field 'label' is text, expected a number"
 
 
@@ -139,7 +142,7 @@ def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():
     assert only(read_demonstrations([row], tokenizer=PLAIN, template="tldr")).completion == " rope broke"
 
 
-@pytest.mark.parametrize("null", [None, float("nan")])
+@pytest.mark.parametrize("null", [None, float("nan"), "", []])
 def test_null_columns_of_concatenated_data_sets_are_absent(null):
     nulls = dict.fromkeys(NULLS, null)
     for row, text in (

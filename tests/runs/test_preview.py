@@ -81,6 +81,8 @@ def test_the_preview_from_python_knows_the_stage() -> None:
         (ROWS, named, "ppo"),
         ([{"messages": chat}], {}, "sft"),
         (["Once upon"], {}, "ppo"),
+        ([chat], {}, "sft"),
+        ([chat[:1]], {}, "ppo"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], {}, "reward"),
     ):
         preview = kedge.preview_data(rows, num_rows=3, **settings)

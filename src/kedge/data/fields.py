@@ -71,8 +71,12 @@ def field_of(fields: Fields, name: str) -> Any:
 
 
 def is_given(fields: Fields, name: str) -> bool:
-    """Tell whether a row has a field; rows of concatenated data sets hold null in the columns of the others."""
-    return not is_missing(fields.get(name))
+    """Tell whether a row has a field that holds something.
+
+    Rows of concatenated data sets hold null, or an empty text or list, in the columns of the others.
+    """
+    value = fields.get(name)
+    return not is_missing(value) and value not in ("", [], ())
 
 
 def text_of(value: object, name: str) -> str:

@@ -6,6 +6,7 @@ A comparison can be read as a prompt and as a demonstration, and has the same pr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,13 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
         fields = {**rest, "messages": messages}
     if role == "comparisons":
         return _with_prompt(_compared(fields), tokenizer, role)
-    if is_comparison(fields) and not (role == "demonstrations" and _demonstrates(fields)):
+    if is_comparison(fields) and role == "prompts":
+        with suppress(RowError):  # which answer is better does not matter to a prompt
+            fields = _compared(fields)
+        return _with_prompt(fields, tokenizer, role)
+    if is_comparison(fields) and not _demonstrates(fields):
         fields = _with_prompt(_compared(fields), tokenizer, role)
-        return fields if role == "prompts" else {**fields, "completion": _better(fields)}
+        return {**fields, "completion": _better(fields)}
     answered = role == "prompts" or "output" in fields
     if "instruction" in fields and answered and not fields.keys() & {"prompt", "messages"}:
         output = fields.get("output")
@@ -126,7 +131,7 @@ def _compared(fields: Fields) -> Fields:
             return {**fields, "chosen": fields[better], "rejected": fields[worse]}
     if _is_scored(fields):
         entries: list[Any] = fields["completions"]
-        name = next((name for name in _SCORES if all(name in entry for entry in entries)), _SCORES[0])
+        name = next(name for name in _SCORES if all(name in entry for entry in entries))
         ranks = [-number_of(field_of(entry, name), f"completions.{name}") for entry in entries]
         return {**fields, "responses": [entry["response"] for entry in entries], "ranks": ranks}
     return fields
@@ -138,6 +143,7 @@ def _is_scored(fields: Fields) -> bool:
         isinstance(entries, (list, tuple))
         and len(entries) > 1
         and all(isinstance(entry, Mapping) and "response" in entry for entry in entries)
+        and any(all(name in entry for entry in entries) for name in _SCORES)
     )
 
 

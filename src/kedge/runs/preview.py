@@ -105,9 +105,10 @@ def preview_data(
     )
 
 
-def _likely_stage(first: object, columns: Mapping[str, str]) -> str:
+def _likely_stage(first: Any, columns: Mapping[str, str]) -> str:
     if not isinstance(first, Mapping):
-        return "sft" if is_conversation(first) else "ppo"
+        answered = is_conversation(first) and {first[-1].get("role"), first[-1].get("from")} & {"assistant", "gpt"}
+        return "sft" if answered else "ppo"
     renamed = rename_columns(first, columns)
     fields = {name: value for name, value in renamed.items() if is_given(renamed, name)}
     if is_comparison(fields):
