@@ -276,6 +276,8 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
     assert (config.model, config.runtime.seed, config.ppo.loop.num_updates) == ("m", 5, 7)
     assert (config.reward[0].source, config.reward[0].weight, config.data.prompts) == ("r.py:f", 0.5, ["p.jsonl"])
     assert (seen["num_processes"], seen["at"]) == (3, Path("runs/sweep-ppo"))
+    kedge.sweep("ppo", {"preset": ["grpo", "rloo"]}, model="m", prompts="p", reward="r", preset="small-cpu")
+    assert [trial.config.preset for trial in seen["trials"]] == [["small-cpu", "grpo"], ["small-cpu", "rloo"]]
     with pytest.raises(KedgeError, match=r"processes of their own: data\.prompts must be a file or folder"):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
     with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, control, not 'rlhf'"):

@@ -115,7 +115,7 @@ class Arguments:
 
     def config(self, stage: str, values: Mapping[str, Any] | None = None) -> Config:
         """The configuration of a stage from all arguments so far, and from further values."""
-        return config_from_settings(stage, {**self._settings, **(values or {})})
+        return config_from_settings(stage, self._settings, values or {})
 
     def _set(self, field: str, value: object) -> None:
         if field in self._settings:

@@ -113,6 +113,8 @@ ASKED_FOR = {
     "vllm_server_host": "rollout.vllm.urls",
     "max_steps": "ppo.num_updates",
     "max_prompt_length": "data.max_prompt_tokens",
+    "chat_template_path": "data.chat_template",
+    "assistant_only_loss": "data.train_on",
     "load_in_4bit": "adapter.base_dtype",
     "data.train_files": "data.prompts",
     "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload_frozen",

@@ -31,7 +31,8 @@ MODELS_AND_DATA = (
         "`data.columns`: `data.columns.prompt=question` reads another column",
     ),
     Row("data.prompt_probs data.dataset_probs prompt_data_probs", "`data.mix`"),
-    Row("data.multiturn multiturn", "always: only messages of the assistant are learned"),
+    Row("data.tokenizer_chat_template tokenizer_chat_template", "`data.chat_template`: a file"),
+    Row("data.multiturn multiturn", "`data.train_on`: all messages of the assistant, or the last"),
 )
 BATCHES = (
     Row("rollout_batch_size rollout.batch_size", "`rollout.num_prompts`: prompts per update"),

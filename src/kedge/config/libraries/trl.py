@@ -175,7 +175,8 @@ GROUPS = (
 )
 SUPERVISED = (
     Row("max_seq_length", "`data.max_length`, in tokens"),
-    Row("chat_template_kwargs", "none: templates are rendered without further arguments"),
+    Row("chat_template_path", "`data.chat_template`: a file"),
+    Row("chat_template_kwargs", "none: `data.chat_template` can be a template with other defaults"),
     Row("dataset_text_field", "`data.columns`: `data.columns.text=body` reads the column `body`"),
     Row("formatting_func dataset_kwargs", "none: pass texts or conversations. See [Data](data.md)"),
     Row("eos_token pad_token", "none: those of the model's tokenizer"),
@@ -185,7 +186,7 @@ SUPERVISED = (
         "always: rows are computed without padding, each on its own",
     ),
     Row("completion_only_loss", "always: a prompt is never learned. Of a row with `text` alone, everything is"),
-    Row("assistant_only_loss", "always: only messages of the assistant are learned"),
+    Row("assistant_only_loss", "`data.train_on`: all messages of the assistant, or the last"),
     Row("activation_offloading", "`runtime.activation_checkpointing`, which computes activations again"),
     Row("center_rewards_coefficient", "`reward_model.normalize`: the mean score is shifted to 0 after the training"),
 )

@@ -26,6 +26,9 @@ MODELS_AND_DATA = (
     Row("data.prompt_key data.reward_fn_key", "`data.columns`: `data.columns.prompt=question` reads another column"),
     Row("data.train_max_samples data.val_max_samples", "part of the source: `org/name:train[:1000]`"),
     Row("data.seed", "`runtime.seed`"),
+    Row(
+        "actor_rollout_ref.model.custom_chat_template critic.model.custom_chat_template", "`data.chat_template`: a file"
+    ),
     Row("actor_rollout_ref.model.tokenizer_path data.tokenizer", "none: the tokenizer in the model's folder"),
     Row(
         "actor_rollout_ref.model.trust_remote_code critic.model.trust_remote_code data.trust_remote_code",

@@ -11,16 +11,19 @@ from kedge.config.stages import find_stage
 __all__ = ["config_from_settings"]
 
 
-def config_from_settings(stage: str, settings: Mapping[str, Any]) -> Config:
+def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
     """Resolve the configuration of a stage from keyword settings.
 
     Args:
         stage: sft, reward, critic, ppo, rlhf, generate or evaluate.
-        settings: Dotted names, sections as dicts, top-level fields (`preset` included), and bare names of fields, if
-            only one of the sections that the stage reads has a field of that name.
+        layers: Settings, later ones over earlier ones: dotted names, sections as dicts, top-level fields (`preset`
+            included), and bare names of fields, if only one of the sections that the stage reads has a field of that
+            name.
 
     Raises:
         ConfigError: A name is unknown or ambiguous.
     """
     find_stage(stage)
-    return resolve([{full_name(name, stage, value=value): value for name, value in settings.items()}])
+    return resolve(
+        [{full_name(name, stage, value=value): value for name, value in settings.items()} for settings in layers]
+    )
