@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import kedge
 from kedge.data import encode_example
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.samples import read_samples
-from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_tokenizer
+from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.bases import Bases
 from kedge.models.packing.rows import TokenRows
 from tests.models.test_adapters import adapt
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 TEXTS = ["The boat", "A sailor and his long rope", "My rope broke", "Once upon a time"]
 ROWS = [{"prompt": text, "completion": " sails" * (number + 1)} for number, text in enumerate(TEXTS)]
@@ -111,6 +112,43 @@ def test_an_adapter_that_is_trained_further_equals_peft_by_hand(base: Path, tmp_
     for name, weight in found.items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-5, msg=name)
     assert any((weight - start[name]).abs().max() > 0.01 for name, weight in found.items()), "it was trained"
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_an_adapter_pads_with_a_token_that_its_base_has(tmp_path: Path, scalar: bool) -> None:
+    """kedge adds a pad token to a base without one; plain PEFT loads the base as it is."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    plain = tiny_causal_lm("llama", len(tokenizer))
+    plain.config.pad_token_id = None
+    plain.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    settings = {**SFT, "num_epochs": 1, "out": tmp_path / "run", "adapter": LORA, "model": tmp_path / "base"}
+    if scalar:
+        settings["comparisons"] = [{"prompt": "The boat", "chosen": " sails", "rejected": " sinks"}] * 4
+        settings.pop("demonstrations")
+    model = (kedge.reward if scalar else kedge.sft)(**settings).model
+    auto, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if scalar else (AutoModelForCausalLM, {})
+    saved = AutoTokenizer.from_pretrained(model)
+    by_peft = peft.PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base", **labels), model).eval()
+    by_peft.config.pad_token_id = by_peft.get_base_model().config.pad_token_id = saved.pad_token_id
+    texts = ["The boat sails away<eos>", "A sailor<eos>"]
+    with torch.no_grad():
+        found = by_peft(**saved(texts, padding=True, return_tensors="pt", return_token_type_ids=False)).logits
+    own = load_tokenizer(model)
+    assert own.get_vocab() == load_tokenizer(tmp_path / "base").get_vocab()
+    rows = TokenRows.of([own(text)["input_ids"] for text in texts], torch.device("cpu"))
+    with torch.no_grad():
+        if scalar:
+            scores = load_scalar_model(model, tokenizer=own)
+            torch.testing.assert_close(scores.scores(rows) + scores.shift, found[:, 0], rtol=1e-4, atol=1e-4)
+        else:
+            policy = load_language_model(model, tokenizer=own)
+            logits = policy.logits(policy.hidden(rows))[rows.last, : len(tokenizer)]
+            torch.testing.assert_close(logits, found[:, -1], rtol=1e-4, atol=1e-4)  # padded on the left
+            numbers = json.loads((model / "generation_config.json").read_text())
+            assert numbers["pad_token_id"] == saved.pad_token_id < len(tokenizer)
+            assert max(numbers["suppress_tokens"] or [0]) < len(tokenizer)
 
 
 @pytest.mark.parametrize("given", ["folder", "object"])

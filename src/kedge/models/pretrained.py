@@ -29,6 +29,7 @@ from kedge.ranks import ALONE, Ranks
 from kedge.texts import pointer_fault
 
 __all__ = [
+    "HAS_NEW_ROW",
     "NORMALIZATION_KEY",
     "base_source",
     "context_length",
@@ -49,6 +50,9 @@ __all__ = [
 
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
+
+HAS_NEW_ROW = "has_new_row"
+"""Attribute of an embedding that grew by the pad token: the files that it came from do not have this row."""
 
 MAX_LABELS = 10_000
 MAX_LAYERS = 10_000
@@ -406,6 +410,7 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     if needed > rows:
         with quiet_transformers():
             model.resize_token_embeddings(needed, mean_resizing=False)
+        setattr(model.get_input_embeddings(), HAS_NEW_ROW, True)
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = tokenizer.pad_token_id
 

@@ -17,11 +17,12 @@ from kedge.algorithm.histogram import Bins
 from kedge.durable import replaced_folder
 from kedge.errors import ModelError
 from kedge.memory import in_phase
+from kedge.models.adapters import Adapter
 from kedge.models.adapters.folder import write_shift
 from kedge.models.card import ModelCard
 from kedge.models.heads import HistogramHead, ValueHead
 from kedge.models.language import LanguageModel
-from kedge.models.pretrained import NORMALIZATION_KEY, quiet_transformers
+from kedge.models.pretrained import HAS_NEW_ROW, NORMALIZATION_KEY, quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
@@ -42,6 +43,8 @@ __all__ = [
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
 """In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files that name the pad token."""
 FORMER_VALUE_HEAD_FILE = "value_head.safetensors"
 
 
@@ -75,7 +78,8 @@ def save_policy(
     """
 
     def write(part: Path) -> None:
-        model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature)
+        pad = _pad_in_base(model.causal, model.adapter, tokenizer)
+        model.causal.generation_config = _generation_config(model, tokenizer, stop_tokens, temperature, pad)
         if model.adapter is None:
             save_model(model.causal, part, weights, final=final)
         else:
@@ -86,6 +90,7 @@ def save_policy(
             (part / VALUE_HEAD_FILE).parent.mkdir()
             save_file(head, part / VALUE_HEAD_FILE)
         save_tokenizer(tokenizer, part)
+        _pad_with(pad, tokenizer, part)
         _write_card(part, card)
 
     return write_whole(Path(folder), write, forced=final)
@@ -260,9 +265,43 @@ def save_scalar_model(
             model.adapter.save(part, weights=weights != {})
             write_shift(part, float(model.shift))
         save_tokenizer(tokenizer, part)
+        _pad_with(_pad_in_base(model.classifier, model.adapter, tokenizer, but_eos=True), tokenizer, part)
         _write_card(part, card)
 
     return write_whole(Path(folder), write, forced=final)
+
+
+def _pad_in_base(
+    body: PreTrainedModel, adapter: Adapter | None, tokenizer: PreTrainedTokenizerBase, *, but_eos: bool = False
+) -> str | None:
+    """The token that pads with an adapter whose base has no row for the pad token; None to keep the tokenizer's own.
+
+    It is one that `load_tokenizer` replaces again. A classifier is read before its last padding, so never at EOS.
+    """
+    table = body.get_input_embeddings()
+    is_whole = adapter is not None and any(weight is table.weight for weight in adapter.weights().values())
+    if adapter is None or is_whole or not getattr(table, HAS_NEW_ROW, False):
+        return None
+    eos = cast("str | None", tokenizer.eos_token)
+    found = [token for token in (tokenizer.bos_token, tokenizer.unk_token, eos) if token is not None]
+    return next((str(token) for token in found if not (but_eos and token == eos)), None)
+
+
+def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Replace the pad token in a saved tokenizer's files; None keeps it."""
+    for name in TOKENIZER_FILES if pad is not None else ():
+        path, own = folder / name, tokenizer.pad_token_id
+        if not path.is_file():
+            continue
+        content = json.loads(path.read_bytes())
+        if name == "tokenizer.json":
+            content["padding"] = None
+            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != own]
+        else:
+            content.pop(str(tokenizer.pad_token), None)
+            content.get("added_tokens_decoder", {}).pop(str(own), None)
+            content |= {"pad_token": pad} if "pad_token" in content else {}
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_card(folder: Path, card: ModelCard) -> None:
@@ -290,18 +329,25 @@ def write_whole(folder: Path, write: Callable[[Path], None], *, forced: bool = T
 
 
 def _generation_config(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int], temperature: float
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_tokens: Sequence[int],
+    temperature: float,
+    pad: str | None = None,
 ) -> GenerationConfig:
     """Defaults of `generate` that match the training sampler: temperature, stop tokens, forbidden tokens.
 
     Of the source's own, only the stop tokens are kept: its filters and penalties are not part of the trained policy.
     """
     stops = kept_stop_ids(tokenizer, model, stop_tokens)
+    pad_id = tokenizer.pad_token_id if pad is None else cast(int, tokenizer.convert_tokens_to_ids(pad))
     forbidden = torch.nonzero(model.forbidden).flatten().tolist()
+    if pad is not None:
+        forbidden.remove(tokenizer.pad_token_id)
     return GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=stops[0] if len(stops) == 1 else stops or None,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=pad_id,
         suppress_tokens=forbidden,
         do_sample=True,
         temperature=temperature,
