@@ -85,6 +85,39 @@ def test_an_adapter_with_a_head_is_a_reward_model(base: Path, tmp_path: Path) ->
     assert torch.allclose(scores, torch.tensor(expected), atol=1e-4)
 
 
+@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS", None])
+@pytest.mark.parametrize("whole", [["classifier", "score"], None])
+def test_a_reward_adapter_without_a_head_needs_that_of_its_base(
+    base: Path, tmp_path: Path, task: str | None, whole: list[str] | None
+) -> None:
+    adapt(base, tmp_path / "headless", scalar=True)
+    save_tiny_reward_model(tmp_path / "reward")
+    adapted = adapt(tmp_path / "reward", tmp_path / "adapter", scalar=True)
+    for name in ("headless", "adapter"):
+        edit(tmp_path / name, task_type=task, modules_to_save=whole)
+        change_weights(tmp_path / name, lambda weights: weights.pop("base_model.model.score.weight"))
+    tokenizer = tiny_tokenizer()
+    adapted.config.pad_token_id = adapted.get_base_model().config.pad_token_id = tokenizer.pad_token_id
+    for given in ({}, {"bases": Bases()}, {"adapter": AdapterSettings(rank=4)}):
+        with pytest.raises(ModelError, match="headless' has no trained scalar head"):
+            load_scalar_model(tmp_path / "headless", tokenizer=tokenizer, **given)
+        model = load_scalar_model(tmp_path / "adapter", tokenizer=tokenizer, **given)
+        with torch.no_grad():
+            scores = model.scores(TokenRows.of(ROWS, model.device))
+            expected = torch.stack([adapted(input_ids=torch.tensor([row])).logits[0, 0] for row in ROWS])
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("whole", [None, ["lm_head"]])
+def test_a_critic_can_start_from_the_adapter_of_a_policy(base: Path, tmp_path: Path, whole: list[str] | None) -> None:
+    adapt(base, tmp_path / "adapter", modules_to_save=whole)
+    policy = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+    critic = load_scalar_model(tmp_path / "adapter", tokenizer=tiny_tokenizer(), init="fresh")
+    assert critic.trunk is not None
+    rows = TokenRows.of(ROWS, policy.device)
+    torch.testing.assert_close(critic.trunk.hidden(rows), policy.hidden(rows))
+
+
 def edit(folder: Path, **changes: Any) -> None:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

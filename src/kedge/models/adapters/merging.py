@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -28,6 +29,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     """
     peft = import_peft()
     output = model.get_output_embeddings()
+    is_scalar = output is None
     tied = output is not None and output.weight is model.get_input_embeddings().weight
     if tied and "lm_head" in (adapter.settings.get("modules_to_save") or ()):
         raise ModelError(
@@ -40,16 +42,20 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             "merge it by PEFT's merge_and_unload(), and use the whole model"
         )
     adapter.check(model)
-    tables = _grow_embeddings(model, adapter)
+    _grow_embeddings(model, adapter)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
-            adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder))
-        known = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+            adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
+        known = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     except Exception as error:  # untrusted files: PEFT raises whatever its parts do
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
-    held = under_present_names(adapted, adapter.weights())
-    check_names(adapter, [PREFIX + name for name in held], {*known, *(PREFIX + name for name in tables)})
+    held = {PREFIX + name for name in under_present_names(adapted, adapter.weights())}
+    held -= {name for name in held if is_scalar and name.startswith(f"{PREFIX}lm_head.")}  # of a policy, for its critic
+    in_place = {
+        name for name, _ in adapted.named_parameters(remove_duplicate=False)
+    }  # what PEFT loads without a wrapper
+    check_names(adapter, held, known | (held & in_place))
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
     except Exception as error:  # PEFT has layers that cannot be merged
@@ -59,12 +65,22 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     return merged.requires_grad_(True), adapter.whole
 
 
-def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> list[str]:
-    """Give a base the rows of the embedding in the adapter's file, which PEFT writes where tokens were added.
+def _config(adapter: AdapterFolder) -> Any:
+    """PEFT's configuration of an adapter for a model of any kind, with the whole modules that are in its file.
 
-    Returns:
-        The names of the embedding and of the output layer, those that are in the file.
+    The adapter of a policy can stand on a critic, and a reward model's need not have a head: its base may have one.
     """
+    config = import_peft().LoraConfig.from_pretrained(str(adapter.folder))
+    config.task_type = None
+    owners = [name.rpartition(".")[0] for name in adapter.whole]
+    config.modules_to_save = [
+        each for each in config.modules_to_save or () if any(owner.endswith(each) for owner in owners)
+    ]
+    return config
+
+
+def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> None:
+    """Give a base the rows of the embedding in the adapter's file, which PEFT writes where tokens were added."""
     layers = [model.get_input_embeddings(), model.get_output_embeddings()]
     tables = {id(layer.weight) for layer in layers if layer is not None}
     every = model.named_parameters(remove_duplicate=False)
@@ -72,4 +88,3 @@ def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> list[str
     rows = {adapter.shapes[PREFIX + name][0] for name in names}
     if len(rows) == 1 and rows != {len(model.get_input_embeddings().weight)}:
         model.resize_token_embeddings(rows.pop(), mean_resizing=False)
-    return names
