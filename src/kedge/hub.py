@@ -74,7 +74,7 @@ def adapter_snapshot(name: str) -> str | None:
         name: A hub id in which `hub_fault` finds no fault.
 
     Raises:
-        ModelError: It has a whole model, too.
+        ModelError: It also has a whole model.
     """
     whole, adapter = PROBED_FILES["model"]
     whole_is_cached, is_cached = (isinstance(try_to_load_from_cache(name, each), str) for each in (whole, adapter))
@@ -91,7 +91,7 @@ def adapter_snapshot(name: str) -> str | None:
 
 
 def has_whole_weights(folder: str | Path) -> bool:
-    """Whether a folder has weights of a whole model under the names that transformers looks for."""
+    """Return True for a folder with weights of a whole model under the names that transformers looks for."""
     return any(True for pattern in ("model*.safetensors*", "pytorch_model*.bin*") for _ in Path(folder).glob(pattern))
 
 
@@ -104,7 +104,7 @@ def two_models(name: str) -> ModelError:
 
 
 def _is_there(name: str, file: str) -> bool:
-    """Whether a repository has a file; False if the hub cannot be asked."""
+    """Return True for a repository with a file; False if the hub cannot be asked."""
     if constants.HF_HUB_OFFLINE:
         return isinstance(try_to_load_from_cache(name, file), str)
     try:

@@ -112,10 +112,11 @@ def test_a_reward_adapter_without_a_head_needs_that_of_its_base(
 def test_a_critic_can_start_from_the_adapter_of_a_policy(base: Path, tmp_path: Path, whole: list[str] | None) -> None:
     adapt(base, tmp_path / "adapter", modules_to_save=whole)
     policy = load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
-    critic = load_scalar_model(tmp_path / "adapter", tokenizer=tiny_tokenizer(), init="fresh")
-    assert critic.trunk is not None
     rows = TokenRows.of(ROWS, policy.device)
-    torch.testing.assert_close(critic.trunk.hidden(rows), policy.hidden(rows))
+    for adapter in (None, AdapterSettings()):
+        critic = load_scalar_model(tmp_path / "adapter", tokenizer=tiny_tokenizer(), init="fresh", adapter=adapter)
+        assert critic.trunk is not None
+        torch.testing.assert_close(critic.trunk.hidden(rows), policy.hidden(rows))
 
 
 def edit(folder: Path, **changes: Any) -> None:

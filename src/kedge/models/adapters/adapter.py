@@ -98,6 +98,7 @@ class Adapter:
         self._config = _new_config(settings) if start is None else _config_of(start)
         self._config.base_model_name_or_path = os.path.abspath(base) if os.path.isdir(base) else base
         heads = _heads(model)
+        start = start.for_classifier() if start is not None and heads else start
         self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
         whole, self._whole = _whole_weights(model, [*heads, *(self._config.modules_to_save or ())], start)
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
@@ -108,7 +109,7 @@ class Adapter:
             _check_targets(settings, model)
         for layer in model.modules():
             if hasattr(layer, "parameter_name"):
-                layer._activate_lora = MethodType(_with_stack, layer)  # pyright: ignore[reportAttributeAccessIssue]
+                cast(Any, layer)._activate_lora = MethodType(_with_stack, layer)
         for name in whole:
             _own(model, name)
         if start is not None:
@@ -341,8 +342,8 @@ def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
     """Let an adapted stack of matrices (experts, or their router) have its adapter in the block.
 
-    It stands in for a method of PEFT that registers a parametrization, whose cache all threads share: a policy that is
-    trained would find the weights of one that samples.
+    PEFT's own method registers a parametrization, whose cache all threads share: a policy that is trained would find
+    the weights of one that samples.
 
     Args:
         layer: PEFT's layer around the module that has the stack.

@@ -12,6 +12,7 @@ Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/p
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -77,6 +78,7 @@ class AdapterFolder:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder, self.settings = folder, settings
+        self._left = WRAPPED
         named = str(settings["base_model_name_or_path"])
         beside = folder / os.path.expanduser(named)
         self.base = str(beside) if not os.path.isdir(os.path.expanduser(named)) and os.path.isdir(beside) else named
@@ -86,6 +88,12 @@ class AdapterFolder:
             )
         if is_adapter(os.path.expanduser(self.base)):
             raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
+
+    def for_classifier(self) -> AdapterFolder:
+        """The adapter without an output layer of its own: a critic that starts from a policy has none."""
+        other = copy.copy(self)
+        other._left = (*WRAPPED, f"{PREFIX}lm_head.")
+        return other
 
     @property
     def generation_config(self) -> GenerationConfig | None:
@@ -125,7 +133,7 @@ class AdapterFolder:
         path = self.folder / ADAPTER_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not any(part in name for part in WRAPPED)]  # noqa: SIM118
+                names = [name for name in file.keys() if not any(part in name for part in self._left)]  # noqa: SIM118
                 return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
@@ -174,7 +182,7 @@ class AdapterFolder:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder has an adapter and no weights of a model; the base's config.json may be beside it."""
+    """Return True for a folder with an adapter and no weights of a model; the base's config.json may be beside it."""
     return os.path.isfile(Path(folder) / ADAPTER_CONFIG) and not has_whole_weights(folder)
 
 
@@ -210,8 +218,7 @@ def read_adapter(folder: str | Path) -> AdapterFolder:
 
 
 def _is_crowded(name: str, value: object) -> bool:
-    is_several = isinstance(value, (list, dict)) and name != "trainable_token_indices"
-    return is_several and len(value) > MOST_NAMES
+    return isinstance(value, (list, dict)) and len(value) > MOST_NAMES and name != "trainable_token_indices"
 
 
 def write_shift(folder: Path, shift: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
@@ -29,7 +30,8 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     """
     peft = import_peft()
     output = model.get_output_embeddings()
-    is_scalar = output is None
+    if output is None:
+        adapter = adapter.for_classifier()
     tied = output is not None and output.weight is model.get_input_embeddings().weight
     if tied and "lm_head" in (adapter.settings.get("modules_to_save") or ()):
         raise ModelError(
@@ -51,7 +53,6 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     except Exception as error:  # untrusted files: PEFT raises whatever its parts do
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
     held = {PREFIX + name for name in under_present_names(adapted, adapter.weights())}
-    held -= {name for name in held if is_scalar and name.startswith(f"{PREFIX}lm_head.")}  # of a policy, for its critic
     in_place = {
         name for name, _ in adapted.named_parameters(remove_duplicate=False)
     }  # what PEFT loads without a wrapper
@@ -86,5 +87,5 @@ def _grow_embeddings(model: PreTrainedModel, adapter: AdapterFolder) -> None:
     every = model.named_parameters(remove_duplicate=False)
     names = [name for name, weight in every if id(weight) in tables and name in adapter.whole]
     rows = {adapter.shapes[PREFIX + name][0] for name in names}
-    if len(rows) == 1 and rows != {len(model.get_input_embeddings().weight)}:
+    if len(rows) == 1 and rows != {len(cast(Tensor, model.get_input_embeddings().weight))}:
         model.resize_token_embeddings(rows.pop(), mean_resizing=False)
