@@ -90,7 +90,7 @@ class AdapterFolder:
             raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
 
     def for_classifier(self) -> AdapterFolder:
-        """The adapter without an output layer of its own: a critic that starts from a policy has none."""
+        """The adapter without its output layer, for a critic that starts from a policy."""
         other = copy.copy(self)
         other._left = (*WRAPPED, f"{PREFIX}lm_head.")
         return other
