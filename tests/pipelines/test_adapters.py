@@ -292,7 +292,7 @@ def test_sampling_ahead_uses_the_adapter_of_an_earlier_update(base: Path, tmp_pa
         ({"adapter.target_modules": ["nothing"]}, "adapter.target_modules=['nothing']"),
         ({"adapter.target_modules": ["q_proj", "lm_head"]}, "adapter.target_modules has the output layer"),
         ({"adapter.dropout": 0.05}, "adapter.dropout=0.05 makes two passes over the same tokens differ"),
-        ({"runtime.parallel": "shard"}, "adapter.kind=lora does not work with runtime.parallel=shard"),
+        ({"runtime.parallel": "shard"}, "use runtime.parallel=replicate, where each rank holds the frozen base"),
         ({"adapter.modules_to_save": ["nothing"]}, "adapter.modules_to_save: the model has no module 'nothing'"),
     ],
 )

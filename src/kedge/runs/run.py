@@ -295,8 +295,6 @@ def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
     """Check that the stage and its settings work with the ranks."""
     if ranks.are_several and stage not in RANKED:
         raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
-    if ranks.is_sharded and config.adapter.kind != "none":
-        raise ConfigError("runtime.parallel=shard does not work with adapter.kind=lora yet; use replicate")
     if ranks.is_sharded and config.runtime.offload_optimizer:
         raise ConfigError(
             "runtime.offload_optimizer=true does not work with runtime.parallel=shard, whose ranks hold a part of the "

@@ -178,7 +178,11 @@ class Config(Section):
             )
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
-            raise ValueError(f"{given} does not work with runtime.parallel=shard; use replicate")
+            raise ValueError(
+                f"{given} does not work with runtime.parallel=shard, which divides trained weights, and an adapter's "
+                "are few; use runtime.parallel=replicate, where each rank holds the frozen base once (with lora, "
+                "adapter.base_dtype=nf4 holds it in 4 bits)"
+            )
         if kind == "dora" and (held := self.adapter.base_dtype) in ("bf16", "int8", "nf4"):
             raise ValueError(
                 f"{given} needs the whole matrices in every pass, so adapter.base_dtype={held} saves little; use auto, "

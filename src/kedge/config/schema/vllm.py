@@ -98,6 +98,11 @@ class VllmConfig(Group):
     def _check_one_kind(self) -> "VllmConfig":
         if self.python and self.urls:
             raise ValueError("rollout.vllm.python starts a server, and rollout.vllm.urls names running ones; set one")
+        if self.transfer == "nccl" and self.python is not None and self.devices is None:
+            raise ValueError(
+                "rollout.vllm.transfer=nccl needs GPUs of the server's own: name them in rollout.vllm.devices; on a "
+                "single GPU use folder, and the server holds its share rollout.vllm.memory during updates, too"
+            )
         if bad := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
             raise ValueError(f"rollout.vllm.urls: {bad[0]} is not an address such as http://localhost:8000")
         return self
