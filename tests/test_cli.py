@@ -12,7 +12,7 @@ import yaml
 
 from kedge.cli import main
 from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Config, load_config, resolved_yaml
-from kedge.errors import ModelError
+from kedge.errors import ConfigError, ModelError
 from kedge.version import __version__
 
 STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")
@@ -335,3 +335,47 @@ def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         kedge(monkeypatch, "sweep", "control", "--env", "CartPole-v1", "learning_rate=1e-3,3e-4", "--seeds", "1") == 0
     )
     assert seen == [("control", [("learning_rate=1e-3", "CartPole-v1"), ("learning_rate=3e-4", "CartPole-v1")])]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("WORLD_SIZE", "two", "at least 1"),
+        ("WORLD_SIZE", "-2", "at least 1"),
+        ("RANK", "1.5", "from 0 to 1"),
+        ("RANK", "2", "from 0 to 1"),
+        ("LOCAL_RANK", "a", "at least 0"),
+        ("MASTER_PORT", "99999", "from 1 to 65535"),
+    ],
+)
+def test_variables_of_a_rank_that_are_wrong_are_one_line_which_torchrun_repeats(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    expected: str,
+) -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), name: value}
+    for each in given.items():
+        monkeypatch.setenv(*each)
+    assert kedge(monkeypatch, "ppo", "--model", "m") == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: the environment variable {name} is {value!r}; expected a whole number {expected}, ")
+    assert line.count("\n") == 1
+    if name != "WORLD_SIZE":
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+        assert f"traceback : {line}" in str(ChildFailedError("kedge", {0: failure}))
+
+
+def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kedge.ranks import start
+
+    for each in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(*each)
+    monkeypatch.setattr(start.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(start.torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="LOCAL_RANK is 2, and this machine has 2 GPUs: start at most 2 ranks on it"):
+        start.join_ranks()

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from kedge.errors import ConfigError
 
 __all__ = [
+    "check_rank_variables",
     "is_command_line",
     "is_first_rank",
     "loading_user_code",
+    "local_rank",
     "mark_command_line",
     "num_ranks",
     "refuse_nested_run",
@@ -32,12 +34,40 @@ def is_command_line() -> bool:
 
 def num_ranks() -> int:
     """Number of processes that torchrun, or a launcher with its variables, started for this run."""
-    return int(os.environ.get("WORLD_SIZE") or 1) if "RANK" in os.environ else 1
+    return _rank_variable("WORLD_SIZE", least=1) if "RANK" in os.environ and os.environ.get("WORLD_SIZE") else 1
 
 
 def is_first_rank() -> bool:
     """Whether this process prints and writes files."""
-    return num_ranks() == 1 or int(os.environ["RANK"]) == 0
+    return num_ranks() == 1 or _rank_variable("RANK") == 0
+
+
+def local_rank() -> int | None:
+    """The number of this process on its machine, which is also the number of its GPU; None for a single process."""
+    return None if num_ranks() == 1 else _rank_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
+
+
+def check_rank_variables() -> None:
+    """Check the variables that a launcher sets for a rank, before it waits for the others.
+
+    Raises:
+        ConfigError: One is not a number, or out of range.
+    """
+    _rank_variable("RANK", most=num_ranks() - 1)
+    local_rank()
+    if "MASTER_PORT" in os.environ:
+        _rank_variable("MASTER_PORT", least=1, most=65535)
+
+
+def _rank_variable(name: str, *, least: int = 0, most: int | None = None) -> int:
+    value = os.environ[name].strip()
+    if value.isdecimal() and least <= int(value) and (most is None or int(value) <= most):
+        return int(value)
+    expected = f"at least {least}" if most is None else f"from {least} to {most}"
+    raise ConfigError(
+        f"the environment variable {name} is {value!r}; expected a whole number {expected}, as torchrun sets it "
+        "(for a single process, unset RANK)"
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,10 +50,10 @@ def started(count: int, *arguments: str, **more: str) -> Iterator[subprocess.Pop
 
 
 def torchrun(count: int, *arguments: str, **more: str) -> tuple[int, str]:
-    """Exit code and output of ranks that run a module."""
+    """Exit code and output of ranks that run a module, without the error line that torchrun repeats in its report."""
     with started(count, *arguments, **more) as process:
         output, _ = process.communicate(timeout=LONGEST)
-        return process.returncode, output
+        return process.returncode, re.sub(r"^  traceback : error: .*\n", "", output, flags=re.MULTILINE)
 
 
 def _path() -> str:

@@ -67,7 +67,12 @@ def _check_shown() -> None:
 def main() -> None:
     """Run the command line. A user error prints one line and exits with 2; typer exits with 130 on Ctrl-C."""
     with lasting_streams():
-        if num_ranks() > 1:
+        try:
+            several = num_ranks() > 1
+        except ConfigError as error:
+            typer.echo(f"error: {error}", err=True)
+            sys.exit(2)
+        if several:
             from kedge.cli.ranks import run_as_rank
 
             return run_as_rank(_run)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import typer
 
@@ -35,14 +40,24 @@ def run_as_rank(command: Callable[[], None]) -> None:
         status = ending.code
     except KedgeError as error:
         if is_first_to_fail(error):
-            typer.echo(f"error: {error}", err=True)
+            _say(f"error: {error}")
         status = 1 if isinstance(error, PushError) else LOST_CONTACT if isinstance(error, LostContactError) else 2
     except Exception as error:
         status = LOST_CONTACT if is_lost_contact(error) else 1
         if is_first_to_fail(error):
             if status == LOST_CONTACT:
-                typer.echo("error: contact with another rank was lost", err=True)
+                _say("error: contact with another rank was lost")
             else:
                 traceback.print_exc()
     end_together(failed=bool(status))
     sys.exit(status)  # pyright: ignore[reportArgumentType]
+
+
+def _say(line: str) -> None:
+    """Print a line, and let torchrun repeat it in the last lines of its report, below its own traceback."""
+    typer.echo(line, err=True)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The first failure is the one that torchrun shows last; other ranks may end in the same second.
+        extra = {"timestamp": str(int(time.time()) - 1)}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")

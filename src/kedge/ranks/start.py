@@ -8,7 +8,6 @@ torchrun, or another launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR an
 from __future__ import annotations
 
 import atexit
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from kedge.errors import ConfigError, LostContactError
-from kedge.invocation import num_ranks
+from kedge.invocation import check_rank_variables, local_rank, num_ranks
 from kedge.ranks.ranks import ALONE, Ranks
 
 __all__ = ["Parallel", "end_together", "is_first_to_fail", "is_lost_contact", "join_ranks", "local_rank"]
@@ -51,13 +50,9 @@ def join_ranks(parallel: Parallel = "replicate") -> Ranks:
     """
     if num_ranks() == 1:
         return ALONE
+    check_rank_variables()
     _connect()
     return Ranks(dist.get_rank(), dist.get_world_size(), is_sharded=parallel == "shard")
-
-
-def local_rank() -> int | None:
-    """The number of this process on its machine, which is also the number of its GPU; None for a single process."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if num_ranks() > 1 else None
 
 
 def is_first_to_fail(error: BaseException) -> bool:
@@ -105,6 +100,8 @@ def _connect() -> None:
     global _store
     if _store is not None:
         return
+    if torch.cuda.is_available():
+        _check_device(torch.cuda.device_count())
     try:
         store, number, count = next(rendezvous("env://"))
         if torch.cuda.is_available():
@@ -115,6 +112,14 @@ def _connect() -> None:
         raise ConfigError(f"the ranks of this run cannot join: {error}; start them with torchrun") from error
     _store = store
     atexit.register(_leave)  # gloo's threads would abort a process that ends without it
+
+
+def _check_device(count: int) -> None:
+    if (local_rank() or 0) >= count:
+        raise ConfigError(
+            f"LOCAL_RANK is {local_rank()}, and this machine has {count} GPUs: start at most {count} ranks on it "
+            f"(torchrun --nproc-per-node {count})"
+        )
 
 
 def _leave() -> None:
