@@ -7,6 +7,7 @@ learning rate that moves a tiny model.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config, config_from_settings
-from kedge.config.presets import LANGUAGE_PRESETS
+from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
+from kedge.errors import ConfigError
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.steps import PpoSteps
@@ -46,18 +48,18 @@ WARM = {"value_warmup_updates": 1, "num_updates": UPDATES + 1}
 SIZES: dict[str, dict[str, Any]] = {
     "ppo": {"num_minibatches": 2},
     "tldr-n+": {"reward": "model"},
-    "instructgpt": {"reward": "model", "num_minibatches": 2, "num_updates": 50, "max_kl": 1e-6},  # ends after two
+    "instructgpt": {"reward": "model", "num_minibatches": 2, "num_updates": 50, "max_kl": 1e-6},
     "stiennon": {"reward": "model"},
-    "ziegler": {"kl_horizon": 40},
+    "ziegler": {"kl_horizon": 40, "num_updates": 50, "max_kl": 1e-6},
     "s2-defaults": {},
     "small-cpu": {},
     "rloo": GROUPS,
-    "grpo": GROUPS,
+    "grpo": {**GROUPS, "learning_rate": 1e-2},  # the KL starts at 0
     "dr-grpo": GROUPS,
     "reinforce++": {},
     "dapo": {**GROUPS, "num_minibatches": 4},
     "gspo": {**GROUPS, "num_minibatches": 4},
-    "cispo": {**GROUPS, "num_minibatches": 4},
+    "cispo": {**GROUPS, "num_minibatches": 4, "learning_rate": 1e-2},  # ratios beyond a clip range
     "vapo": {**GROUPS, **WARM, "num_minibatches": 4},
     "sao": {**WARM, "num_updates": 5, "learning_rate": 2e-2},  # far enough for tokens to leave its clip range
 }
@@ -168,39 +170,91 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     )
 
 
-@pytest.mark.parametrize(
-    "preset", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
-)
-def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, monkeypatch):
-    sizes = dict(SIZES[preset])
-    by_model = sizes.pop("reward", None) == "model"
+Weights = dict[str, torch.Tensor]
+
+
+def run_preset(
+    preset: str, models: Mapping[str, Path], out: Path, **changes: Any
+) -> tuple[Config, list[dict[str, float]], dict[int, Weights]]:
+    """A small run with a preset: its settings, the metrics of each update, and the weights after it."""
+    sizes = SIZES[preset] | changes
+    reward = [str(models["model"])] if sizes.pop("reward", None) == "model" else rewarded
     named = {} if preset == "ppo" else {"preset": preset}
-    options = {**SMALL, **sizes, **named, "model": str(models["policy"]), "out": str(tmp_path / "run")}
-    config = config_from_settings("ppo", options)
-    recorded, weights = record(monkeypatch), dict[int, dict[str, torch.Tensor]]()
+    config = config_from_settings("ppo", {**SMALL, **sizes, **named, "model": str(models["policy"]), "out": str(out)})
+    weights: dict[int, Weights] = {}
 
     def keep(update: int, roles: Roles) -> None:
         weights[update] = {name: each.detach().clone() for name, each in roles.actor_critic.named_parameters()}
 
-    run = run_ppo(config, prompts=PROMPTS, reward=[str(models["model"])] if by_model else rewarded, on_update=keep)
-    oracle = oracle_of(config, models, by_model=by_model)
-    for update, metrics in enumerate(run.metrics, 1):
+    return config, run_ppo(config, prompts=PROMPTS, reward=reward, on_update=keep).metrics, weights
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
+def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, monkeypatch):
+    recorded = record(monkeypatch)
+    config, rows, weights = run_preset(preset, models, tmp_path / "run")
+    oracle = oracle_of(config, models, by_model=SIZES[preset].get("reward") == "model")
+    for update, metrics in enumerate(rows, 1):
         done = recorded[update]
         report = oracle.update(update, done.sampled, done.orders)
         assert report.trained == done.trained
-        figures = [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]
-        for found, expected in figures:
+        for found, expected in [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]:
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert weights[update].keys() == oracle.weights().keys()
-        apart = torch.cat([(weights[update][name] - each).flatten() for name, each in oracle.weights().items()]).abs()
-        assert apart.max() < ROUNDING * config.ppo.loop.learning_rate
+        assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.loop.learning_rate
     if preset == "sao":  # whose mask is for stale tokens: one step per update has no other ratios
-        masked = [metrics["policy/clip_fraction"] for metrics in run.metrics]
+        masked = [metrics["policy/clip_fraction"] for metrics in rows]
         assert masked[:2] == [0.0, 0.0], "the critic's warm-up, and responses of the policy that is trained"
         assert max(masked[2:]) > 0.0
-        assert all("policy/sampler_truncated" not in metrics for metrics in run.metrics)  # the ratio is the correction
+        assert all("policy/sampler_truncated" not in metrics for metrics in rows)  # the ratio is the correction
         assert not (tmp_path / "run" / "incidents.jsonl").exists()  # older weights are not a mismatch
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """The largest difference of a weight; of other models, infinite."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one) if one.keys() == other.keys() else math.inf
 
 
 def test_every_preset_is_compared():
     assert list(SIZES) == ["ppo", *LANGUAGE_PRESETS]
+
+
+OTHERS: dict[str, Any] = {
+    "rollout.num_prompts": 2,
+    "rollout.num_responses": 2,
+    "rollout.max_new_tokens": 5,
+    "rollout.missing_eos_score": None,
+    "ppo.num_updates": 6,
+    "ppo.learning_rate": 5e-4,
+    "ppo.num_minibatches": 1,
+    "ppo.value_warmup_updates": 0,
+    "ppo.kl_estimator": "k2",
+    "ppo.kl_horizon": 10,
+    "ppo.critic_init": "policy",
+    "ppo.value_clip_range": 1e-3,
+    "ppo.clip_range_high": 1e-2,
+    "ppo.whiten_advantages": False,
+}
+"""Values that a field is compared with if its default is large, or stands for what presets set."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", LANGUAGE_PRESETS)
+def test_every_field_of_a_preset_acts(preset, models, tmp_path):
+    """With another value for it, the run ends with other weights, or is refused."""
+    defaults, idle = Config().model_dump(), []
+    config, _, whole = run_preset(preset, models, tmp_path / "whole")
+    for name, cited in PRESETS[preset].values.items():
+        section, field_name = name.split(".")
+        default = defaults[section][field_name]
+        if section not in ("ppo", "rollout") or cited.value == default:
+            continue
+        other = "separate" if cited.value == "shared" else OTHERS.get(name, default)
+        try:
+            _, _, weights = run_preset(preset, models, tmp_path / name, **{field_name: other})
+        except ConfigError:
+            continue
+        if distance(list(whole.values())[-1], list(weights.values())[-1]) < ROUNDING * config.ppo.loop.learning_rate:
+            idle.append(name)
+    assert idle == []

@@ -22,8 +22,9 @@ RLOO = Preset(
         "ppo.aggregation": Cited("constant", f"{_RLOO} §2.2: a whole response is one action: the sum of its log probs"),
         "ppo.num_epochs": Cited(1, f"{_RLOO} appendix C: 512 responses in two steps of 256, so the ratio stays near 1"),
         "ppo.num_minibatches": Cited(2, f"{_RLOO} appendix C: two gradient steps for each batch"),
-        "ppo.kl_scope": Cited("sequence", f"{_RLOO} eq. 3: the KL of the whole response is subtracted from its score"),
-        "ppo.kl_coef": Cited(0.03, f"{_RLOO} appendix C, for TL;DR; 0.1 for Anthropic-HH"),
+        "ppo.kl_coef": Cited(
+            0.03, f"{_RLOO} appendix C, for TL;DR; 0.1 for Anthropic-HH; eq. 3: that of the whole response is charged"
+        ),
     },
 )
 
