@@ -104,6 +104,7 @@ def test_a_preset_beside_a_file_that_sets_all_its_fields_is_refused(tmp_path: Pa
     ("given", "said"),
     [
         ("grpo,small-cpu", "preset 'grpo,small-cpu' does not exist; give --preset once for each"),
+        ("small-cpu, grpo", "preset 'small-cpu, grpo' does not exist; give --preset once for each"),
         (["grpo", "best"], "preset 'best' does not exist; choose one of tldr-n+"),
         (["grpo", 3], "preset 3 does not exist"),
         ([["grpo"]], "preset ['grpo'] does not exist"),

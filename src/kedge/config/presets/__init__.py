@@ -32,7 +32,7 @@ def find_preset(name: Any) -> Preset:
         text = str(name).lower()
         near = difflib.get_close_matches(text, PRESETS, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(PRESETS)}"
-        if any(all(part in PRESETS for part in text.split(sign)) for sign in ",+ " if sign in text):
+        if any(all(part.strip() in PRESETS for part in text.split(sign)) for sign in ",+ " if sign in text):
             hint = "give --preset once for each, or a list of names"
         raise ConfigError(f"preset {name!r} does not exist; {hint}")
     return PRESETS[name]
