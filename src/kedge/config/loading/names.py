@@ -69,8 +69,10 @@ def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
     """The fields that a bare name stands for: those of the first group that has it, or the one at the top level."""
     if find_field(name) is not None:
         return [name]
-    owners = ([f"{section}.{name}" for section in group if find_field(f"{section}.{name}")] for group in groups)
-    return next((found for found in owners if found), [])
+    for group in groups:
+        if owners := [f"{section}.{name}" for section in group if find_field(f"{section}.{name}")]:
+            return owners
+    return []
 
 
 _SHADOWED = {dotted.partition(".")[2] for dotted, _ in all_fields()}
