@@ -34,7 +34,7 @@ from kedge.models.packing.rows import TokenRows
 from kedge.models.quantized import hold_bases
 from kedge.runs.fingerprint import input_hashes
 from tests.models.registry.builder import save_policy_folder, save_reward_folder
-from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [[5, 9, 20, 31], [7, 8]]
 needs_stacks = pytest.mark.skipif(
@@ -536,7 +536,9 @@ def test_an_adapter_on_the_hub_is_found_in_the_cache(
 
 
 @pytest.mark.parametrize("scalar", [False, True])
-def test_a_merged_adapter_is_a_model_that_needs_no_peft(base: Path, tmp_path: Path, scalar: bool) -> None:
+def test_a_merged_adapter_is_a_model_that_needs_no_peft(tmp_path: Path, scalar: bool) -> None:
+    base, dtype = save_tiny_policy(tmp_path / "base"), torch.float32 if scalar else torch.bfloat16
+    tiny_causal_lm().to(dtype).save_pretrained(base)
     adapt(base, tmp_path / "adapter", scalar=scalar)
     result = CliRunner().invoke(app, ["merge", str(tmp_path / "adapter"), "--out", str(tmp_path / "whole")])
     assert result.exit_code == 0, result.output
@@ -547,7 +549,10 @@ def test_a_merged_adapter_is_a_model_that_needs_no_peft(base: Path, tmp_path: Pa
     )
     weights = dict(other.named_parameters())
     assert weights
-    assert all(torch.equal(weight, weights[name]) for name, weight in one.named_parameters())
+    # The merged model has the number format of the base.
+    assert all(torch.equal(weight.to(dtype).float(), weights[name]) for name, weight in one.named_parameters())
+    saved = load_file(tmp_path / "whole" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {dtype}
     with pytest.raises(ModelError, match="is not an adapter"):
         kedge.merge(tmp_path / "whole", tmp_path / "again")
     with pytest.raises(OutputError):
