@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from handbook.svg import save_svg
-from kedge.algorithm.statistics import Interval
 from kedge.demo.gold_evaluation import CurvePoint
 from kedge.demo.report import WITHOUT_KL, draw_curve
+from kedge.intervals import Interval
 
 __all__ = ["DemoRecord", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
 

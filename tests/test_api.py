@@ -139,7 +139,6 @@ def test_generate_and_evaluate(models, tmp_path):
         out=tmp_path / "b",
         temperature=1.0,
         seed=2,
-        num_bootstrap=500,
     )
     assert compared.summary["score"]["value"] == pytest.approx(sampled.score.value)
     assert 0 <= compared.win_rate.low <= compared.win_rate.value <= compared.win_rate.high <= 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bench.control.jobs import Outcome
-from kedge.algorithm.statistics import bootstrap_interval
+from kedge.intervals import mean_interval
 
 __all__ = ["learning_table", "machine_line", "markdown", "speed_table"]
 
@@ -74,7 +74,7 @@ def learning_table(
                 f"{len(reached)} of {len(runs)} ({level:,.0f})" if is_asked else "–",
                 f"{median(each[0] for each in reached):,.0f}" if reached else "–",
                 f"{median(each[1] for each in reached):.1f}" if reached else "–",
-                f"{bootstrap_interval(finals)}" if finals else "–",
+                f"{mean_interval(finals)}" if finals else "–",
                 f"{median(each.cpu_seconds for each in runs):.1f}",
             ]
         )

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kedge.algorithm.order import ordered_pairs, rank_correlations
 from kedge.algorithm.prefix_test import prefix_test
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
+from kedge.intervals import Interval
 
 NAN = math.nan
 

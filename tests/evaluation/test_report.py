@@ -32,7 +32,7 @@ def evaluation(wins: Scores, **orders: Scores) -> Evaluation:
     ours = ScoredResponses(responses(["ab"] * count), None)
     theirs = ScoredResponses(responses(["a" * (1 + number % 3) for number in range(count)]), None)
     judge = cast("Judge", NamedJudge())
-    evaluator = Evaluator([], cast("Policy", None), judge, Sampling(4, 1.0, 1, 0), 1.0, "", num_resamples=200)
+    evaluator = Evaluator([], cast("Policy", None), judge, Sampling(4, 1.0, 1, 0), 1.0, "")
     return Evaluation(evaluator, PolicyResult("policy", ours, PairOutcomes(wins, **orders), None), theirs)
 
 
@@ -47,6 +47,16 @@ def test_the_table_counts_what_was_won_tied_and_lost(reported):
     assert (summary["won"], summary["tied"], summary["lost"], summary["num_judged"]) == (3, 1, 1, 5)
     assert "3 / 1 / 1" in printed
     assert "KL" not in printed
+
+
+def test_a_tie_in_one_order_is_no_contradiction():
+    # Pairs: the same winner, two winners, a tie and a win, a win and a tie, two ties, and one undecided.
+    first: Scores = [1.0, 1.0, 0.5, 0.0, 0.5, None]
+    second: Scores = [1.0, 0.0, 1.0, 0.5, 0.5, 1.0]
+    assert PairOutcomes(first, first, second).position_bias() == {
+        "first_rate": (1 + 2 + 0.5 + 0.5 + 1) / 10,  # the response shown first wins 1 of 2, 2, ½, ½ and 1
+        "contradicted": 1 / 5,
+    }
 
 
 def test_pairs_whose_lengths_differ_are_counted(reported):

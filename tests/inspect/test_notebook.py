@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kedge.algorithm.statistics import Interval
 from kedge.errors import RewardError
 from kedge.inspect.doctor import diagnose
 from kedge.inspect.notebook.curve import svg_curve
 from kedge.inspect.notebook.runs import shown_run
+from kedge.intervals import Interval
 from kedge.pipelines.evaluate import EvaluateResult
 from kedge.pipelines.ppo.result import PpoResult
 from tests.inspect.page.judged import evaluation_record, generation_record, judgment, write_judged

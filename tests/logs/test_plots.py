@@ -12,9 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from kedge.algorithm.statistics import Interval
 from kedge.demo.gold_evaluation import CurvePoint
 from kedge.demo.report import draw_curve
+from kedge.intervals import Interval
 from kedge.logs.plots import lines as drawing
 from kedge.logs.plots import palette
 from kedge.logs.plots.lines import Level, Line, draw_lines

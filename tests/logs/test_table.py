@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
+from kedge.intervals import Interval
 from kedge.logs.table import print_table
 
 

@@ -43,7 +43,6 @@ def config_for(tmp_path: Path, *more: str, model: Path | None = None, **flags: A
     flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / "run"), **flags}
     settings = [
         "generate.max_new_tokens=4",
-        "evaluate.num_bootstrap=500",
         "runtime.plots=false",
         "runtime.report=false",
         *more,
@@ -89,7 +88,7 @@ def test_a_judge_that_only_looks_at_the_position_decides_nothing(tmp_path, verdi
         return [verdict] * len(first)
 
     result = run_evaluate(config_for(tmp_path, "evaluate.judge_mode=pairwise"), prompts=ROWS, judge=biased)
-    assert (result.win_rate.value, result.win_rate.low, result.win_rate.high) == (0.5, 0.5, 0.5)
+    assert result.win_rate.low < result.win_rate.value == 0.5 < result.win_rate.high
     assert result.summary["position_bias"] == {"first_rate": first_rate, "contradicted": 1.0}
     row = read_json_lines(tmp_path / "run" / "judgments.jsonl")[0]
     assert {row["winner_shown_first"], row["winner_shown_second"]} == {"model", "against"}

@@ -26,7 +26,7 @@ def count_letters(completions: list[str], **columns: Any) -> list[float]:
 
 def config_for(tmp_path: Path, *more: str, model: Path | None = None, out: str = "run") -> Config:
     flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / out)}
-    return load_config(None, ["generate.max_new_tokens=4", "evaluate.num_bootstrap=500", *more], flags)
+    return load_config(None, ["generate.max_new_tokens=4", *more], flags)
 
 
 def test_every_row_has_response_columns_and_score(tmp_path, capsys):
@@ -176,3 +176,23 @@ def test_the_command_runs_and_reports_errors(tmp_path):
     done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=3")
     assert done.returncode == 0, done.stderr
     assert {row["completion"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")} == {"eee"}
+
+
+def test_several_responses_to_a_prompt_differ_and_the_only_one_is_greedy(tmp_path, capsys):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    several = ["generate.max_new_tokens=12", "generate.num_responses=8"]
+    free = run_generate(config_for(tmp_path, *several, model=policy, out="free"), prompts=["Deck"])
+    assert free.summary["num_distinct"] >= 7
+    assert "8 responses to each prompt at temperature 1 (generate.temperature)" in capsys.readouterr().err
+    as_trained = run_generate(
+        config_for(tmp_path, *several, "rollout.temperature=0.02", model=policy, out="trained"), prompts=["Deck"]
+    )
+    greedy = run_generate(
+        config_for(tmp_path, *several, "generate.temperature=0.02", model=policy, out="greedy"), prompts=["Deck"]
+    )
+    assert as_trained.responses == greedy.responses
+    alone = [
+        run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Deck"]).responses
+        for out, more in (("one", []), ("cold", ["generate.temperature=0.01"]))
+    ]
+    assert alone[0] == alone[1]

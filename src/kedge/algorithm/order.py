@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kedge.algorithm.statistics import Interval
+from kedge.intervals import Interval, resampled_interval, share_interval
 
 __all__ = ["PromptResamples", "ordered_pairs", "rank_correlations"]
 
@@ -69,23 +69,22 @@ class PromptResamples:
         drawn.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
         self.prompt_weights = torch.cat([torch.ones(1, num_prompts, dtype=torch.float64), drawn])
         self.weights = self.prompt_weights @ member
-        self._member, self._tail = member, (1 - confidence) / 2
+        self._member = member
+        self._confidence = confidence
 
-    def interval(self, figures: Float[Tensor, " rows"]) -> Interval | None:
-        """The figure of the sample with the quantiles of those of the resamples; None if the sample has none."""
+    def interval(self, figures: Float[Tensor, " rows"], bounds: tuple[float, float]) -> Interval | None:
+        """The figure of the sample with its interval from those of the resamples; None if the sample has none."""
         if figures[0].isnan():
             return None
-        ends = figures[1:].nanquantile(torch.tensor([self._tail, 1 - self._tail], dtype=torch.float64))
-        low, high = (float(end) if end == end else float(figures[0]) for end in ends)
-        return Interval(float(figures[0]), low, high)
+        first, *resamples = figures.tolist()
+        return resampled_interval(first, resamples, len(self._member), confidence=self._confidence, bounds=bounds)
 
     def share(self, guesses: Tensor, truths: Tensor, *, across: bool) -> Interval | None:
         """The share of ordered pairs, of one prompt or of different ones; 0 and 1 get an interval as well."""
-        found = self.interval(self._shares(guesses, truths, across=across))
+        found = self.interval(self._shares(guesses, truths, across=across), (0.0, 1.0))
         if found is None or found.value not in (0.0, 1.0):
             return found
-        reach = 1 - self._tail ** (1 / len(self._member))  # Clopper and Pearson, as in `share_interval`
-        return Interval(0.0, 0.0, reach) if found.value == 0.0 else Interval(1.0, 1 - reach, 1.0)
+        return share_interval([found.value] * len(self._member), confidence=self._confidence)
 
     def ceiling(self, one_half: Tensor, other_half: Tensor, *, across: bool) -> float | None:
         """The share of ordered pairs of a perfect critic, from the agreement of two halves of the continuations."""

@@ -7,6 +7,7 @@ The mean return of other responses to the same prompt is judged in the same way:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from kedge.algorithm.checks import check_same_shape
 from kedge.algorithm.order import PromptResamples, rank_correlations
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
+from kedge.intervals import Interval
 
 __all__ = ["CalibrationBin", "PrefixTest", "prefix_test"]
 
@@ -38,7 +39,7 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class PrefixTest:
-    """The test's figures. Intervals are percentile bootstraps over prompts; None where nothing can be compared.
+    """The test's figures, with intervals over prompts; None where nothing can be compared.
 
     Attributes:
         num_prompts: prompts.
@@ -141,12 +142,13 @@ def prefix_test(
         ceiling_within=resamples.ceiling(*halves, across=False),
         ceiling_across=resamples.ceiling(*halves, across=True),
         rank_correlation_within=resamples.interval(
-            (resamples.prompt_weights @ within.nan_to_num()) / (resamples.prompt_weights @ (~within.isnan()).double())
+            (resamples.prompt_weights @ within.nan_to_num()) / (resamples.prompt_weights @ (~within.isnan()).double()),
+            (-1.0, 1.0),
         ),
-        rank_correlation=resamples.interval(rank_correlations(value, means, resamples.weights)),
-        explained_variance=resamples.interval(explained),
-        prompt_explained_variance=resamples.interval(prompt_explained),
-        gain=resamples.interval(explained - prompt_explained),
+        rank_correlation=resamples.interval(rank_correlations(value, means, resamples.weights), (-1.0, 1.0)),
+        explained_variance=resamples.interval(explained, (-math.inf, 1.0)),
+        prompt_explained_variance=resamples.interval(prompt_explained, (-math.inf, 1.0)),
+        gain=resamples.interval(explained - prompt_explained, (-math.inf, math.inf)),
         ceiling_explained=max(0.0, 1 - noise / spread) if spread > 0 else None,
         error=float((means - value).abs().mean()),
         prompt_error=float((means - baseline).abs().mean()),
@@ -183,7 +185,8 @@ def _bins(values: Tensor, means: Tensor, resamples: PromptResamples, num_bins: i
     found: list[CalibrationBin] = []
     for inside in _rows_of(bins).double():
         shares = (resamples.weights @ (inside * means)) / (resamples.weights @ inside)
-        interval, count = resamples.interval(shares), int(inside.sum())
+        interval = resamples.interval(shares, (float(means.min()), float(means.max())))
+        count = int(inside.sum())
         assert interval is not None, "the bin has a prefix"
         found.append(CalibrationBin(float((values * inside).sum()) / count, interval, count))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -13,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.checks import check_counted
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
+from kedge.intervals import Interval, resampled_interval
 
 __all__ = ["Readout", "ReadoutSums", "explained_variance_interval", "fit_readout"]
 
@@ -170,7 +171,7 @@ def explained_variance_interval(
     Raises:
         ShapeError: The shapes differ or nothing counts.
 
-    Source: Efron 1979, percentile bootstrap; explained variance as in PPO's metrics (spec §6.28).
+    Source: `resampled_interval`; explained variance as in PPO's metrics (spec §6.28).
     """
     check_counted(mask, values=values, returns=returns)
     center = returns[mask].double().mean()
@@ -185,10 +186,8 @@ def explained_variance_interval(
     sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
     draws = torch.randint(len(prompts), (num_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
-    shares = _explained(resampled).sort().values
-    tail = (1 - confidence) / 2
-    low, high = (float(shares[round(share * (num_resamples - 1))]) for share in (tail, 1 - tail))
-    return Interval(float(_explained(sums.sum(0))), low, high)
+    found, shares = float(_explained(sums.sum(0))), _explained(resampled).tolist()
+    return resampled_interval(found, shares, len(prompts), confidence=confidence, bounds=(-math.inf, 1.0))
 
 
 def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:

@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.statistics import Interval, bootstrap_interval, win_rate
+from kedge.algorithm.statistics import win_rate
 from kedge.data import Prompt, encode_prompt
 from kedge.demo import recipe
 from kedge.demo.world import AXES, Post, SummaryScores, World, judge_summary
+from kedge.intervals import Interval, mean_interval
 from kedge.models import LanguageModel, load_language_model, load_tokenizer, own_stop_tokens, response_logprobs
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import describe_responses
@@ -47,7 +48,7 @@ class GoldScores:
     @property
     def quality(self) -> Interval:
         """Mean quality."""
-        return bootstrap_interval(self._qualities())
+        return mean_interval(self._qualities())
 
     @property
     def num_words(self) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kedge.algorithm.statistics import Interval, bootstrap_interval, share_interval
 from kedge.data import Prompt
 from kedge.evaluation.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.evaluation.opponents import read_references, render_for
 from kedge.evaluation.policy import Policy, SampledBatch, Sampling, policy_kl
 from kedge.evaluation.responses import join_responses, written_responses
+from kedge.intervals import Interval, mean_interval, score_interval, share_interval
 from kedge.logs.phases import JUDGING, OnPhase
 from kedge.rewards import Responses
 from kedge.rewards.model import share_tokens
@@ -47,7 +47,6 @@ class Evaluator:
         kl_temperature: Sampling temperature of the KL estimate: that of training.
         template: The template that rendered the prompts, e.g. `tldr`.
         confidence: Coverage of the intervals, in (0, 1).
-        num_resamples: Bootstrap resamples of an interval.
         on_phase: Told how far sampling and judging are.
     """
 
@@ -58,7 +57,6 @@ class Evaluator:
     kl_temperature: float
     template: str
     confidence: float = 0.95
-    num_resamples: int = 10_000
     on_phase: OnPhase = lambda *_: None
 
     def references(self) -> ScoredResponses:
@@ -84,13 +82,13 @@ class Evaluator:
         outcomes = self.judge.compare(scored, opponent)
         return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
 
-    def interval(self, values: Sequence[float]) -> Interval:
-        """Mean of one value per prompt, with the configured confidence interval."""
-        return bootstrap_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
+    def score(self, values: Sequence[float]) -> Interval:
+        """Mean of one score per prompt, with the configured confidence interval."""
+        return score_interval(values, confidence=self.confidence)
 
     def share(self, values: Sequence[float]) -> Interval:
         """Mean of one share in [0, 1] per prompt, with the configured confidence interval."""
-        return share_interval(values, confidence=self.confidence, num_resamples=self.num_resamples)
+        return share_interval(values, confidence=self.confidence)
 
     def _score(self, responses: Responses) -> ScoredResponses:
         self.on_phase(JUDGING, 0, len(responses))
@@ -115,4 +113,5 @@ class Evaluator:
         if temperature != self.sampling.temperature:
             # A temperature near 0 turns every small difference into a huge KL, so measure it as in training.
             batches = self._sample(policy, replace(self.sampling, temperature=temperature), title="sample for the KL")
-        return self.interval(policy_kl(policy, against, batches, temperature=temperature))
+        kl = policy_kl(policy, against, batches, temperature=temperature)
+        return mean_interval(kl, confidence=self.confidence)

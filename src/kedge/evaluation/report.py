@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kedge.algorithm.statistics import Interval
 from kedge.evaluation.evaluator import Evaluator, PolicyResult
 from kedge.evaluation.judges import ScoredResponses
+from kedge.intervals import Interval
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
@@ -46,7 +46,7 @@ class Evaluation:
     def score(self, scored: ScoredResponses) -> Interval | None:
         """Mean score; None if the judge only compares or scored nothing."""
         known = [score for score in scored.scores or () if score is not None]
-        return self.evaluator.interval(known) if known else None
+        return self.evaluator.score(known) if known else None
 
     def longer_wins(self) -> Interval | None:
         """How often the longer of two responses wins: ½ without length bias; None if all lengths are equal."""
@@ -73,7 +73,7 @@ class Evaluation:
             "num_prompts": len(outcomes.wins),
             "num_judged": len(wins),
             "num_equal": sum(map(eq, *(each.responses.completions for each in (self.policy.scored, self.opponent)))),
-            "win_rate": asdict(self.win_rate(self.policy)),
+            "win_rate": self.win_rate(self.policy).as_json(),
             **outcomes.counts,
             "score": _plain(self.score(self.policy.scored)),
             "score_against": _plain(self.score(self.opponent)),
@@ -88,7 +88,7 @@ class Evaluation:
             "frontier": [
                 {
                     "model": each.name,
-                    "win_rate": asdict(self.win_rate(each)),
+                    "win_rate": self.win_rate(each).as_json(),
                     **each.outcomes.counts,
                     "score": _plain(self.score(each.scored)),
                     "kl": _plain(each.kl),
@@ -197,5 +197,5 @@ def _eos_rate(scored: ScoredResponses) -> float:
     return mean(map(float, scored.responses.stopped))
 
 
-def _plain(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else asdict(interval)
+def _plain(interval: Interval | None) -> dict[str, float | None] | None:
+    return None if interval is None else interval.as_json()

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ShapeError
+from kedge.intervals import Interval
 from kedge.logs.progress import format_figure
 from kedge.texts import printable
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kedge.algorithm.statistics import Interval
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
 from kedge.evaluation.evaluator import Evaluator
 from kedge.evaluation.policy import Policy
 from kedge.evaluation.report import Evaluation, report
+from kedge.intervals import Interval
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
@@ -91,7 +91,6 @@ def run_evaluate(
         kl_temperature=config.rollout.temperature,
         template=config.data.template,
         confidence=settings.confidence,
-        num_resamples=settings.num_bootstrap,
     )
     evaluator.judge.check(list(all_prompts[0].columns))
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kedge.algorithm.statistics import Interval, bootstrap_interval
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import RewardError
 from kedge.evaluation.policy import SampledBatch
 from kedge.evaluation.responses import join_responses, response_rows
+from kedge.intervals import Interval, score_interval
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
@@ -78,7 +78,7 @@ def run_generate(
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
     """
     run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
-    sampling = sampling_of(config)
+    sampling = sampling_of(config, num_responses=config.generate.num_responses)
     policy = load_policy(str(config.model), config, run)
     room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
     distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
@@ -91,6 +91,11 @@ def run_generate(
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
     with run.started():
         say(policy.stop_tokens.line)
+        if config.generate.num_responses > 1:
+            say(
+                f"{config.generate.num_responses} responses to each prompt at temperature {sampling.temperature:g} "
+                "(generate.temperature)"
+            )
         batches = policy.sample(repeated, sampling)
         responses, scores = _write_scored(batches, scorer, run, total=len(repeated))
     score = None if scores is None else _mean_score(scores, config)
@@ -102,15 +107,15 @@ def run_generate(
         "length": mean(map(len, responses.response_ids)),
         "eos_rate": mean(map(float, responses.stopped)),
         **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
-        **({} if scorer is None or score is None else {"reward": scorer.name, "score": asdict(score)}),
+        **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
     }
     write_summary(run.folder, summary)
     run.finish({"num_responses": len(repeated)})
     if run.ranks.is_first:
         print_table(
             f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
-            ["policy", "score", "tokens", "stopped"],
-            {policy.source: [score, summary["length"], summary["eos_rate"]]},
+            ["policy", "score", "different", "tokens", "stopped"],
+            {policy.source: [score, summary["num_distinct"], summary["length"], summary["eos_rate"]]},
         )
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
@@ -154,5 +159,4 @@ def _mean_score(scores: Scores, config: Config) -> Interval:
     means = [mean(group) for group in scored if group]
     if not means:
         raise RewardError(f"the reward scored none of {len(scores)} responses")
-    settings = config.evaluate
-    return bootstrap_interval(means, confidence=settings.confidence, num_resamples=settings.num_bootstrap)
+    return score_interval(means, confidence=config.evaluate.confidence)

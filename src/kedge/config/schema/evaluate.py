@@ -43,14 +43,6 @@ class EvaluateConfig(Section):
         too_high="slow",
         too_low="the confidence interval is wide: ±7 points of win rate at 200 prompts",
     )
-    num_bootstrap: int = field(
-        10_000,
-        ge=100,
-        meaning="Bootstrap resamples of the prompts for the confidence interval.",
-        source="kedge: the ends of the interval settle to a tenth of a point",
-        too_high="slow, and the interval does not narrow: only more prompts narrow it",
-        too_low="the ends of the interval are noisy",
-    )
     confidence: float = field(
         0.95,
         gt=0,

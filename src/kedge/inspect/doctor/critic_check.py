@@ -37,7 +37,7 @@ def _last_check(run: RunRecord) -> Mapping[str, Any] | None:
 def _worse(run: RunRecord) -> Symptom | None:
     check = _last_check(run)
     gain = check and check.get("gain")
-    if check is None or gain is None or gain["high"] >= 0:
+    if check is None or gain is None or gain["high"] is None or gain["high"] >= 0:
         return None
     explained, prompt, across = (
         check[name] for name in ("explained_variance", "prompt_explained_variance", "pairs_across")

@@ -28,7 +28,7 @@ CONTRADICTED, MOSTLY_CONTRADICTED = 0.25, 0.5
 GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
 
 ENOUGH_PAIRS = 20
-"""Pairs whose lengths differ, below which the bootstrap interval is too narrow."""
+"""Pairs whose lengths differ, below which a few long answers that are better look like a habit of the judge."""
 
 LONGER_WINS = 0.7
 """Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
@@ -103,7 +103,7 @@ def _contradicts(run: RunRecord) -> Symptom | None:
         f"the judge names another winner in the other order for {bias['contradicted']:.0%} of the pairs, which count "
         f"as ties; the response shown {place} wins {rate:.0%} of the time",
         (),
-        "use a stronger judge, or change its instructions; report.html shows the pairs whose orders differ",
+        "use a stronger judge, or change its instructions; report.html shows these pairs",
     )
 
 

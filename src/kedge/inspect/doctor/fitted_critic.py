@@ -18,7 +18,8 @@ LITTLE = 0.05
 
 def _explained(run: RunRecord) -> Mapping[str, Any] | None:
     explained = run.summary.get("explained_variance")
-    return explained if isinstance(explained, Mapping) else None
+    is_known = isinstance(explained, Mapping) and explained["low"] is not None  # null with a single prompt
+    return explained if is_known else None
 
 
 def _explains_nothing(run: RunRecord) -> Symptom | None:

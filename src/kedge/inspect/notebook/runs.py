@@ -166,4 +166,5 @@ def _scored(row: Mapping[str, Any]) -> str:
 def _shown(interval: Any) -> str:
     if not isinstance(interval, Mapping):
         return format_figure(interval)
-    return f"{interval['value']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    limits = "" if interval["low"] is None else f" ({interval['low']:.2f} to {interval['high']:.2f})"
+    return f"{interval['value']:.2f}{limits}"

@@ -71,6 +71,8 @@ def _sentence(check: Mapping[str, Any], place: str) -> str:
     """What was compared, and whether the critic is the better baseline."""
     gain = _interval(check, "gain")
     verdict = ""
+    if gain is not None and gain["low"] is None:
+        gain = None  # of a single prompt
     if gain is not None and gain["low"] > 0:
         verdict = " The critic explains more of the returns than the prompt's mean return does."
     elif gain is not None and gain["high"] < 0:

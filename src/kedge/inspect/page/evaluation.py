@@ -113,11 +113,16 @@ def _frontier(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     points = [{**start, "score": summary.get("score_against")}, *known]
     name = "score" if scored else "win_rate"
     shown = [
-        {"model": str(point.get("model")), "root_kl": math.sqrt(max(0.0, point["kl"]["value"])), **point[name]}
+        {"model": str(point.get("model")), "root_kl": math.sqrt(max(0.0, point["kl"]["value"])), **_ends(point[name])}
         for point in points
         if isinstance(point.get(name), Mapping)
     ]
     return {"of": name.replace("_", " "), "points": rounded(sorted(shown, key=lambda point: point["root_kl"]))}
+
+
+def _ends(figures: Mapping[str, Any]) -> dict[str, float]:
+    """A figure with the ends of its error bar; of a single prompt they are unknown, and the bar has no length."""
+    return {name: figures["value"] if figures[name] is None else figures[name] for name in ("value", "low", "high")}
 
 
 def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:

@@ -59,8 +59,8 @@ def describe_generation(record: RunRecord) -> list[str]:
     score = summary.get("score")
     if not isinstance(score, Mapping):
         return [first]
-    interval = f"{score['value']:.3g} ({score['low']:.3g} to {score['high']:.3g})"
-    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {interval}."]
+    limits = "" if score["low"] is None else f" ({score['low']:.3g} to {score['high']:.3g})"
+    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}."]
 
 
 def _response(row: Mapping[str, Any]) -> dict[str, Any]:

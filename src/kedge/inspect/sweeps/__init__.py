@@ -2,11 +2,9 @@
 
 from kedge.inspect.sweeps.comparison import Goal, Row, choose_goal, compare, final_value, find_goal, leaders
 from kedge.inspect.sweeps.folder import Setting, Sweep, SweptRun, read_sweep
-from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
 
 __all__ = [
     "Goal",
-    "MeanInterval",
     "Row",
     "Setting",
     "Sweep",
@@ -16,6 +14,5 @@ __all__ = [
     "final_value",
     "find_goal",
     "leaders",
-    "mean_interval",
     "read_sweep",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.errors import ConfigError
 from kedge.inspect.sweeps.folder import Setting
-from kedge.inspect.sweeps.interval import MeanInterval, mean_interval
+from kedge.intervals import Interval, mean_interval
 
 __all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal", "leaders"]
 
@@ -61,7 +61,7 @@ class Row:
 
     setting: Setting
     values: Sequence[float]
-    interval: MeanInterval | None
+    interval: Interval | None
     kl: float | None
 
     @property

@@ -102,12 +102,13 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, str]:
             other = summary.get(f"{name}_against")
             found[label] = _shown(summary[name]) + ("" if other is None else f", against {_shown(other)}")
     if isinstance(bias := summary.get("position_bias"), Mapping):
-        found["both orders"] = f"{1 - bias['contradicted']:.0%} the same winner"
+        found["the other order"] = f"another winner for {bias['contradicted']:.0%}"
     return found
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        low, high = (format_figure(value.get(end)) for end in ("low", "high"))
-        return f"{format_figure(value.get('value'))} ({low} to {high})"
+        low, high = (value.get(end) for end in ("low", "high"))
+        limits = "" if low is None else f" ({format_figure(low)} to {format_figure(high)})"
+        return f"{format_figure(value.get('value'))}{limits}"
     return format_figure(value) if isinstance(value, (int, float)) else printable(str(value))

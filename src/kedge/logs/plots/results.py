@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kedge.algorithm.statistics import Interval
+from kedge.intervals import Interval
 from kedge.logs.plots.lines import Level, Line, draw_lines
 from kedge.logs.plots.palette import GRID, INK, KL, MARK, MUTED, QUALITY, QUANTITIES, SCORE, Quantity
 from kedge.logs.plots.style import DASHED, label_axes, limit_axis, new_axes, save_figure

@@ -153,10 +153,10 @@ def _write_summary(config: Config, run: Run, sampled: Sampled, loss: ReturnsLoss
 def _facts(summary: Mapping[str, Any]) -> dict[str, object]:
     """The results as rows of the model card."""
     explained = summary["explained_variance"]
-    interval = f"{explained['value']:.2f} ({explained['low']:.2f}–{explained['high']:.2f})"
+    limits = "" if explained["low"] is None else f" ({explained['low']:.2f}–{explained['high']:.2f})"
     return {
         "optimizer steps": summary["num_steps"],
-        f"explained variance, {summary['measured_on']}": interval,
+        f"explained variance, {summary['measured_on']}": f"{explained['value']:.2f}{limits}",
         "responses": summary["num_responses"],
         "mean and standard deviation of the returns": f"{summary['returns_mean']:.3g}, {summary['returns_std']:.3g}",
     }

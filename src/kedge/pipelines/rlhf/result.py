@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.algorithm.statistics import Interval
 from kedge.inspect.notebook.runs import shown_chain
 from kedge.inspect.notebook.shown import Shown
+from kedge.intervals import Interval
 from kedge.logs.table import Cell, print_table
 from kedge.pipelines.critic import CriticResult
 from kedge.pipelines.ppo import PpoResult
@@ -80,13 +81,18 @@ def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:
     return {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
 
 
+def _interval(figures: dict[str, float | None]) -> Interval:
+    """An interval from `summary.json`, where null is an unknown end."""
+    return Interval(**{name: math.nan if each is None else each for name, each in figures.items()})
+
+
 def print_rounds(folder: Path, summary: dict[str, Any]) -> None:
     """Print a table with one row per round."""
     rows: dict[str, list[Cell]] = {}
     for number, each in enumerate(summary["rounds"], start=1):
         accuracy, ppo = each["reward_model"].get("accuracy"), each["ppo"]
-        agreement = None if accuracy is None else Interval(**accuracy)
-        critic = [Interval(**each["critic"]["explained_variance"])] if "critic" in each else []
+        agreement = None if accuracy is None else _interval(accuracy)
+        critic = [_interval(each["critic"]["explained_variance"])] if "critic" in each else []
         rows[f"round {number}"] = [agreement, *critic, ppo["score_first"], ppo["score_last"], ppo["kl"]]
     explains = ["explained by the critic"] if "critic" in summary["rounds"][0] else []
     columns = ["", "reward-model accuracy", *explains, "score, first update", "score, last update", "KL"]

@@ -15,8 +15,9 @@ from typing import Any
 from kedge.config import field_advice, preset_conflicts, resolved_yaml, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
-from kedge.inspect.sweeps import Goal, MeanInterval, Row, choose_goal, compare, leaders, read_sweep
+from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, leaders, read_sweep
 from kedge.inspect.sweeps.folder import last_line
+from kedge.intervals import Interval
 from kedge.invocation import refuse_nested_run
 from kedge.logs.metrics import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
@@ -167,7 +168,7 @@ def _print(results: Sequence[Row], goal: Goal) -> None:
     )
 
 
-def _cell(interval: MeanInterval | None) -> str | None:
+def _cell(interval: Interval | None) -> str | None:
     """`0.112 (0.09 to 0.13)`; without the interval if there was one seed."""
     if interval is None or not interval.is_known:
         return None if interval is None else format_figure(interval.value)
@@ -176,9 +177,7 @@ def _cell(interval: MeanInterval | None) -> str | None:
 
 def _as_json(row: Row) -> dict[str, Any]:
     """A row as JSON, which has no NaN."""
-    interval = None if row.interval is None else asdict(row.interval)
-    if interval and row.interval and not row.interval.is_known:
-        interval.update(low=None, high=None)
+    interval = None if row.interval is None else row.interval.as_json()
     return {"setting": row.label, "values": list(row.values), "interval": interval, "kl": row.kl}
 
 

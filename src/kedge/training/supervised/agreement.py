@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.algorithm.statistics import Calibration, Interval, calibration, share_interval
+from kedge.algorithm.statistics import Calibration, calibration
+from kedge.intervals import Interval, share_interval
 from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.ranks import ALONE, PassTokens, Ranks
@@ -53,8 +54,8 @@ class Agreement:
             strict=True,
         )
         return {
-            "accuracy": vars(self.accuracy),
-            "length_accuracy": vars(self.length_accuracy),
+            "accuracy": self.accuracy.as_json(),
+            "length_accuracy": self.length_accuracy.as_json(),
             "num_pairs": len(self.chosen),
             "calibration_error": self.calibration.error,
             "calibration_bins": [

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
-from kedge.algorithm.statistics import Interval
 from kedge.errors import ModelError
+from kedge.intervals import Interval
 from kedge.memory import in_phase
 from kedge.models import ActorCritic, Precision
 from kedge.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
@@ -274,7 +274,7 @@ class Explained:
 
     def summary(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"explained_variance": vars(self.whole), "explained_by_third": list(self.thirds)}
+        return {"explained_variance": self.whole.as_json(), "explained_by_third": list(self.thirds)}
 
 
 @in_phase("evaluation")
