@@ -218,7 +218,8 @@ def test_the_schedule_in_words_by_hand() -> None:
     )
     text = schedule_in_words(config, num_prompts_available=21)
     for part in (
-        "2 responses for each of 6 prompts: 12 responses, at most 120 new tokens",
+        "2 responses for each of 6 prompts: 12 responses\n",
+        "of at most 10 tokens each (rollout.max_new_tokens), 120 tokens in all",
         "makes 5 passes over them, each in 3 minibatches of 4 responses",
         "takes one optimizer step per minibatch",
         "15 optimizer steps per update.",
@@ -286,7 +287,9 @@ def test_the_schedule_says_how_little_of_a_score_lambda_passes_on() -> None:
 
 def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_cost() -> None:
     text = schedule_in_words(load_config(preset="dapo", overrides=["ppo.num_updates=2", "rollout.num_prompts=8"]))
-    assert "128 responses, at most 8,192 new tokens" in text  # 8 × 16 responses of 64 tokens: those of one round
+    assert (
+        "128 responses\n  of at most 64 tokens each (rollout.max_new_tokens), 8,192 tokens in all" in text
+    )  # 8 × 16 responses of 64 tokens: those of one round
     assert "The run makes 2 updates: 256 responses to train on," in text
     assert "32 optimizer steps; more responses are sampled in the additional rounds." in text
     small = ["ppo.num_updates=4", "rollout.num_prompts=16", "ppo.critic_check=2"]

@@ -59,7 +59,8 @@ class PairOutcomes:
         """Position bias of the judge; None for a judge that scores.
 
         `first_rate` is how often the response shown first won: ½ without bias, whichever is better, since each
-        response is shown first once. `contradicted` is the share of pairs with two different winners.
+        response is shown first once. `contradicted` is the share of pairs with two different winners; a tie in one
+        order has no winner.
         """
         if self.shown_first is None or self.shown_second is None:
             return None
@@ -69,7 +70,8 @@ class PairOutcomes:
             if one is not None and two is not None
         ]
         first_rate = sum(one + (1 - two) for one, two in both) / (2 * len(both))
-        return {"first_rate": first_rate, "contradicted": sum(one != two for one, two in both) / len(both)}
+        contradicted = sum({one, two} == {0.0, 1.0} for one, two in both) / len(both)
+        return {"first_rate": first_rate, "contradicted": contradicted}
 
 
 class Judge(Protocol):

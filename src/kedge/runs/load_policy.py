@@ -32,11 +32,23 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 
-def sampling_of(config: Config) -> Sampling:
-    """The sampling settings of `config.generate`."""
+GREEDY = 0.01
+"""Temperature of the only response to a prompt: practically greedy, as in N+."""
+
+
+def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
+    """The sampling settings of `config.generate`.
+
+    Args:
+        config: The configuration.
+        num_responses: Responses to each prompt: several are to differ.
+    """
+    temperature = config.generate.temperature
+    if temperature is None:
+        temperature = GREEDY if num_responses == 1 else config.rollout.temperature
     return Sampling(
         max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
-        temperature=config.generate.temperature,
+        temperature=temperature,
         batch_size=config.generate.batch_size,
         seed=stream_seed(config.runtime.seed, "answers"),
     )

@@ -48,7 +48,9 @@ def _update(config: Config) -> list[str]:
     return [
         "Each update",
         f"  samples {_count(rollout.num_responses, 'response')} for each of {_count(rollout.num_prompts, 'prompt')}: "
-        f"{_count(responses, 'response')}, at most {_count(responses * rollout.max_new_tokens, 'new token')},",
+        f"{_count(responses, 'response')}",
+        f"  of at most {_count(rollout.max_new_tokens, 'token')} each (rollout.max_new_tokens), "
+        f"{_count(responses * rollout.max_new_tokens, 'token')} in all,",
         *_baseline(config),
         *_left_out(config),
         f"  makes {_count(loop.num_epochs, 'pass')} over them, each in {_count(loop.num_minibatches, 'minibatch')} of "

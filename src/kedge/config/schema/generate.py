@@ -20,11 +20,12 @@ class GenerateConfig(Section):
         too_high="slow if responses do not stop",
         too_low="responses are cut off before they end",
     )
-    temperature: float = field(
-        0.01,
+    temperature: float | None = field(
+        None,
         gt=0,
-        meaning="Divides the logits; 0.01 is practically greedy.",
-        source="N+ (evaluation)",
+        meaning="Divides the logits; null is 0.01, practically greedy, for one response per prompt, and "
+        "rollout.temperature for several, which are to differ.",
+        source="N+ (evaluation): 0.01",
         too_high="responses become incoherent",
         too_low="all responses to a prompt are identical",
     )

@@ -57,7 +57,8 @@ const pairsOf = run => {
   const { pairs, kept, of } = run.evaluation, has = name => pairs.some(each => each.outcome === name);
   const filters = [["all", `all ${count(pairs.length)}`, () => true], ...[...OUTCOMES, "undecided"].filter(has)
     .map(name => [name, `${name} ${count(pairs.filter(each => each.outcome === name).length)}`, each => each.outcome === name])];
-  if (pairs.some(each => each.orders && each.orders[0] !== each.orders[1])) filters.push(["contradicted", "orders differ", each => each.orders && each.orders[0] !== each.orders[1]]);
+  const contradicted = each => each.orders && each.orders.includes("model") && each.orders.includes("against");
+  if (pairs.some(contradicted)) filters.push(["contradicted", "another winner in the other order", contradicted]);
   const orders = [["data", "as in the data", null]];
   if (pairs.some(each => marginOf(each) !== null)) orders.push(["best", "largest gain", descending(marginOf)], ["worst", "largest loss", ascending(marginOf)]);
   if (pairs.some(each => known(each.length))) orders.push(["longest", "longest", descending(each => each.length)]);
