@@ -10,7 +10,7 @@ from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.demo import demo_outcomes
 from bench.faults.matrix import insert_between_markers, write_matrix
-from bench.faults.running import Outcome, examine_case, run_case_apart, save_outcomes
+from bench.faults.running import Outcome, examine_case, follow_advice, run_case_apart, save_outcomes
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
@@ -22,7 +22,11 @@ def main() -> int:
     options = arguments()
     try:
         rerun, cases = not options.diagnose, select(options.only)
-        outcomes = [outcome_of(case, seed, rerun=rerun) for seed in options.seeds for case in cases]
+        outcomes = [
+            outcome_of(case, seed, rerun=rerun, follow=seed == options.seeds[0])
+            for seed in options.seeds
+            for case in cases
+        ]
         if options.only:
             print(f"\n{write_matrix(outcomes)}")
         else:
@@ -35,24 +39,28 @@ def main() -> int:
     return 0 if all(outcome.good for outcome in outcomes) else 1
 
 
-def outcome_of(case: Case, seed: int, *, rerun: bool) -> Outcome:
+def outcome_of(case: Case, seed: int, *, rerun: bool, follow: bool) -> Outcome:
     """Diagnose a case and print the result in one line.
 
     Args:
         case: The case.
         seed: Seed of base and run.
         rerun: Run it first; otherwise the existing run is diagnosed.
+        follow: Repeat a faulty run with what the doctor advises.
     """
     if rerun:
         run_case_apart(case, seed, WORK)
-    return printed(examine_case(case, seed, WORK))
+    outcome = examine_case(case, seed, WORK)
+    return printed(follow_advice(case, outcome, WORK, rerun=rerun) if follow and case.rule else outcome)
 
 
 def printed(outcome: Outcome) -> Outcome:
     """Print an outcome in one line, and return it."""
     found = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
     print(
-        f"{'✓' if outcome.good else '✗'} {outcome.case} [{outcome.seed}], {outcome.seconds:.0f} s: {found}", flush=True
+        f"{'✓' if outcome.good else '✗'} {outcome.case} [{outcome.seed}], {outcome.seconds:.0f} s: {found}"
+        f"{f'; {outcome.followed}' if outcome.followed else ''}",
+        flush=True,
     )
     return outcome
 

@@ -6,16 +6,27 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from bench.faults.base import EXAMINED, QUIET, SMALL, Base
+from bench.faults.base import EXAMINED, GOLD_WEIGHT, QUIET, SMALL, Base
 from kedge.pipelines.critic import run_critic
 from kedge.pipelines.demo import demo_config
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.reward import run_reward
 from kedge.pipelines.sft import run_sft
 
-__all__ = ["Case", "Rows", "Terms", "function", "monitored", "reward_model", "run_case", "untrained"]
+__all__ = [
+    "TASKS",
+    "Case",
+    "Rows",
+    "Terms",
+    "function",
+    "gold_judge",
+    "monitored",
+    "reward_model",
+    "run_case",
+    "untrained",
+]
 
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]
@@ -32,9 +43,22 @@ def monitored(base: Base) -> list[dict[str, Any]]:
     return [*reward_model(base), base.gold(weight=0.0)]
 
 
+def gold_judge(base: Base) -> list[dict[str, Any]]:
+    """The gold judge as the reward."""
+    return [base.gold(weight=GOLD_WEIGHT)]
+
+
 def function(name: str, **changes: Any) -> Terms:
     """One of `bench.faults.rewards`."""
     return lambda base: [{"source": f"bench.faults.rewards:{name}", **changes}]
+
+
+TASKS: Final[tuple[tuple[str, Terms, Callable[[Base], Path] | None], ...]] = (
+    ("", reward_model, None),
+    (", programmatic reward", function("tuneful"), None),
+    (", gold judge", gold_judge, lambda base: base.critic),
+)
+"""Three tasks: what they add to a case's name, their reward, and the critic that PPO starts from."""
 
 
 def sft_policy(base: Base) -> Path:

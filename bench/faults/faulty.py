@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.faults import bugs
 from bench.faults.base import IN_GROUPS, SHARED
-from bench.faults.case import Case, function, monitored, reward_model, untrained
+from bench.faults.case import TASKS, Case, function, monitored, reward_model, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.demo import recipe
 
@@ -20,6 +20,18 @@ HOT_HEAD: Final = {**SHARED, "ppo.value_head_rate": 900.0, "ppo.value_clip_range
 
 CHECKED: Final = {"ppo.critic_check": 12}
 """The critic's values are held against fresh continuations, at the start and at the end."""
+
+RATES: Final = tuple(
+    Case(
+        f"learning rate × {factor:,}{task}",
+        "steps_too_large",
+        {"ppo.learning_rate": factor * recipe.SETTINGS["ppo.learning_rate"]},
+        reward,
+        critic=critic,
+    )
+    for factor in (10, 1_000)
+    for task, reward, critic in TASKS
+)
 
 SAMPLER: Final = (
     Case("sampler weights up to 3 updates old", "stale_rollouts", bug=bugs.stale_sampler(4, recorded=True)),
@@ -69,7 +81,12 @@ EXPLORATION: Final = (
 
 STEPS: Final = (
     Case("learning rate × 100", "steps_too_large", {"ppo.learning_rate": 3e-2}),
-    Case("learning rate × 10", "steps_too_large", {"ppo.learning_rate": 3e-3}),
+    *RATES,
+    Case(
+        "learning rate 50, three updates",
+        "steps_too_large",
+        {**SHARED, "ppo.learning_rate": 50.0, "ppo.num_updates": 3},
+    ),
     Case("head rate × 30, no value clip", "first_update_too_large", HOT_HEAD),
     Case("20 epochs", "steps_too_large", {"ppo.num_epochs": 20}),
     Case("learning rate / 1000", "steps_too_small", {"ppo.learning_rate": 3e-7}),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.faults.base import CRITIC_FREE, GOLD_WEIGHT, IN_GROUPS, SHARED
-from bench.faults.case import Case, function, monitored, reward_model, untrained
+from bench.faults.base import CRITIC_FREE, IN_GROUPS, SHARED
+from bench.faults.case import TASKS, Case, function, gold_judge, monitored, reward_model, untrained
 from bench.faults.changes import few
 
 __all__ = ["HEALTHY"]
@@ -24,7 +24,7 @@ HEALTHY: Final = (
     Case("programmatic reward", reward=function("tuneful")),
     Case(
         "gold judge as the reward",
-        reward=lambda base: [base.gold(weight=GOLD_WEIGHT)],
+        reward=gold_judge,
         critic=lambda base: base.critic,
     ),
     Case("reward model plus a repetition penalty", reward=lambda base: [*reward_model(base), PENALTY]),
@@ -45,6 +45,10 @@ HEALTHY: Final = (
     Case("bf16", settings={"runtime.precision": "bf16"}),
     Case("RLOO", settings={**IN_GROUPS, "ppo.advantage": "rloo"}),
     Case("REINFORCE++", settings={**CRITIC_FREE, "ppo.advantage": "reinforce++"}),
+    *(
+        Case(f"learning rate × 3{task}", settings={"ppo.learning_rate": 1e-3}, reward=reward, critic=critic)
+        for task, reward, critic in TASKS
+    ),
     Case("critic before PPO", stage="critic"),
     Case("SFT", stage="sft", start=untrained, change=few(4000)),
     Case("reward model", stage="reward"),

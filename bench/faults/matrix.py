@@ -32,9 +32,10 @@ def write_matrix(outcomes: Sequence[Outcome]) -> str:
         f"{len(healthy)} healthy runs have no serious finding. A run takes "
         f"{median(outcome.seconds for outcome in outcomes):.0f} s on one core."
     )
+    columns = ["injected fault", "found", "first", "second", "others", "advice followed"]
     return "\n\n".join([
         summary,
-        _table(["injected fault", "found", "first", "second", "others"], map(_fault_row, _by_case(faults))),
+        _table(columns, map(_fault_row, _by_case(faults))),
         _table(["healthy run", "no alarm", "serious", "warnings", "notes"], map(_healthy_row, _by_case(healthy))),
     ])  # fmt: skip
 
@@ -65,6 +66,7 @@ def _fault_row(group: Group) -> list[str]:
         group[0].case,
         _marks(group),
         *map(_joined, (first, second, [name for names in found for name in names[2:]])),
+        _joined(outcome.followed for outcome in group if outcome.followed),
     ]
 
 

@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench.faults.base import Base, make_base
 from bench.faults.case import Case, run_case
@@ -25,11 +26,15 @@ __all__ = [
     "Outcome",
     "examine_case",
     "examine_run",
+    "follow_advice",
     "run_apart",
     "run_case_apart",
     "run_folder",
     "save_outcomes",
 ]
+
+MOST_REPETITIONS = 3
+"""How often a user follows the advice before giving up."""
 
 FORK = multiprocessing.get_context("fork")
 
@@ -41,11 +46,12 @@ class Found:
     rule: str
     severity: str
     seen: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, finding: Finding) -> Found:
         """Take them from a finding."""
-        return cls(finding.rule, finding.severity, finding.seen)
+        return cls(finding.rule, finding.severity, finding.seen, finding.changes)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Outcome:
         seed: Seed of base and run.
         seconds: Duration of the run, including its start.
         findings: Most severe first.
+        followed: What became of the fault when the advice was followed; empty if it was not tried.
     """
 
     case: str
@@ -65,6 +72,13 @@ class Outcome:
     seed: int
     seconds: float
     findings: tuple[Found, ...]
+    followed: str = ""
+
+    @property
+    def advice(self) -> Mapping[str, Any]:
+        """The values that the first serious finding or warning advises, of a kind that a run can be repeated with."""
+        first = next((found for found in self.findings if found.severity != "note"), None)
+        return first.changes if first else {}
 
     @property
     def place(self) -> int:
@@ -146,6 +160,34 @@ def examine_run(name: str, rule: str, seed: int, run: Path, out: Path) -> Outcom
         raise BenchError(f"{name} [{seed}] has not been run; run it without --diagnose first")
     findings = tuple(map(Found.of, diagnose(read_run(run))))
     return Outcome(name, rule, seed, float(seconds.read_text(encoding="utf-8")), findings)
+
+
+def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> Outcome:
+    """Repeat a run with what the doctor advises first, as a user would, until the fault is gone or nothing is advised.
+
+    Args:
+        case: The case.
+        outcome: Its diagnosis.
+        work: The folder of bases and runs.
+        rerun: Run the repetitions; otherwise the existing ones are diagnosed.
+
+    Returns:
+        The diagnosis, with the outcome in `followed`.
+    """
+    last, settings = outcome, dict(case.settings)
+    for repetition in range(1, MOST_REPETITIONS + 1):
+        if not last.advice:
+            break
+        settings.update(last.advice)
+        repeated = replace(case, name=f"{case.name}, advice {repetition}", settings=dict(settings))
+        if rerun:
+            run_case_apart(repeated, outcome.seed, work)
+        last = examine_case(repeated, outcome.seed, work)
+        if not last.place and not last.alarms:
+            changed = [f"{name}={value}" for name, value in settings.items() if case.settings.get(name) != value]
+            return replace(outcome, followed=f"cured by {', '.join(changed)}")
+    left = ", ".join(dict.fromkeys(found.rule for found in last.findings if found.severity != "note"))
+    return replace(outcome, followed=f"left: {left}" if last.advice or last is not outcome else "no setting is named")
 
 
 def _logged(log: Path, work: Callable[..., object], *arguments: object) -> None:

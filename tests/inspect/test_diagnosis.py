@@ -44,7 +44,7 @@ def test_advice_comes_from_the_configuration(tmp_path: Path) -> None:
     [finding] = kedge.doctor(str(write(tmp_path / "run", synthetic_run(metrics=LARGE_STEPS))))
     assert finding.rule == "steps_too_large"
     too_high = field_advice("ppo.learning_rate", "too_high")
-    assert f"lower ppo.learning_rate from 0.0003 to 0.0001 (if too high: {too_high})" in finding.try_
+    assert f"lower ppo.learning_rate from 0.0003 to 4.2e-05 (if too high: {too_high})" in finding.try_
     assert "set ppo.early_stop_kl=0.02 to end an update that moves too far" in finding.try_
 
 
@@ -131,7 +131,7 @@ def test_a_serious_finding_is_reported_once_and_early(tmp_path: Path) -> None:
     assert said[0].startswith("warning: first_update_too_large: update 1 clips 50% of the tokens")
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[0]
     assert said[1].startswith("serious: steps_too_large: up to 50% of the tokens are clipped")
-    assert "Try: lower ppo.learning_rate from 1e-05 to 3.3e-06" in said[1]
+    assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[1]
 
 
 def test_a_resumed_run_includes_earlier_updates(tmp_path: Path) -> None:

@@ -78,8 +78,59 @@ def test_a_suggested_value_follows_from_the_present_one() -> None:
     [finding] = diagnose(
         synthetic_run(metrics={"policy/clip_fraction": [0.5] * 16}), advice=lambda field, direction: "why"
     )
-    assert finding.try_.startswith("lower ppo.learning_rate from 0.0003 to 0.0001 (if too high: why); ")
+    assert finding.try_.startswith("lower ppo.learning_rate from 0.0003 to 4.2e-05 (if too high: why); ")
     assert (finding.field, finding.direction) == ("ppo.learning_rate", "too_high")
+
+
+WRECKED = {
+    "policy/approx_kl": [15.0, 1e-9, 0.0],
+    "policy/clip_fraction": [0.4, 0.0, 0.0],
+    "policy/entropy": [0.4, 1e-6, 0.0],
+    "objective/kl": [0.0, 120.0, 124.0],
+    "value/explained_variance": [-3.0, -5e6, -4e9],
+    "reward/score_mean": [1.0, -4.0, -4.0],
+    "reward/score_std": [0.9, 0.0, 0.0],
+}
+"""What a learning rate of 50 leaves of a run."""
+
+
+@pytest.mark.parametrize("updates", [2, 3])
+def test_extremes_need_no_history(updates: int) -> None:
+    metrics = {name: values[:updates] for name, values in WRECKED.items()}
+    findings = diagnose(synthetic_run(updates, metrics=metrics, settings={"ppo.learning_rate": 50.0}))
+    assert {each.rule for each in findings if each.severity == "serious"} == {
+        "steps_too_large", "kl_exploding", "entropy_collapse", "score_falling", "dead_critic"
+    }  # fmt: skip
+    assert (findings[0].rule, findings[0].changes) == ("steps_too_large", {"ppo.learning_rate": 1e-3})
+
+
+def test_a_healthy_run_of_three_updates_is_no_extreme() -> None:
+    assert diagnose(synthetic_run(3)) == []
+
+
+def test_later_updates_that_move_nothing_do_not_hide_the_one_that_broke_the_policy() -> None:
+    moved = {"policy/approx_kl": [0.0, 0.0, 15.0] + [0.0] * 13, "policy/entropy": [0.4] * 3 + [0.0] * 13}
+    first, *others = diagnose(synthetic_run(metrics=moved))
+    assert (first.rule, first.seen) == (
+        "steps_too_large",
+        "update 3 moves the policy by 15.0 nats per token and clips 2% of the tokens",
+    )
+    assert "entropy_collapse" in [each.rule for each in others]
+
+
+def test_large_steps_come_before_the_empty_responses_that_they_cause() -> None:
+    broken = {"policy/approx_kl": [0.1] * 16, "response/length": [20.0] * 4 + [1.0] * 12, "reward/score_mean": 0.0}
+    findings = diagnose(synthetic_run(metrics=broken))
+    rules = [each.rule for each in findings if each.severity == "serious"]
+    assert rules[:2] == ["steps_too_large", "stops_at_once"]
+    assert "ppo.learning_rate" in findings[1].changes, "raising the score of unfinished responses would change nothing"
+
+
+@pytest.mark.parametrize(("first_stops", "field"), [(1.0, ""), (0.5, "rollout.missing_eos_score")])
+def test_what_is_advised_against_empty_responses_that_score_best(first_stops: float, field: str) -> None:
+    short = {"response/length": [20.0] * 4 + [1.0] * 12, "response/eos_rate": [first_stops] + [1.0] * 15}
+    found = {each.rule: each for each in diagnose(synthetic_run(metrics=short))}
+    assert found["stops_at_once"].field == field
 
 
 def test_large_steps_of_a_loss_without_ppos_clip_have_no_clip_fraction_by_epoch() -> None:

@@ -30,6 +30,9 @@ HARMFUL = -1.0
 """Explained variance of values that vary like the returns but are unrelated to them. Small runs that ended well went
 down to −0.7."""
 
+DESTROYED = -100.0
+"""Explained variance that needs no history: the values vary ten times as much as the returns."""
+
 NOISY = -0.1
 """Explained variance at which the values are no longer constant but vary on their own: the critic's steps are too
 large. Values unrelated to the returns have minus the square of their relative standard deviation."""
@@ -132,8 +135,16 @@ def _dead(run: RunRecord) -> Symptom | None:
 
 def _below_zero(run: RunRecord) -> Symptom | None:
     """A run too short for a verdict on its critic, at whose end the values do harm."""
-    explained = read(run, "value/explained_variance", at_least=WINDOW)
-    if explained is None or len(explained) >= MIN_TREND or run.state == "running" or explained.late >= 0:
+    explained = read(run, "value/explained_variance", at_least=2)
+    if explained is None or len(explained) >= MIN_TREND:
+        return None
+    if explained.values[-1] < DESTROYED:
+        return Symptom(
+            "serious",
+            f"explained variance is {fmt(explained.values[-1])} in update {explained.updates[-1]}",
+            tuple(_train_critic_less(run)),
+        )
+    if run.state == "running" or len(explained) < WINDOW or explained.late >= 0:
         return None
     return Symptom(
         "note",

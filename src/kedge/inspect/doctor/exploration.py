@@ -21,6 +21,9 @@ COLLAPSED, COLLAPSING, SETTLING = 0.1, 0.2, 0.5
 """Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
 aggressive of the story runs that ended well."""
 
+NOTHING = 0.01
+"""The same within updates too few for a trend."""
+
 DOUBLED, RISEN = 2.0, 1.3
 """The same upwards; healthy runs stay below 1.1."""
 
@@ -56,7 +59,9 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
 
 def _collapse(run: RunRecord) -> Symptom | None:
     entropy = _response_entropy(run, at_least=MIN_TREND)
-    if entropy is None or entropy.early < TWO_RESPONSES:
+    if entropy is None:
+        return _collapse_at_once(run)
+    if entropy.early < TWO_RESPONSES:
         return None
     left, few = entropy.late / entropy.early, entropy.late < THREE_RESPONSES
     if left > COLLAPSING and not (few and left < SETTLING):
@@ -65,6 +70,19 @@ def _collapse(run: RunRecord) -> Symptom | None:
         "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
         f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
+        tuple(_slow_down(run)),
+    )
+
+
+def _collapse_at_once(run: RunRecord) -> Symptom | None:
+    """An entropy of which the first updates have left nothing."""
+    entropy = _response_entropy(run, at_least=2)
+    if entropy is None or entropy.first < TWO_RESPONSES or entropy.values[-1] > NOTHING * entropy.first:
+        return None
+    return Symptom(
+        "serious",
+        f"the entropy of a response falls from {fmt(entropy.first)} to {fmt(entropy.values[-1])} nats "
+        f"({span(entropy.updates)})",
         tuple(_slow_down(run)),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from html import escape
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.notebook.shown import text_table
@@ -48,6 +48,7 @@ class Finding:
         direction: Whether that field is too high or too low; `switch` if it is a choice rather than a size.
         try_: What to change.
         docs: Where to read more.
+        changes: The fields of `try_` that have a new value, by dotted name.
     """
 
     rule: str
@@ -58,6 +59,7 @@ class Finding:
     direction: Direction
     try_: str
     docs: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return printable(f"<{self.severity} {self.rule}: {self.seen}>")
@@ -82,11 +84,13 @@ class Remedy:
         field: The field, by its dotted name.
         direction: Whether it is too high or too low.
         change: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
+        value: The new value; None if none can be suggested.
     """
 
     field: str
     direction: Direction
     change: str
+    value: Any = None
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from kedge.inspect.doctor.critic import HARMFUL
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.steps import MANY_EPOCHS, STEPS_TOO_LARGE, clips_sequences
+from kedge.inspect.doctor.steps import MANY_EPOCHS, STEPS_TOO_LARGE, clips_sequences, smaller_rate
 from kedge.inspect.doctor.trends import MIN_LEVEL, Series, fmt, read, span
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
@@ -25,11 +24,8 @@ CLIPPED, MOVED = 0.15, 0.05
 RATIO = 50.0
 """Largest ratio: a token has become 50 times as likely, or its probability was nearly 0, in one update."""
 
-USUAL_CLIPPED, USUAL_MOVED = 0.07, 0.01
-"""What the suggested learning rate aims at. The clip fraction grows with the learning rate, the KL with its square."""
-
-LEAST, MOST = 0.1, 0.5
-"""Bounds of the factor on the learning rate."""
+MOST = 0.5
+"""Largest factor on the learning rate."""
 
 
 def _first_update(run: RunRecord) -> Symptom | None:
@@ -64,12 +60,7 @@ def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
     if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
         yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
     clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
-    wanted = [MOST]
-    if clipped is not None and clipped.first > 0 and not clips_sequences(run):
-        wanted.append(USUAL_CLIPPED / clipped.first)
-    if moved is not None and moved.first > 0:
-        wanted.append(math.sqrt(USUAL_MOVED / moved.first))
-    yield scale(run, "ppo.learning_rate", max(LEAST, min(wanted)))
+    yield smaller_rate(run, clipped=clipped.first if clipped else 0.0, moved=moved.first if moved else 0.0, most=MOST)
 
 
 def _values(run: RunRecord) -> str:

@@ -8,6 +8,7 @@ from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.responses import selected_by_score
+from kedge.inspect.doctor.steps import smaller_rate
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import charges_kl
@@ -26,6 +27,9 @@ demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke a
 
 FAR, TOO_FAR = 10.0, 20.0
 """The same per response. Short responses can be memorized within few nats, which is not a problem."""
+
+EXTREME = 2.0
+"""Multiple of these limits that needs no history."""
 
 OFF_TARGET = 3.0
 """KL relative to its controller's target at which the controller has lost control."""
@@ -71,7 +75,7 @@ def _negative(run: RunRecord) -> Symptom | None:
 def _exploding(run: RunRecord) -> Symptom | None:
     kl, per_token = read(run, "objective/kl"), _per_token(run)
     if kl is None or per_token is None:
-        return None
+        return _far_at_once(run)
     target = run.setting("ppo.kl_target") if _is_controlled(run) else None
     far = kl.late > FAR and per_token > FAR_PER_TOKEN
     off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
@@ -83,6 +87,23 @@ def _exploding(run: RunRecord) -> Symptom | None:
         f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
         "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
         tuple(_hold_back(run, kl)),
+    )
+
+
+def _far_at_once(run: RunRecord) -> Symptom | None:
+    """A KL that the first updates have made so large that no later one is needed to judge it."""
+    kl, length = read(run, "objective/kl", at_least=2), read(run, "response/length", at_least=2)
+    if kl is None or length is None:
+        return None
+    latest = kl.values[-1]
+    per_token = latest / max(length.values[-1], 1.0)
+    if latest <= EXTREME * max(TOO_FAR, kl.first) or per_token <= EXTREME * TOO_FAR_PER_TOKEN:
+        return None
+    return Symptom(
+        "serious",
+        f"the policy is {fmt(latest)} nats per response away from the reference in update {kl.updates[-1]}, "
+        f"{fmt(per_token)} per token, and was {fmt(kl.first)} away in update {kl.updates[0]}",
+        (smaller_rate(run, clipped=0.0, moved=per_token, most=1 / 3),),
     )
 
 
@@ -100,7 +121,10 @@ def _net_loss(run: RunRecord) -> str:
 def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
     """Smaller steps if the KL jumped, a larger β if it crept up."""
     jumped = kl.values[min(len(kl) - 1, 3)] > kl.late / 2
-    remedies = (scale(run, "ppo.learning_rate", 1 / 3), scale(run, "ppo.kl_coef", 3.0))
+    # Where an update takes a single step, the KL alone shows how large the steps are.
+    drift = (_per_token(run) or 0.0) if jumped else 0.0
+    rate = smaller_rate(run, clipped=0.0, moved=drift if drift > EXTREME * TOO_FAR_PER_TOKEN else 0.0, most=1 / 3)
+    remedies = (rate, scale(run, "ppo.kl_coef", 3.0))
     yield from remedies if jumped else reversed(remedies)
 
 

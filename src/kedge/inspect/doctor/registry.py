@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kedge.inspect.doctor import (
     agreement,
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     rewards.REWARD_FUNCTION_FAILING,
     kl.KL_SIGN_FLIPPED,
     kl.KL_NEGATIVE,
+    steps.STEPS_TOO_LARGE,
     critic.WHITENING_CONSTANT_BATCH,
     exploration.ENTROPY_RISING,
     groups.GROUPS_WITHOUT_SPREAD,
@@ -56,11 +58,10 @@ RULES: tuple[Rule, ...] = (
     groups.LENGTH_BIAS,
     hacking.HACKING_BY_LENGTH,
     hacking.HACKING_BY_REPETITION,
-    responses.STOPS_AT_ONCE,
     kl.BETA_TOO_LARGE,
     steps.STEPS_TOO_SMALL,
-    steps.STEPS_TOO_LARGE,
     first_update.FIRST_UPDATE_TOO_LARGE,
+    responses.STOPS_AT_ONCE,
     exploration.ENTROPY_COLLAPSE,
     kl.KL_EXPLODING,
     responses.TOO_FEW_EOS,
@@ -95,6 +96,19 @@ RULES: tuple[Rule, ...] = (
 )
 """Causes come before their consequences: findings of equal severity are reported in this order."""
 
+BROKEN_BY_STEPS = {
+    rule.name
+    for rule in (
+        responses.STOPS_AT_ONCE,
+        exploration.ENTROPY_COLLAPSE,
+        kl.KL_EXPLODING,
+        responses.TOO_FEW_EOS,
+        rewards.SCORE_FALLING,
+    )
+}
+"""What steps that are too large do to a policy. Where one of them is serious, so are the steps, unless something else
+explains it."""
+
 UNTIL = {"running": " so far", "stopped": " before it stopped"}
 
 
@@ -118,7 +132,9 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
     # The rules for language models would name fields that a control run does not read.
     rules = [rule for rule in RULES if record.stage != "control" or "control" in rule.needs.stages]
     symptoms = [(rule, rule.check(record)) for rule in rules]
-    findings = [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+    findings = _as_severe_as_consequences(
+        [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+    )
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.needs.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.needs.gap(rule.name, record)) is not None]
     return Examination(
@@ -129,6 +145,15 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         UNTIL.get(record.state, ""),
         record.ended_early,
     )
+
+
+def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
+    """Steps that are too large, as severe as what they did to the policy, so that they come before it."""
+    serious = {found.rule for found in findings if found.severity == "serious"}
+    if not serious or not serious <= BROKEN_BY_STEPS:
+        return findings
+    cause = steps.STEPS_TOO_LARGE.name
+    return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
 
 
 def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
@@ -142,6 +167,7 @@ def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
         first.direction if first else "switch",
         "; ".join(_steps(symptom, advice)),
         f"{DOCS}#{rule.name}",
+        {remedy.field: remedy.value for remedy in symptom.remedies if remedy.value is not None},
     )
 
 

@@ -43,7 +43,7 @@ def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switc
         change = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
     else:
         change = f"set {field}={_written(value)}"
-    return Remedy(field, direction, f"{change} {why}".rstrip())
+    return Remedy(field, direction, f"{change} {why}".rstrip(), value)
 
 
 def adjust(run: RunRecord, field: str, direction: Direction) -> Remedy:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.doctor.remedies import adjust, scale, set_to
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, Series, fmt, read
+from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 
 __all__ = [
@@ -132,11 +132,15 @@ def _stop_at_once(run: RunRecord) -> Symptom | None:
     length = read(run, "response/length", at_least=MIN_TREND)
     if length is None or length.late > min(TINY, SHRUNK * length.first):
         return None
-    return Symptom(
-        "serious",
-        f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})",
-        (adjust(run, "rollout.missing_eos_score", "too_low"),),
-    )
+    seen = f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
+    score, stops = read(run, "reward/score_mean", at_least=MIN_TREND), read(run, "response/eos_rate")
+    if not rose(score):
+        # Nothing was learned: something broke the policy.
+        return Symptom("serious", f"{seen}; the score does not rise", (scale(run, "ppo.learning_rate", 1 / 3),))
+    if eos_is_scored(run) and stops is not None and stops.first < 1 - TRUNCATED:
+        return Symptom("serious", f"{seen}; the score rises", (adjust(run, "rollout.missing_eos_score", "too_low"),))
+    advice = "change the reward, in which a nearly empty response scores best: no setting makes up for it"
+    return Symptom("serious", f"{seen}; the score rises", (), advice)
 
 
 def _duplicated(run: RunRecord) -> Symptom | None:
@@ -181,8 +185,9 @@ TRUNCATED_AT_CAP = Rule(
 
 STOPS_AT_ONCE = Rule(
     "stops_at_once",
-    "The policy has learned to stop almost immediately: a nearly empty response scores best.",
-    ("response/length",),
+    "The policy stops almost immediately. If the score rises, it has learned that a nearly empty response scores "
+    "best; if not, steps that are too large have broken it.",
+    ("response/length", "response/eos_rate", "reward/score_mean"),
     _stop_at_once,
     Needs(("response/length",), MIN_TREND),
 )

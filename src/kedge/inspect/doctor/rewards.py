@@ -40,6 +40,9 @@ FLAT = 0.15
 LOST = 0.5
 """Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
 
+FAR_BELOW = 3.0
+"""The same within updates too few for a trend."""
+
 SATURATED = 0.1
 """Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
 
@@ -141,9 +144,11 @@ def _flat(run: RunRecord) -> Symptom | None:
 
 
 def _falling(run: RunRecord) -> Symptom | None:
-    score, score_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
+    score, score_std = read(run, "reward/score_mean", at_least=2), read(run, "reward/score_std", at_least=2)
     if score is None or score_std is None:
         return None
+    if len(score) < MIN_LEVEL:
+        return _fallen_at_once(run, score, score_std)
     threshold = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
     if score.first - score.late <= max(threshold, SIGNIFICANT * score.rise_error):
         return None
@@ -151,6 +156,18 @@ def _falling(run: RunRecord) -> Symptom | None:
         "serious",
         f"the mean score falls from {fmt(score.first)} to {fmt(score.late)} ({score.late_span}); the scores' standard "
         f"deviation was {fmt(score_std.first)} in the first update",
+        (scale(run, "ppo.learning_rate", 1 / 3),),
+    )
+
+
+def _fallen_at_once(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
+    """A score that the first updates have brought below nearly all of the first scores."""
+    if score_std.first <= 0 or score.first - score.values[-1] <= FAR_BELOW * score_std.first:
+        return None
+    return Symptom(
+        "serious",
+        f"the mean score falls from {fmt(score.first)} to {fmt(score.values[-1])} ({span(score.updates)}); the scores' "
+        f"standard deviation was {fmt(score_std.first)} in the first update",
         (scale(run, "ppo.learning_rate", 1 / 3),),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
 
@@ -11,7 +12,7 @@ from kedge.inspect.doctor.remedies import scale, set_to
 from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
-__all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL", "clips_sequences"]
+__all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL", "clips_sequences", "smaller_rate"]
 
 FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
 """Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
@@ -21,6 +22,20 @@ FAR_MOVED, TOO_FAR_MOVED = 0.05, 0.2
 """KL to the sampling policy over an update's steps, nats per token. N+ and kedge's healthy runs have 0 to 0.008, and
 early stopping is usually set at 0.015. At 0.05 the typical ratio is exp(√0.1) = 1.4, twice as far as the clip range of
 0.2, and at 0.2 it is exp(√0.4) = 1.9."""
+
+EXTREME_MOVED = 1.0
+"""The same of a single update, which needs no history: the typical ratio is exp(√2) = 4. Ten times the right learning
+rate gives 0.3, a hundred times 7."""
+
+USUAL_CLIPPED, USUAL_MOVED = 0.07, 0.01
+"""What the suggested learning rate aims at. The clip fraction grows with the learning rate, the KL with its square."""
+
+LEAST_FACTOR = 0.1
+"""Smallest factor on the learning rate: what large steps have done to a policy says little about small ones."""
+
+HIGHEST_RATE = 1e-3
+"""Adam's highest learning rate at which language models are trained, small ones included; the start after an update so
+extreme that its size says nothing about the learning rate."""
 
 NOT_CLIPPED, NOT_MOVED = 1e-3, 1e-5
 """The same for a policy that does not move: at 1e-5 nats per token the typical ratio is 1.004."""
@@ -37,7 +52,44 @@ def clips_sequences(run: RunRecord) -> bool:
     return run.setting("ppo.ratio") == "sequence"
 
 
+def smaller_rate(run: RunRecord, *, clipped: float, moved: float, most: float) -> Remedy:
+    """The learning rate that would make the steps as large as usual.
+
+    Args:
+        run: The run.
+        clipped: Its clip fraction.
+        moved: KL to the sampling policy, in nats per token.
+        most: Largest factor on the present learning rate.
+    """
+    wanted = [most]
+    if clipped > 0 and not clips_sequences(run):
+        wanted.append(USUAL_CLIPPED / clipped)
+    if moved > 0:
+        wanted.append(math.sqrt(USUAL_MOVED / moved))
+    factor, present = max(LEAST_FACTOR, min(wanted)), run.setting("ppo.learning_rate")
+    if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
+        return set_to(run, "ppo.learning_rate", HIGHEST_RATE, "too_high")
+    return scale(run, "ppo.learning_rate", factor)
+
+
+def _extreme(run: RunRecord) -> Symptom | None:
+    """A single update that left nothing of the policy. Later ones may be small: a collapsed policy cannot move."""
+    moved = read(run, "policy/approx_kl", at_least=1)
+    if moved is None or max(moved.values) <= EXTREME_MOVED:
+        return None
+    worst = max(moved.values)
+    clipped = read(run, "policy/clip_fraction", at_least=1)
+    share = "" if clipped is None else f" and clips {clipped.at([moved.argmax]):.0%} of the tokens"
+    return Symptom(
+        "serious",
+        f"update {moved.argmax} moves the policy by {fmt(worst)} nats per token{share}",
+        (smaller_rate(run, clipped=0.0, moved=worst, most=1 / 3),),
+    )
+
+
 def _too_large(run: RunRecord) -> Symptom | None:
+    if extreme := _extreme(run):
+        return extreme
     clipped, moved = read(run, "policy/clip_fraction"), read(run, "policy/approx_kl")
     if clipped is None or moved is None:
         return None
@@ -49,14 +101,14 @@ def _too_large(run: RunRecord) -> Symptom | None:
         "serious" if far > TOO_FAR_CLIPPED or moved.peak > TOO_FAR_MOVED else "warning",
         f"up to {clipped.peak:.0%} of the tokens are clipped, and an update moves the policy by up to "
         f"{fmt(moved.peak)} nats per token ({span(worse.peak_updates)}){_by_epoch(run)}",
-        tuple(_smaller_steps(run, at_start=worse.values.index(max(worse.values)) < WINDOW)),
+        tuple(_smaller_steps(run, clipped, moved, at_start=worse.values.index(max(worse.values)) < WINDOW)),
     )
 
 
-def _smaller_steps(run: RunRecord, *, at_start: bool) -> Iterator[Remedy]:
+def _smaller_steps(run: RunRecord, clipped: Series, moved: Series, *, at_start: bool) -> Iterator[Remedy]:
     if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
         yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
-    yield scale(run, "ppo.learning_rate", 1 / 3)
+    yield smaller_rate(run, clipped=clipped.peak, moved=moved.peak, most=1 / 3)
     if at_start and not run.setting("ppo.warmup_fraction"):
         yield set_to(run, "ppo.warmup_fraction", 0.1, "too_low")
     if run.setting("ppo.early_stop_kl") is None:
