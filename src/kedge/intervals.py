@@ -35,7 +35,7 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough values for an interval."""
+        """True if there were enough values for an interval."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def as_json(self) -> dict[str, float | None]:
@@ -77,9 +77,9 @@ def share_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inte
     That is Wilson's center; the variance is measured, so that ties narrow the interval, and a tie of all has one. For
     none and for all it is exact:   0 to 1 − α^(1/n),   or   α^(1/n) to 1,   with α = (1 − confidence)/2
 
-    Args, errors: As in `mean_interval`; a value outside [0, 1] is an error, too.
+    Args, errors: As in `mean_interval`; a value outside [0, 1] is an error as well.
 
-    Source: Agresti and Coull 1998; added values in place of counts, for ties, as in Bonett and Price 2012; Clopper and
+    Source: Agresti and Coull 1998; added values instead of counts, for ties, as in Bonett and Price 2012; Clopper and
         Pearson 1934.
     """
     _check(values, confidence)
@@ -115,14 +115,14 @@ def resampled_interval(
     confidence: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
-    """A figure that is no mean, with an interval from bootstrap resamples of the units it was computed from.
+    """A figure other than a mean, with an interval from bootstrap resamples of the units it was computed from.
 
     The resamples' quantiles from 30 units on; with fewer, value ± t·s·√(n/(n − 1)), s the resamples' standard
     deviation. All that is possible for a single unit.
 
     Args:
         value: The figure of the sample.
-        resamples: Those of its resamples; NaN where a resample has none.
+        resamples: Those of its resamples; NaN where it cannot be computed.
         num_units: Independent units (prompts, seeds) that are resampled, n.
         confidence: As in `mean_interval`.
         bounds: The least and the largest possible figure.

@@ -121,7 +121,7 @@ def _net_loss(run: RunRecord) -> str:
 def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
     """Smaller steps if the KL jumped, a larger β if it crept up."""
     jumped = kl.values[min(len(kl) - 1, 3)] > kl.late / 2
-    # Where an update takes a single step, the KL alone shows how large the steps are.
+    # The ratios of an update with a single step are 1: the KL alone shows how large its steps are.
     drift = (_per_token(run) or 0.0) if jumped else 0.0
     rate = smaller_rate(run, clipped=0.0, moved=drift if drift > EXTREME * TOO_FAR_PER_TOKEN else 0.0, most=1 / 3)
     remedies = (rate, scale(run, "ppo.kl_coef", 3.0))
