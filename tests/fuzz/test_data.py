@@ -400,7 +400,7 @@ def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkey
         ("{{ raise_exception('no\nsystem\x1b[2J role') }}", "rejects the conversation: no system"),
         ("{% if", "rejects the conversation"),
         ("{% include '/etc/passwd' %}", "rejects the conversation"),
-        ("{{ '{0.__class__}'.format(1) }}", "the prompt has no tokens"),
+        ("{{ '{0.__class__}'.format(1) }}", "leaves out a part of message 1"),
         ("{{ undefined_function() }}", "rejects the conversation"),
         (5, "rejects the conversation"),
         ({"other": "x"}, "rejects the conversation"),

@@ -175,13 +175,16 @@ def conversation_to_learn(messages: Messages, first: int, name: str, options: Re
         messages = [*kept, messages[-1]]
     learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
-    check_lengths(prompt, {name: text_of(completion, name)}, options)
-    length = sum(map(len, encode_example(options.tokenizer, prompt, completion, read=read)[:2]))
-    if options.max_length is not None and length > options.max_length:
-        raise RowError(
-            f"the conversation is {length} tokens long, at most {options.max_length} fit",
-            f"prompt and answer longer than max_length={options.max_length}",
-        )
+    check_lengths(prompt, {}, options)
+    _reject_oversized({name: text_of(completion, name)}, options)
+    if options.max_length is not None:
+        example = encode_example(options.tokenizer, prompt, completion, read=read)
+        length = len(example.prompt) + len(example.completion)
+        if length > options.max_length:
+            raise RowError(
+                f"the conversation is {length} tokens long, at most {options.max_length} fit",
+                f"prompt and answer longer than max_length={options.max_length}",
+            )
     return Demonstration(prompt, completion, read)
 
 
