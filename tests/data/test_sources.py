@@ -265,6 +265,28 @@ def test_files_of_a_folder_that_are_read(tmp_path, names, read):
     assert values(tmp_path) == [{"prompt": name} for name in names[:read]]
 
 
+def test_configurations_of_a_folder_are_not_mixed(tmp_path):
+    for name in ("main", "socratic"):
+        written(tmp_path / name / "train-00000-of-00001.jsonl", [{"prompt": name}])
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n- config_name: socratic\n---\n# Problems\n"
+    )
+    with pytest.raises(
+        DataError, match=r"several configurations \(main, socratic\); name the folder of one, e\.g\. .*/main"
+    ):
+        values(tmp_path)
+    assert values(tmp_path / "main") == [{"prompt": "main"}]
+
+
+def test_lines_may_be_conversations(tmp_path):
+    turns = [{"role": "user", "content": "a"}]
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(turns)}\n{json.dumps(turns)}\n[1]\n")
+    assert [(row.value, row.fault) for row in rows_of(tmp_path / "rows.jsonl")] == [
+        *[(turns, None)] * 2,
+        ([1], "not a JSON object"),
+    ]
+
+
 def test_copies_in_a_folder_are_not_read_twice(tmp_path):
     written(tmp_path / "train.jsonl")
     datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "train.parquet"))

@@ -169,6 +169,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         json = next((f"; name the file: {folder / path}" for path in files if _format(path) == ".json"), "")
         formats = ", ".join(chain.from_iterable(_FOLDER_FORMATS))
         raise DataError(f"{folder} holds no {formats} file {wanted}and no saved data set{named or json}")
+    _check_configurations(folder, sorted({path.parent for path in chosen}))
     names = sorted({splits[path] for path in chosen})
     # Files of one name are one split; of several, only those may be read together that do not say that they are splits.
     if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
@@ -178,6 +179,20 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         kinds = ", ".join(sorted({copy[2] for copy in copies}))
         raise DataError(f"{folder} has the same names as {kinds}, which may be copies; name one of the files")
     return chain.from_iterable(_file_rows(folder / path) for path in chosen)
+
+
+def _check_configurations(folder: Path, parents: list[Path]) -> None:
+    """Refuse files of several folders whose README names them as configurations: they are data sets of their own."""
+    readme = folder / "README.md"
+    if len(parents) < 2 or not readme.is_file():
+        return
+    header = readme.read_bytes()[:100_000].decode("utf-8", "replace").split("\n---", maxsplit=1)[0]
+    names = re.findall(r"config_name:\s*[\"']?([^\s\"']+)", header)
+    if header.startswith("---") and len(set(names)) > 1:
+        raise DataError(
+            f"{folder} has several configurations ({', '.join(names)}); name the folder "
+            f"of one, e.g. {folder / parents[0]}"
+        )
 
 
 def _split_of(path: Path) -> str:

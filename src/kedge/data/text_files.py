@@ -111,7 +111,7 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
     Raises:
         DataError: It holds several lists of rows.
     """
-    if any(map(_is_text_or_conversation, (value.get(name) for name in _OF_A_ROW))):
+    if any(isinstance(value.get(name), str) or _is_conversation(value.get(name)) for name in _OF_A_ROW):
         return [value]
     names: Any = value.get("columns")
     cells: Any = value.get("data")
@@ -133,9 +133,9 @@ def _is_list_of(kind: type, value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(entry, kind) for entry in value)
 
 
-def _is_text_or_conversation(value: object) -> bool:
+def _is_conversation(value: object) -> bool:
     first = value[0] if isinstance(value, list) and value else None
-    return isinstance(value, str) or (isinstance(first, dict) and bool(first.keys() & {"role", "from"}))
+    return isinstance(first, dict) and (first.keys() >= {"role", "content"} or first.keys() >= {"from", "value"})
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
@@ -214,8 +214,8 @@ def _decoded(raw: bytes, source: str, number: int) -> Row:
         return Row(source, number, None, f"not JSON: {error.msg} at column {error.colno}", raw)
     except (ValueError, RecursionError):
         return Row(source, number, None, "JSON that cannot be read: a number is too long, or the nesting too deep", raw)
-    # JSON lines hold objects; bare strings are accepted in Python lists only.
-    fault = None if isinstance(value, dict) else "not a JSON object"
+    # JSON lines hold objects or conversations; bare strings are accepted in Python lists only.
+    fault = None if isinstance(value, dict) or _is_conversation(value) else "not a JSON object"
     return Row(source, number, value, fault, raw)
 
 

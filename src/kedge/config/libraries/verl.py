@@ -98,7 +98,7 @@ ALGORITHM = (
     Row("actor_rollout_ref.actor.loss_agg_mode", "`ppo.aggregation`: token, sequence or constant"),
     Row(
         "actor_rollout_ref.actor.policy_loss.loss_mode",
-        "`ppo.policy_loss`: clipped, cispo, …; for gspo `ppo.ratio=sequence`",
+        "`ppo.policy_loss`; vanilla is clipped, and gspo is `ppo.ratio=sequence`",
     ),
     Row("actor_rollout_ref.actor.entropy_coeff", "`ppo.entropy_coef`"),
     Row("actor_rollout_ref.actor.use_kl_loss", "`ppo.kl_in=loss`"),
