@@ -80,13 +80,15 @@ def _is_whole(lines: list[bytes]) -> bool:
     """Tell from its first two lines whether a file is JSON as a whole rather than line by line."""
     if not lines or lines[0][:1] not in (b"[", b"{"):
         return False
+    if len(lines) == 1:
+        return True
     try:
         json.loads(lines[0].decode("utf-8"))
     except json.JSONDecodeError as error:
-        return error.pos >= len(error.doc) or len(lines[0]) > _LONGEST_LINE  # the line has no fault, only no end
+        return error.pos >= len(error.doc)  # the line has no fault, only no end
     except (ValueError, RecursionError):
-        return False
-    return len(lines) == 1
+        pass
+    return False
 
 
 def _values(path: Path) -> list[Any]:
