@@ -377,6 +377,17 @@ def test_an_adapter_on_the_embedding_is_refused(base: Path, tmp_path: Path) -> N
         load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of a tied layer
+def test_an_adapter_on_a_tied_output_layer_is_refused(tmp_path: Path) -> None:
+    """Merged, it would change the embedding, too."""
+    base = save_tiny_policy(tmp_path / "base", family="gpt2")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["lm_head"], init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    with pytest.raises(ModelError, match="an adapter on the embedding or the output layer, which kedge does not merge"):
+        load_language_model(tmp_path / "adapter", tokenizer=tiny_tokenizer())
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

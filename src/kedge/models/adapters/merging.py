@@ -38,7 +38,9 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             f"{adapter.folder}: modules_to_save has lm_head, which PEFT trains apart from a tied embedding and loses "
             "when it merges; merge it with the library that made it, and use the whole model"
         )
-    if any(".base_layer." in name and ".lora_" not in name for name in adapter.shapes):
+    tables = {name for name, part in model.named_modules() if part in (output, model.get_input_embeddings())}
+    places = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in adapter.shapes}
+    if any(".base_layer." in name and ".lora_" not in name for name in adapter.shapes) or (tied and places & tables):
         raise ModelError(
             f"{adapter.folder}: it has an adapter on the embedding or the output layer, which kedge does not merge; "
             "merge it by PEFT's merge_and_unload(), and use the whole model"
