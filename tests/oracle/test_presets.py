@@ -7,25 +7,30 @@ learning rate that moves a tiny model.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, config_from_settings
+from kedge.config import Config, config_from_settings, load_config
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, KedgeError
+from kedge.models.pretrained import NORMALIZATION_KEY
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo.roles import Roles
 from kedge.pipelines.ppo.steps import PpoSteps
+from kedge.pipelines.reward import run_reward
+from kedge.pipelines.sft import run_sft
 from kedge.training import update as training_update
 from tests.oracle.slow import SlowPpo, Text
 from tests.tiny import TEXTS, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -256,5 +261,47 @@ def test_every_field_of_a_preset_acts(preset, models, tmp_path):
         except ConfigError:
             continue
         if distance(list(whole.values())[-1], list(weights.values())[-1]) < ROUNDING * config.ppo.loop.learning_rate:
+            idle.append(name)
+    assert idle == []
+
+
+DEMONSTRATIONS = [{"prompt": text, "completion": " sun and sea" * (1 + i % 3)} for i, text in enumerate(PROMPTS)]
+COMPARISONS = [{"prompt": text, "chosen": " sun", "rejected": f" rope {text}"} for text in PROMPTS]
+STAGES: dict[str, tuple[str, Callable[[Config], Any]]] = {
+    "sft": ("sft", lambda config: run_sft(config, demonstrations=DEMONSTRATIONS)),
+    "reward_model": (
+        "reward",
+        lambda config: run_reward(config, comparisons=COMPARISONS, demonstrations=DEMONSTRATIONS[:3]),
+    ),
+}
+SHORT = {"sft.batch_size": 2, "sft.num_epochs": 2, "reward_model.batch_size": 2, "data.eval_fraction": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", STAGES)
+@pytest.mark.parametrize("preset", [name for name in LANGUAGE_PRESETS if "data.max_length" in PRESETS[name].values])
+def test_every_field_of_the_stages_before_acts(preset, section, models, tmp_path):
+    """As above, for the weights of the stage's model, and the shift of its scores."""
+    stage, run = STAGES[section]
+
+    def trained(name: str, **changes: Any) -> Weights:
+        place = {"model": str(models["policy"]), "out": str(tmp_path / name), "plots": False, "report": False}
+        model = run(config_from_settings(stage, {"preset": preset, **place, **SHORT, **changes})).model
+        shift = json.loads((model / "config.json").read_text()).get(NORMALIZATION_KEY, 0.0)
+        return {**load_file(model / "model.safetensors"), "shift": torch.tensor(shift)}
+
+    whole, defaults, idle = trained("whole"), Config().model_dump(), []
+    rate = getattr(load_config(preset=preset), section).learning_rate
+    for name, cited in PRESETS[preset].values.items():
+        own, field_name = name.split(".")
+        others = {"max_length": 12, "batch_size": 3, "num_epochs": 1, "normalize": "none"}
+        other = others.get(field_name, defaults[own][field_name])
+        if own not in (section, "data") or cited.value == defaults[own][field_name] or name == "data.max_prompt_tokens":
+            continue
+        try:
+            changed = trained(name, **{name: other})
+        except KedgeError:
+            continue
+        if distance(whole, changed) < ROUNDING * rate:
             idle.append(name)
     assert idle == []
