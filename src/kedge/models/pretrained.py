@@ -230,7 +230,7 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     if report["mismatched_keys"]:
         weight, saved, expected = sorted(report["mismatched_keys"])[0]
         if "num_labels" in settings and [*expected] == [settings["num_labels"], *saved[1:]]:
-            raise ModelError(f"model {name!r}: a reward model needs exactly one label; {weight} has {saved[0]}")
+            raise ModelError(f"model {name!r}: a reward model needs exactly one label; this model has {saved[0]}")
         raise ModelError(
             f"model {name!r}: weight shapes differ from config.json; first: {weight} is {tuple(saved)}, "
             f"expected {tuple(expected)}"
@@ -315,7 +315,7 @@ def _check_weight_files(source: str) -> None:
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder of a model, or that of the downloaded files of a hub id; None if there is none."""
+    """The folder of a model, or that of the downloaded files of a hub id; None if not downloaded."""
     config = (
         str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
     )
