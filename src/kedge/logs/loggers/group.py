@@ -34,7 +34,7 @@ class LoggerGroup:
         self, names: Sequence[str], state: LoggerState, run: LoggedRun, *, warn: Callable[[str], None]
     ) -> None:
         self._state = state
-        self._loggers = [_GuardedLogger(name, run, state.last_update(name), warn) for name in dict.fromkeys(names)]
+        self._loggers = [_GuardedLogger(name, run, state, warn) for name in dict.fromkeys(names)]
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""
@@ -52,7 +52,8 @@ class LoggerGroup:
     def close(self) -> None:
         """Close all loggers."""
         for each in self._loggers:
-            each.close()
+            if each.close():
+                self._state.record_closed(each.name)
 
     def __enter__(self) -> LoggerGroup:
         return self
@@ -64,8 +65,9 @@ class LoggerGroup:
 class _GuardedLogger:
     """One logger: not opened yet, open, or dropped after a failure."""
 
-    def __init__(self, name: str, run: LoggedRun, last_update: int, warn: Callable[[str], None]) -> None:
-        self.name, self._run, self._last_update, self._warn = name, run, last_update, warn
+    def __init__(self, name: str, run: LoggedRun, state: LoggerState, warn: Callable[[str], None]) -> None:
+        self.name, self._run, self._warn = name, run, warn
+        self._last_update, self._closed_update = state.last_update(name), state.closed_update(name)
         self._logger: Logger | None = None
         self._is_dropped = False
 
@@ -81,7 +83,7 @@ class _GuardedLogger:
         self._logger = logger = open_logger(self.name, self._run)
         if logger.last_update is None:
             return
-        self._last_update = logger.last_update
+        self._last_update = max(logger.last_update, self._closed_update)
         if update <= self._last_update + 1:
             return
         samples: dict[tuple[int, bool], list[Sample]] = {}
@@ -89,15 +91,16 @@ class _GuardedLogger:
             sample = Sample(**{name: value for name, value in row.items() if name != "update"})
             samples.setdefault((row["update"], sample.fixed is None), []).append(sample)
         for row in _rows(self._run.folder / METRICS_FILE):
-            if logger.last_update < row["update"] < update:
+            if self._last_update < row["update"] < update:
                 logger.write(row["update"], _numbers(row))
                 for kind in (True, False):
                     if found := samples.get((row["update"], kind)):
                         logger.write_samples(row["update"], found)
 
-    def close(self) -> None:
-        if (logger := self._logger) is not None and not self._is_dropped:
-            self._try(logger.close)
+    def close(self) -> bool:
+        """Close the logger if it is open; return whether it was, and succeeded."""
+        logger = self._logger
+        return logger is not None and not self._is_dropped and self._try(logger.close)
 
     def _try(self, attempt: Callable[[], None]) -> bool:
         try:

@@ -29,8 +29,9 @@ class LoggerState:
         try:
             found = json.loads(self._path.read_bytes())
             self.id, self._last_updates = str(found["id"]), dict[str, int](found["told"])
+            self._closed = dict[str, int](found.get("closed", {}))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            self.id, self._last_updates = secrets.token_hex(4), {}
+            self.id, self._last_updates, self._closed = secrets.token_hex(4), {}, {}
 
     def last_update(self, logger: str) -> int:
         """The last update that a logger has; −1 if none, because samples may belong to update 0."""
@@ -43,6 +44,18 @@ class LoggerState:
             OutputError: The file cannot be written.
         """
         self._last_updates |= dict.fromkeys(loggers, update)
-        text = json.dumps({"id": self.id, "told": self._last_updates})
+        self._save()
+
+    def closed_update(self, logger: str) -> int:
+        """The last update that a logger had when it was last closed, which is stored for certain; −1 if none."""
+        return self._closed.get(logger, -1)
+
+    def record_closed(self, logger: str) -> None:
+        """Save that a logger was closed with all its updates; errors as in `record`."""
+        self._closed[logger] = self.last_update(logger)
+        self._save()
+
+    def _save(self) -> None:
+        text = json.dumps({"id": self.id, "told": self._last_updates, "closed": self._closed})
         with writing(self._path):  # not forced to disk after every update: a damaged file counts as missing
             replace_contents(self._path, [f"{text}\n".encode()], forced=False)
