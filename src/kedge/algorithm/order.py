@@ -76,7 +76,7 @@ class PromptResamples:
         """The figure of the sample with its interval from those of the resamples; None if the sample has none."""
         if figures[0].isnan():
             return None
-        first, *resamples = figures.tolist()
+        first, *resamples = map(float, figures)
         return resampled_interval(first, resamples, len(self._member), confidence=self._confidence, bounds=bounds)
 
     def share(self, guesses: Tensor, truths: Tensor, *, across: bool) -> Interval | None:

@@ -186,7 +186,7 @@ def explained_variance_interval(
     sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
     draws = torch.randint(len(prompts), (num_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
-    found, shares = float(_explained(sums.sum(0))), _explained(resampled).tolist()
+    found, shares = float(_explained(sums.sum(0))), [float(each) for each in _explained(resampled)]
     return resampled_interval(found, shares, len(prompts), confidence=confidence, bounds=(-math.inf, 1.0))
 
 

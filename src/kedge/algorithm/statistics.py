@@ -49,7 +49,7 @@ def win_rate(
     scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor, *, confidence: float = 0.95
 ) -> Interval:
     """Share of pairs won by the first scores, ties counting half, with the interval of `share_interval`."""
-    return share_interval(wins(scores, others).tolist(), confidence=confidence)
+    return share_interval([float(each) for each in wins(scores, others)], confidence=confidence)
 
 
 def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Calibration:

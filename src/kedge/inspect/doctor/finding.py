@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal, get_args
 
@@ -59,7 +60,7 @@ class Finding:
     direction: Direction
     try_: str
     docs: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return printable(f"<{self.severity} {self.rule}: {self.seen}>")
