@@ -169,7 +169,7 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
         case: The case.
         outcome: Its diagnosis.
         work: The folder of bases and runs.
-        rerun: Run the repetitions; otherwise the existing ones are diagnosed.
+        rerun: Run the repetitions; otherwise those that exist are diagnosed.
 
     Returns:
         The diagnosis, with the outcome in `followed`.
@@ -182,6 +182,8 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
         repeated = replace(case, name=f"{case.name}, advice {repetition}", settings=dict(settings))
         if rerun:
             run_case_apart(repeated, outcome.seed, work)
+        elif not run_folder(repeated, outcome.seed, work).is_dir():
+            return outcome
         last = examine_case(repeated, outcome.seed, work)
         if not last.place and not last.alarms:
             changed = [f"{name}={value}" for name, value in settings.items() if case.settings.get(name) != value]

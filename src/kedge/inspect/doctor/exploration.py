@@ -22,7 +22,7 @@ COLLAPSED, COLLAPSING, SETTLING = 0.1, 0.2, 0.5
 aggressive of the story runs that ended well."""
 
 NOTHING = 0.01
-"""The same within updates too few for a trend."""
+"""The same within updates too few for a trend, or of a policy that the steps have wrecked."""
 
 DOUBLED, RISEN = 2.0, 1.3
 """The same upwards; healthy runs stay below 1.1."""
@@ -70,7 +70,7 @@ def _collapse(run: RunRecord) -> Symptom | None:
         "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
         f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
-        tuple(_slow_down(run)),
+        tuple(_slow_down(run, left)),
     )
 
 
@@ -83,12 +83,12 @@ def _collapse_at_once(run: RunRecord) -> Symptom | None:
         "serious",
         f"the entropy of a response falls from {fmt(entropy.first)} to {fmt(entropy.values[-1])} nats "
         f"({span(entropy.updates)})",
-        tuple(_slow_down(run)),
+        tuple(_slow_down(run, entropy.values[-1] / entropy.first)),
     )
 
 
-def _slow_down(run: RunRecord) -> Iterator[Remedy]:
-    yield scale(run, "ppo.learning_rate", 1 / 3)
+def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
+    yield scale(run, "ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
     if run.setting("ppo.entropy_coef"):
         yield scale(run, "ppo.entropy_coef", 3.0)
     else:
