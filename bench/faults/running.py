@@ -76,9 +76,9 @@ class Outcome:
 
     @property
     def advice(self) -> Mapping[str, Any]:
-        """The values that the first serious finding or warning advises, of a kind that a run can be repeated with."""
-        first = next((found for found in self.findings if found.severity != "note"), None)
-        return first.changes if first else {}
+        """The values that the first serious finding or warning advises; that of the fault if there are only notes."""
+        told = [found for found in self.findings if found.severity != "note" or found.rule == self.rule]
+        return told[0].changes if told else {}
 
     @property
     def place(self) -> int:
