@@ -62,6 +62,12 @@ def test_rounding_is_not_scaled_up(constant):
     assert not masked_whiten(differences, mask, magnitude=abs(constant)).any()
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1e-3, 1024.0])
+def test_whitened_entries_have_no_unit(unit):
+    x, mask = torch.tensor([[0.5, 1.0, -2.0, 9.0]]), torch.tensor([[True, True, True, False]])
+    torch.testing.assert_close(masked_whiten(unit * x, mask), masked_whiten(x, mask))
+
+
 def test_small_differences_are_scaled_and_what_is_not_finite_is_not_hidden():
     x, mask = torch.tensor([[30.0, 30.001]]), torch.ones(1, 2, dtype=torch.bool)
     assert masked_whiten(x, mask)[0].tolist() == pytest.approx([-1.0, 1.0], rel=0.03)  # 1e-3 of 30 has three digits

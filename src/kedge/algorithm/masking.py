@@ -78,12 +78,14 @@ def masked_whiten(
     shift_mean: bool = True,
     correction: int = 0,
     magnitude: float = 0.0,
-    eps: float = 1e-8,
 ) -> Float[Tensor, "*shape"]:
     """Scale the counted entries of the whole tensor to unit variance; entries that differ by rounding are constant.
 
-    y = (x − μ) / √(σ² + eps)  [+ μ where shift_mean is False];  masked slots become 0
-    y = 0 [+ μ]  where the entries are constant: √eps would multiply their rounding by up to 10,000
+    y = (x − μ) / σ  [+ μ where shift_mean is False];  masked slots become 0
+    y = 0 [+ μ]  where the entries are constant
+
+    So y does not depend on the unit of x. The papers' √(σ² + 10⁻⁸) does, where σ is not far above 10⁻⁴, and multiplies
+    the rounding of constant entries by up to 10,000.
 
     Args:
         x: values, e.g. the advantages of the whole batch.
@@ -92,7 +94,6 @@ def masked_whiten(
         correction: 0 for the population variance, 1 for Bessel's correction.
         magnitude: largest absolute value of what the entries are sums of, if it is larger than they are: small
             differences of large numbers are rounding, too. See `rounding_of`.
-        eps: added to the variance.
 
     Raises:
         ShapeError: when the shapes differ or at most `correction` entries count.
@@ -108,8 +109,8 @@ def masked_whiten(
     highest, lowest = x.masked_fill(~mask, -math.inf).max(), x.masked_fill(~mask, math.inf).min()
     largest = torch.maximum(highest.abs(), lowest.abs()).clamp(min=magnitude)
     is_constant = (highest - lowest <= rounding_of(largest, x.dtype)) & largest.isfinite()
-    scale = torch.rsqrt(centered.square().sum() / (count - correction) + eps)
-    whitened = torch.where(is_constant, 0.0, centered * scale)
+    variance = torch.where(is_constant, 1.0, centered.square().sum() / (count - correction))
+    whitened = torch.where(is_constant, 0.0, centered * variance.rsqrt())
     return whitened if shift_mean else keep_counted(whitened + mean, mask)
 
 
