@@ -526,8 +526,8 @@ MUTATIONS = (
     Mutation(
         "value-unit-without-the-error",
         "pipelines/ppo/settings.py",
-        "max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD)",
-        "max(float(returns.std(correction=0)), MIN_SPREAD)",
+        "max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD * size)",
+        "max(float(returns.std(correction=0)), MIN_SPREAD * size)",
         f"{SETTINGS}::test_returns_that_hardly_differ_do_not_multiply_the_value_loss",
     ),
     Mutation(

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, linear_regression, pstdev, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +98,11 @@ class SlowPpo:
         self.past: list[Any] = []
         """The policy at the start of each update."""
         self.new = set() if new_head is None else set(new_head.parameters())
+        layer = head if critic is None else critic.score
+        self.layer = set() if layer is None else set(layer.parameters())
+        self.offset = 0.0
+        """Added to a separate critic's outputs, whose layer has no bias."""
+        self.is_started = self.use.value_unit == "score"
 
     # --- the models, one row at a time
 
@@ -115,7 +120,8 @@ class SlowPpo:
         """The value of the state before each token, and of the one after the last."""
         ids = torch.tensor([row.prompt + row.response])
         if self.critic is not None:
-            return self.critic.score(self.critic.model(ids).last_hidden_state[0, len(row.prompt) - 1 :])[:, 0]
+            states = self.critic.model(ids).last_hidden_state[0, len(row.prompt) - 1 :]
+            return self.critic.score(states)[:, 0] + self.offset
         assert self.head is not None
         return self.head(self.policy.model(ids).last_hidden_state[0, len(row.prompt) - 1 :])[:, 0]
 
@@ -209,6 +215,8 @@ class SlowPpo:
             mean, std = fmean(token.reward for token in slots), pstdev([token.reward for token in slots])
             for token in slots:
                 token.reward = (token.reward - mean) / std + mean
+        if self.has_critic and not self.is_started:
+            self.start(table)
         for tokens in table:
             self.estimate(tokens)
         if use.advantage in WITHOUT_WHITENING:
@@ -229,6 +237,30 @@ class SlowPpo:
             returns, errors = [t.target for t in slots], [t.target - t.value for t in slots]
             report.figures["value/explained_variance"] = 1 - pstdev(errors) ** 2 / pstdev(returns) ** 2
         return table
+
+    def start(self, table: list[list[Token]]) -> None:
+        """A regression of the returns on the values, with a slope that is not negative; the critic is mapped by it."""
+        gamma, totals = self.use.gamma, list[float]()
+        for tokens in table:
+            for i in range(len(tokens)):
+                totals.append(sum(gamma**k * later.reward for k, later in enumerate(tokens[i:])))
+        values = [token.value for tokens in table for token in tokens]
+        slope = 0.0
+        self.is_started = pstdev(totals) > 1e-6 * max(map(abs, totals))
+        if not self.is_started:
+            slope = 1.0
+        elif pstdev(values) > 1e-6 * math.sqrt(fmean(value**2 for value in values)):
+            slope = max(0.0, linear_regression(values, totals).slope)
+        intercept = fmean(totals) - slope * fmean(values)
+        for weight in self.layer:
+            weight *= slope
+        self.offset *= slope
+        if self.head is None:
+            self.offset += intercept
+        else:
+            self.head.bias += intercept
+        for token in (token for tokens in table for token in tokens):
+            token.value = slope * token.value + intercept
 
     def estimate(self, tokens: list[Token]) -> None:
         """GAE as a sum over residuals, or the reward to go; both with their targets for the critic."""
@@ -295,7 +327,8 @@ class SlowPpo:
             return 1.0
         returns = [token.target for tokens in table for token in tokens]
         error = math.sqrt(fmean((token.target - token.value) ** 2 for tokens in table for token in tokens))
-        return max(pstdev(returns), 0.1 * error, 1e-3)
+        size = math.sqrt(fmean(target**2 for target in returns))
+        return max(pstdev(returns), 0.1 * error, 1e-4 * size) or 1.0
 
     def value_term(self, rows: Sequence[Row], table: Sequence[Sequence[Token]], unit: float) -> Tensor:
         """The weighted value loss: N+ line 747, S2 without the half."""
@@ -356,8 +389,18 @@ class SlowPpo:
             return [] if self.critic is None else list(self.critic.parameters())
         return [*self.policy.parameters(), *([] if self.head is None else self.head.parameters())]
 
-    def step(self, loss: Tensor, rates: tuple[float, float], names: tuple[str, str], only: set[nn.Parameter] | None):
-        """Clip the gradients and take Adam's step; return the norms before. TensorFlow adds ε before debiasing v."""
+    def step(
+        self,
+        loss: Tensor,
+        rates: tuple[float, float],
+        names: tuple[str, str],
+        only: set[nn.Parameter] | None,
+        unit: float,
+    ) -> dict[str, float]:
+        """Clip the gradients and take Adam's step; return the norms before. TensorFlow adds ε before debiasing v.
+
+        The critic's output layer w is trained as w/u in the unit u: ∂L/∂(w/u) = u·∂L/∂w.
+        """
         use, norms = self.use, {}
         for parameters, rate, name in zip(
             (self.parameters(of_critic=False), self.parameters(of_critic=True)), rates, names, strict=True
@@ -368,6 +411,10 @@ class SlowPpo:
             gradients = torch.autograd.grad(loss, trained, allow_unused=True, retain_graph=True)
             if all(each is None for each in gradients):
                 continue
+            gradients = [
+                unit * each if weight in self.layer and each is not None else each
+                for weight, each in zip(trained, gradients, strict=True)
+            ]
             norms[name] = norm = math.sqrt(sum(float((each**2).sum()) for each in gradients if each is not None))
             scale = use.max_grad_norm / norm if use.max_grad_norm and norm > use.max_grad_norm else 1.0
             for weight, gradient in zip(trained, gradients, strict=True):
@@ -386,7 +433,7 @@ class SlowPpo:
                 with torch.no_grad():
                     if weight.ndim >= 2:
                         weight -= lr * use.weight_decay * weight
-                    weight -= lr * move
+                    weight -= lr * move * (unit if weight in self.layer else 1.0)
         return norms
 
     def rate(self, update: int, peak: float) -> float:
@@ -442,13 +489,13 @@ class SlowPpo:
                     figures["value/loss"] = float(value.detach()) / weight
                 figures["loss/total"] = float(loss.detach())
                 figures |= self.step(
-                    loss, rates, ("policy/grad_norm", "value/grad_norm"), critics if is_warmup else None
+                    loss, rates, ("policy/grad_norm", "value/grad_norm"), critics if is_warmup else None, unit
                 )
                 report.steps.append(figures)
             for _ in range(use.num_critic_epochs - 1):
                 for part in passes.pop(0):
                     value = self.value_term([rows[i] for i in part], [table[i] for i in part], unit)
-                    self.step(value, rates, ("value/grad_norm", "value/grad_norm"), critics)
+                    self.step(value, rates, ("value/grad_norm", "value/grad_norm"), critics, unit)
         assert not passes, "every pass that was made is one of the algorithm's"
         if not is_warmup:
             self.adapt(report.figures.get("objective/kl", 0.0), len(rows))

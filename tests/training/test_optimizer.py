@@ -13,7 +13,13 @@ from torch import nn
 
 from kedge.errors import ConfigError
 from kedge.models.adapters import mark_frozen
-from kedge.training.optimizer import build_optimizer, clip_gradients, learning_rate_at, set_learning_rate
+from kedge.training.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    learning_rate_at,
+    scale_output_gradients,
+    set_learning_rate,
+)
 
 # One weight, lr 0.1, β = (0.9, 0.999), ε = 0.01, gradients 1, −0.5, 2; worked out to 30 digits outside torch,
 # each row from its own published form.
@@ -169,3 +175,24 @@ def test_a_frozen_weight_whose_gradient_is_on_is_refused():
     for groups in ({}, {"critic_parameters": [weight]}, {"head_parameters": [weight]}):
         with pytest.raises(ConfigError, match="1 of the parameters to train are frozen weights under an adapter"):
             build_optimizer([weight, one_weight()], learning_rate=0.1, **groups)
+
+
+@pytest.mark.parametrize("unit", [2.0**-7, 1024.0])
+def test_an_output_layer_in_a_unit_learns_as_its_weights_over_the_unit_would(unit):
+    """Adam, clipping and decay by torch alone, on w/u with the loss of the outputs over u."""
+    features = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start, targets = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64), features.sum(1, keepdim=True)
+    weight, plain = nn.Parameter(start * unit), nn.Parameter(start.clone())
+    ours = build_optimizer([], head_parameters=[weight], head_rate=10.0, learning_rate=0.1, weight_decay=0.2)
+    theirs = torch.optim.AdamW([plain], lr=1.0, eps=1e-5, weight_decay=0.2)
+    for _ in range(3):
+        set_learning_rate(ours, 0.1, value_unit=unit)
+        for optimizer, trained, size in ((ours, weight, unit), (theirs, plain, 1.0)):
+            optimizer.zero_grad()
+            ((features @ trained.T - targets * size) / size).square().mean().backward()
+        scale_output_gradients(ours)
+        norm = clip_gradients([weight], 0.5)
+        assert norm == pytest.approx(float(nn.utils.clip_grad_norm_([plain], 0.5)))
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(weight / unit, plain)

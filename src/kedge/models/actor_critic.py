@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
-from kedge.models.heads import Values
+from kedge.models.heads import ValueHead, Values, scale_head
 from kedge.models.language import LanguageModel
 from kedge.models.packing.rows import TokenRows
 from kedge.models.precision import Precision, autocast
@@ -22,6 +22,9 @@ from kedge.models.scalar import ScalarModel
 __all__ = ["ActorCritic", "ValueGradient", "response_logprobs"]
 
 ValueGradient = Literal["trunk", "head"]
+
+ROUNDING = 1e-6
+"""Numbers whose spread is a smaller share of their size are equal."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,14 @@ class ActorCritic(nn.Module):
         value_gradient: Whether the gradient of the values reaches the trunk that a value head shares with the policy,
             or ends at the head.
 
+    Attributes:
+        values_started: False for a new critic whose values are still to be started from the first returns; see
+            `start_values`. None without a critic.
+
     Source: spec §7.34.
     """
+
+    values_started: Tensor | None
 
     def __init__(
         self, policy: LanguageModel, critic: ScalarModel | None = None, *, value_gradient: ValueGradient = "trunk"
@@ -109,6 +118,9 @@ class ActorCritic(nn.Module):
         self.policy = policy
         self.critic = critic
         self.value_gradient = value_gradient
+        # A buffer, so that it returns with the weights that it describes when these are restored.
+        started = torch.tensor(True, device=policy.device) if self.has_critic else None
+        self.register_buffer("values_started", started, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -123,6 +135,54 @@ class ActorCritic(nn.Module):
     def policy_parameters(self) -> Iterator[nn.Parameter]:
         """The policy's parameters without the value head; frozen while the critic warms up."""
         return self.policy.causal.parameters()
+
+    @property
+    def value_head(self) -> ValueHead | None:
+        """The critic's output layer; None without a critic."""
+        return self.policy.value_head if self.critic is None else self.critic.value_head
+
+    @torch.no_grad()
+    def start_values(
+        self,
+        values: Float[Tensor, "batch time"],
+        returns: Float[Tensor, "batch time"],
+        mask: Bool[Tensor, "batch time"],
+    ) -> Float[Tensor, "batch time"]:
+        """Map a new critic's outputs V to a + b·V, the least-squares fit to the first returns; return the new values.
+
+        b = max(0, cov(V, R)/var(V)),  a = mean(R) − b·mean(V);  b = 0 where V is constant
+
+        A critic whose head is 0 starts at the mean return, and the readout of a reward model is kept as far as it
+        predicts the returns. Neither depends on the unit of the reward. Returns that are all equal say nothing about b:
+        it is 1 then, and the next batch is fitted again.
+
+        Args:
+            values: V of the actions, as collected.
+            returns: Their Monte Carlo returns, which contain no value.
+            mask: True = counts.
+
+        Source: kedge; PopArt (van Hasselt et al. 2016) starts and rescales an output layer in this way.
+        """
+        head, started = self.value_head, self.values_started
+        assert isinstance(head, nn.Linear), "a histogram has a support of its own"
+        assert started is not None
+        counted = values[mask].double()
+        targets = returns[mask].double()
+        spread, gain = float(counted.var(correction=0)), 0.0
+        varies = float(targets.std(correction=0)) > ROUNDING * float(targets.abs().max())
+        if not varies:
+            gain = 1.0
+        elif spread > ROUNDING**2 * float(counted.square().mean()):
+            covariance = (counted - counted.mean()) * (targets - targets.mean())
+            gain = max(0.0, float(covariance.mean()) / spread)
+        offset = float(targets.mean() - gain * counted.mean())
+        if self.critic is not None:
+            self.critic.rescale(gain, offset)
+        else:
+            scale_head(head, gain)
+            head.bias.add_(offset)
+        started.fill_(varies)
+        return torch.where(mask, gain * values + offset, 0.0)
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of the value head or of the separate critic."""

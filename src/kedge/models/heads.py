@@ -15,7 +15,16 @@ from torch.nn import functional
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
 
-__all__ = ["HeadInit", "HistogramHead", "ValueHead", "Values", "find_head", "initialize_head", "read_values"]
+__all__ = [
+    "HeadInit",
+    "HistogramHead",
+    "ValueHead",
+    "Values",
+    "find_head",
+    "initialize_head",
+    "read_values",
+    "scale_head",
+]
 
 HeadInit = Literal["zero", "normal"]
 
@@ -155,6 +164,13 @@ def _heads_of_one_row(folder: Path, trunk: str, width: int) -> list[nn.Linear]:
                 head.load_state_dict({key: tensor.float() for key, tensor in found.items()}, assign=True)
                 heads.append(head)
     return heads
+
+
+def scale_head(head: nn.Linear, gain: float) -> None:
+    """Multiply a scalar head's output, in place."""
+    head.weight.mul_(gain)
+    if head.bias is not None:
+        head.bias.mul_(gain)
 
 
 def _gaussian_logits(centers: Tensor, mean: Tensor, spread: float) -> Tensor:

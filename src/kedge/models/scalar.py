@@ -24,7 +24,7 @@ from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.bases import Bases
 from kedge.models.classifier import Batching, classify, find_batching
 from kedge.models.first_rank import give_model, inner_weights
-from kedge.models.heads import HistogramHead, ValueHead, Values, find_head, initialize_head, read_values
+from kedge.models.heads import HistogramHead, ValueHead, Values, find_head, initialize_head, read_values, scale_head
 from kedge.models.offloading import HostWeights, at_hand
 from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
@@ -194,16 +194,20 @@ class ScalarModel(nn.Module):
 
         Source: spec §3.11 (S3; Ziegler's gain and bias).
         """
-        if std != 1.0:
+        if std != 1.0 and self.head is None:
+            raise ModelError(
+                "normalize_scale: the scores of an encoder with a pooled head can be shifted but not scaled"
+            )
+        self.rescale(1 / std, -mean / std)
+
+    @torch.no_grad()
+    def rescale(self, gain: float, offset: float) -> None:
+        """Change every output s to gain·s + offset, in the weights and the configuration."""
+        if gain != 1.0:
             head = self.head
-            if head is None:
-                raise ModelError(
-                    "normalize_scale: the scores of an encoder with a pooled head can be shifted but not scaled"
-                )
-            head.weight.div_(std)
-            if head.bias is not None:
-                head.bias.div_(std)
-        self.shift.copy_((self.shift + mean) / std)
+            assert head is not None, "the outputs of a pooled head cannot be scaled"
+            scale_head(head, gain)
+        self.shift.mul_(gain).sub_(offset)
         setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))
 
 

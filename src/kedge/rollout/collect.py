@@ -67,6 +67,7 @@ def collect_experience(
     baseline: Float[Tensor, " batch"] | None = None,
     process_advantage: Advantage | None = None,
     first_pass: PolicyOutputs | None = None,
+    first_returns: Advantage | None = None,
     reuse_sampled: bool = False,
     precision: Precision = "fp32",
     micro_batch_tokens: PassTokens = None,
@@ -97,6 +98,7 @@ def collect_experience(
         process_advantage: Estimates the part of `token_scores`, which is added to that of the other rewards. None: they
             are added to the rewards first.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
+        first_returns: Estimates the returns that the values of a new critic start from; None for values as they are.
         reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
         precision: Number format of the matrix products.
         micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
@@ -158,6 +160,9 @@ def collect_experience(
         "baseline": baseline,
         "actions": rollout.action_mask,
     }
+    if values is not None and first_returns is not None:
+        _, returns = first_returns(rewards, mask=reward_mask, **inputs)
+        inputs["values"] = values = actor_critic.start_values(values, returns, reward_mask)
     if token_scores is None or process_advantage is None:
         advantages, returns = advantage(rewards, mask=reward_mask, **inputs)
     else:

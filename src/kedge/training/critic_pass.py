@@ -15,7 +15,7 @@ from kedge.training.guard.nonfinite import search_minibatch
 from kedge.training.learner import B, Learner, T
 from kedge.training.metrics import MetricTotals
 from kedge.training.objective import Objective
-from kedge.training.optimizer import clip_gradients
+from kedge.training.optimizer import clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["Repeated", "critic_pass", "once"]
@@ -75,6 +75,7 @@ def critic_pass(
         minibatch = experience.select(rows)
         totals = repeated(minibatch, partial(_gradients, learner, optimizer, objective, minibatch))
         learner.ranks.sum_gradients(parameters)
+        scale_output_gradients(optimizer)
         trained = [each for each in parameters if each.grad is not None]
         metrics = {
             **totals.values(learner.ranks),

@@ -32,6 +32,12 @@ Schedule = Literal["linear", "cosine", "constant"]
 RATE = "learning_rate_multiple"
 """Parameter group key: the group's learning rate as a multiple of the schedule's; part of the optimizer's state."""
 
+DECAY = "decay_per_unit"
+"""Parameter group key of an output layer: its weight decay where its outputs have the unit 1."""
+
+UNIT = "output_unit"
+"""Parameter group key of an output layer: the unit of its outputs, in which its gradients and steps are taken."""
+
 CRITIC = "is_critic"
 """Parameter group key: whether the group belongs to a critic that shares no gradient with the policy."""
 
@@ -74,7 +80,8 @@ def build_optimizer(
         adam_eps_mode: Definition of ε: "torch" or "tf1".
         betas: Decay rates (β₁, β₂) of the two moments, each in [0, 1).
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
-        head_parameters: Parameters to train at their own rate: a new head has further to go.
+        head_parameters: Parameters of an output layer, to train at their own rate: a new head has further to go.
+            `set_learning_rate` gives the unit of its outputs.
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
         critic_parameters: Those of a critic that shares no gradient with the policy: `set_learning_rate` can give them
             another rate, and their gradient is clipped apart.
@@ -152,13 +159,19 @@ def _groups(
     head, critic = ({id(each) for each in several} for several in (head_parameters, critic_parameters))
     body = [parameter for parameter in parameters if id(parameter) not in head]
     kinds = [
-        ([each for each in several if (id(each) in critic) == is_critic], rate, is_critic)
-        for several, rate in ((body, 1.0), (head_parameters, head_rate))
+        ([each for each in several if (id(each) in critic) == is_critic], rate, is_critic, is_head)
+        for several, rate, is_head in ((body, 1.0, False), (head_parameters, head_rate, True))
         for is_critic in (False, True)
     ]
     return [
-        {"params": members, "weight_decay": decay, RATE: rate, CRITIC: is_critic}
-        for several, rate, is_critic in kinds
+        {
+            "params": members,
+            "weight_decay": decay,
+            RATE: rate,
+            CRITIC: is_critic,
+            **({UNIT: 1.0, DECAY: decay} if is_head else {}),
+        }
+        for several, rate, is_critic, is_head in kinds
         for members, decay in ((_trainable(several, matrices=True), weight_decay), (_trainable(several), 0.0))
         if members
     ]
@@ -248,17 +261,37 @@ def learning_rate_at(
     raise ConfigError(f"schedule: {schedule!r} is unknown; expected 'linear', 'cosine' or 'constant'")
 
 
-def set_learning_rate(optimizer: Optimizer, learning_rate: float, *, critic: float | None = None) -> None:
+def set_learning_rate(
+    optimizer: Optimizer, learning_rate: float, *, critic: float | None = None, value_unit: float = 1.0
+) -> None:
     """Set the learning rate of the next steps; each parameter group uses its own multiple of it.
+
+    An output layer w in the unit u learns as w/u would: gradients times u (`scale_output_gradients`), steps times u.
+    So its outputs move by as many units per step whatever the unit is, and its gradient's share of a joint norm is the
+    same.
 
     Args:
         optimizer: The optimizer.
         learning_rate: The rate of the next steps.
         critic: The rate of a critic's groups; None for the same.
+        value_unit: u > 0, the unit of the outputs of `head_parameters`.
     """
     for group in optimizer.param_groups:
         rate = critic if critic is not None and group[CRITIC] else learning_rate
         group["lr"] = rate * group[RATE]
+        if UNIT in group:
+            group[UNIT] = value_unit
+            group["lr"] *= value_unit
+            group["weight_decay"] = group[DECAY] / value_unit
+
+
+def scale_output_gradients(optimizer: Optimizer) -> None:
+    """Express the gradients of output layers in the unit of their outputs; before clipping. See `set_learning_rate`."""
+    for group in optimizer.param_groups:
+        if (unit := group.get(UNIT, 1.0)) != 1.0:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(unit)
 
 
 def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:

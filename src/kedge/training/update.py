@@ -19,7 +19,7 @@ from kedge.training.guard.nonfinite import search_minibatch
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.metrics import Metric, MetricTotals, Reduction, reduce_steps
 from kedge.training.objective import Objective
-from kedge.training.optimizer import clip_gradients, parameters_of
+from kedge.training.optimizer import clip_gradients, parameters_of, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "minibatches_of", "ppo_update"]
@@ -218,6 +218,7 @@ def _policy_pass(
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
         totals = repeated(minibatch, passes)
         learner.ranks.sum_gradients(parameters)
+        scale_output_gradients(optimizer)
         metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm, learner.ranks)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)

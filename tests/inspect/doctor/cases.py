@@ -445,6 +445,13 @@ CASES = [
         settings={"ppo.value_unit": "score"},
     ),
     metrics(
+        "value_scale_mismatch",
+        "serious",
+        {"value/mean": [3.0] * 16, "value/returns_mean": [4.2] * 16, "value/returns_std": [1.0] * 16},
+        {"value/mean": [3.0] * 16, "value/returns_mean": [3.8] * 16, "value/returns_std": [1.0] * 16},
+        settings={"ppo.value_unit": "score"},
+    ),
+    metrics(
         "value_clip_binding", "warning", {"value/clip_fraction": [0.51] * 16}, {"value/clip_fraction": [0.49] * 16}),
     metrics(
         "dead_critic",

@@ -13,8 +13,13 @@ def policy(tmp_path_factory):
     return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-def rows_of(policy, tmp_path, **settings):
-    return run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels).metrics
+def rows_of(policy, tmp_path, reward=vowels, **settings):
+    return run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=reward).metrics
+
+
+def of_the_prompt(prompts, completions):
+    """What a critic learns at once."""
+    return [len(prompt) / 10 for prompt in prompts]
 
 
 def measured_apart(row):
@@ -44,7 +49,8 @@ def test_more_passes_of_the_critic_leave_the_policys_training_as_it_is(tmp_path,
 
 def test_a_warm_up_that_ends_by_its_result_is_one_of_that_length(tmp_path, policy, capsys):
     settings = {"num_updates": 5, "kl_controller": "ziegler", "kl_target": 1.0, "kl_wait_fraction": 0.5}
-    settings |= {"spike_sigma": 9.0, "value_head_rate": 30.0, "num_epochs": 4, "value_gae_lambda": 1.0}
+    settings |= {"spike_sigma": 9.0, "num_epochs": 4, "value_gae_lambda": 1.0}
+    settings |= {"num_prompts": 16, "reward": of_the_prompt}
     known = rows_of(policy, tmp_path / "known", value_warmup_updates=2, **settings)
     first, second = (row["value/explained_variance"] for row in known[:2])
     assert 0 <= first < second  # else this test shows nothing

@@ -353,6 +353,7 @@ def test_the_new_head_of_a_separate_critic_has_a_rate_of_its_own(tmp_path, polic
             (rates if any(each is head for each in group["params"]) else others).append(group["lr"])
 
     settings = {"reward": str(reward_model), "critic": "separate", "critic_init": critic_init, "schedule": "constant"}
+    settings["value_unit"] = "score"  # else the rate is in the unit of the returns
     run_ppo(configure(policy, tmp_path / "run", num_updates=1, **settings), prompts=PROMPTS, on_update=note)
     assert rates == [pytest.approx(rate * 1e-3)]
     assert set(others) == {1e-3}

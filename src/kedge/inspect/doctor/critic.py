@@ -219,19 +219,29 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
             (
-                set_to(run, "ppo.critic_init", "policy", why="to start the value head at 0"),
+                set_to(run, "ppo.critic_init", "policy", why="to start with equal values"),
                 scale(run, "ppo.value_coef", 3.0),
             ),
         )
     if run.setting("ppo.value_loss") == "hl_gauss":
         return support_symptom(run, critic.returns_std)
-    if run.setting("ppo.value_unit") != "score" or SMALL <= critic.returns_std <= LARGE:
+    is_far = critic.bias >= BIASED
+    if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
         return None
     loss = read(run, "value/loss")
-    return Symptom(
-        "serious" if critic.returns_std > LARGE else "warning",
+    mean, returns = read(run, "value/mean"), read(run, "value/returns_mean")
+    seen = (
         f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
-        "its square" + (f": it is {fmt(loss.late)}" if loss else ""),
+        "its square" + (f": it is {fmt(loss.late)}" if loss else "")
+    )
+    if is_far and mean is not None and returns is not None:
+        seen = (
+            f"the mean value is {fmt(mean.late)} where the mean return is {fmt(returns.late)} ({critic.span}): the "
+            "critic's steps are too small for scores of this size"
+        )
+    return Symptom(
+        "serious" if critic.returns_std > LARGE or is_far else "warning",
+        seen,
         (set_to(run, "ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
 

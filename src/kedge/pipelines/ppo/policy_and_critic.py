@@ -22,7 +22,7 @@ from kedge.models import (
 from kedge.models.bases import Bases
 from kedge.models.sharded import shard_model
 from kedge.pipelines.ppo.saved_critic import load_saved_critic, load_saved_head
-from kedge.pipelines.ppo.settings import value_bins_of
+from kedge.pipelines.ppo.settings import learns_in_returns_std, value_bins_of
 from kedge.rewards.source import ScoringModel
 from kedge.runs.adapter import adapter_of
 from kedge.runs.frozen import say_loaded_whole
@@ -56,13 +56,20 @@ def load_actor_critic(
         )
         policy.check_sampling()
         critic, head = None, policy.value_head
+        is_new = True
         if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models, bases)
+            is_new = not value.names_critic
         elif head is not None and value.names_critic:
             load_saved_head(config, run, policy, tokenizer)
-        elif head is not None and not load_value_head(head, source):
+            is_new = False
+        elif head is not None and load_value_head(head, source):
+            is_new = False
+        elif head is not None:
             initialize_head(head, value.value_head_init)
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
+    if is_new and actor_critic.values_started is not None and learns_in_returns_std(config):
+        actor_critic.values_started.fill_(False)
     if config.runtime.activation_checkpointing:
         actor_critic.checkpoint_activations()
     for model in [policy, *([] if critic is None else [critic])]:

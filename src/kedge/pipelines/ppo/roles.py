@@ -164,12 +164,12 @@ def _checked_judge(
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
-    settings = config.ppo.optimization
+    settings, layer = config.ppo.optimization, actor_critic.value_head
     return build_optimizer(
         actor_critic.parameters(),
         kind=settings.optimizer,
-        head_parameters=() if head is None else head.parameters(),
-        head_rate=config.ppo.value.value_head_rate,
+        head_parameters=() if layer is None else layer.parameters(),
+        head_rate=1.0 if head is None else config.ppo.value.value_head_rate,
         critic_parameters=actor_critic.separable_parameters(),
         learning_rate=config.ppo.loop.learning_rate,
         inner_matrices=inner_matrices(actor_critic),

@@ -31,6 +31,7 @@ __all__ = [
     "coefficients_of",
     "controllers_of",
     "follow_schedules",
+    "learns_in_returns_std",
     "objective_of",
     "process_advantage_of",
     "reward_kl_coef",
@@ -40,8 +41,9 @@ __all__ = [
 ]
 
 ZIEGLER_HORIZON = 10_000
-MIN_SPREAD = 1e-3
-"""Returns with a smaller standard deviation are treated as constant; scaling them up would only amplify noise."""
+MIN_SPREAD = 1e-4
+"""Returns whose standard deviation is a smaller share of their root mean square are treated as constant: rounding is
+then a visible part of their differences."""
 MIN_SHARE_OF_ERROR = 0.1
 """The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
 less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
@@ -156,7 +158,7 @@ def objective_of(
         value_coef=ppo.value.value_weight,
         value_huber_delta=ppo.value.value_huber_delta if ppo.value.value_loss == "huber" else None,
         value_bins=value_bins_of(config),
-        value_unit=1.0 if ppo.value.value_unit == "score" else _returns_unit(experience),
+        value_unit=_returns_unit(experience) if learns_in_returns_std(config) else 1.0,
         entropy_coef=coefficients.entropy_coef,
         kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
         kl_estimator=ppo.kl.resolved_kl_estimator,
@@ -165,6 +167,12 @@ def objective_of(
         constant_length=config.rollout.max_new_tokens,
         train_policy=train_policy,
     )
+
+
+def learns_in_returns_std(config: Config) -> bool:
+    """Whether the critic's start, loss and steps are in the unit of the returns' spread (`ppo.value_unit`)."""
+    value = config.ppo.value
+    return value.value_unit == "returns_std" and value.value_loss != "hl_gauss"
 
 
 def value_bins_of(config: Config) -> Bins | None:
@@ -183,9 +191,12 @@ def _automatic_horizon(config: Config, num_policy_updates: int) -> int:
 
 
 def _returns_unit(experience: Experience) -> float:
-    """The standard deviation of the returns, at least `MIN_SPREAD` and `MIN_SHARE_OF_ERROR` of the RMS of R − V."""
+    """The standard deviation of the returns, at least `MIN_SPREAD` of their RMS and `MIN_SHARE_OF_ERROR` of that of
+    R − V; 1 where all of these are 0. It scales with the reward.
+    """
     returns = experience.returns[experience.reward_mask]
     error = 0.0
     if experience.values is not None:
         error = float((returns - experience.values[experience.reward_mask]).square().mean().sqrt())
-    return max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD)
+    size = float(returns.square().mean().sqrt())
+    return max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD * size) or 1.0

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from kedge.algorithm.advantages import Advantage
+from kedge.algorithm.advantages import Advantage, RewardToGo
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, config_at, scheduled_values
 from kedge.data import Prompt, encode_prompt
@@ -180,10 +180,13 @@ class PpoSteps:
         Args:
             scored: The responses with their scores.
             coefficients: The update's coefficients.
-            learner: The learner that will train on it; its first forward pass is used here, too, if possible.
+            learner: The learner that will train on it; its first forward pass is used here, too, if possible. A new
+                critic's values start from the first returns that it is trained on.
             advantage: Estimator in place of `ppo.advantage`, for what is not trained on.
         """
         ppo, baseline = self.config.ppo, scored.baseline
+        started = self.roles.actor_critic.values_started
+        starts = learner is not None and started is not None and not started
         if baseline is None and self.needs_baseline:
             baseline = torch.zeros_like(scored.scores)
         return collect_experience(
@@ -198,7 +201,8 @@ class PpoSteps:
             positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
             old_from=ppo.objective.old_logprobs,
             importance_cap=importance_cap_of(self.config, self.roles.engine),
-            first_pass=learner and learner.first_pass(scored.rollout),
+            first_pass=learner.first_pass(scored.rollout) if learner is not None and not starts else None,
+            first_returns=RewardToGo(ppo.advantages.gamma) if starts else None,
             kl_coef=reward_kl_coef(self.config, coefficients),
             kl_estimator=ppo.kl.resolved_kl_estimator,
             kl_scope=ppo.kl.kl_scope,
@@ -227,13 +231,14 @@ class PpoSteps:
         if is_flat:
             return UpdateResult(refused=True)
         ppo, trains_policy = self.config.ppo, self.trains_policy(update)
-        set_learning_rate(self.roles.optimizer, **self.learning_rates(update))
+        objective = objective_of(self.config, experience, coefficients, train_policy=trains_policy)
+        set_learning_rate(self.roles.optimizer, **self.learning_rates(update), value_unit=objective.value_unit)
         with nullcontext() if trains_policy else learner.frozen_policy():
             result = ppo_update(
                 learner,
                 self.roles.optimizer,
                 experience,
-                objective_of(self.config, experience, coefficients, train_policy=trains_policy),
+                objective,
                 num_epochs=ppo.loop.num_epochs,
                 num_minibatches=ppo.loop.num_minibatches,
                 max_grad_norm=ppo.optimization.max_grad_norm,

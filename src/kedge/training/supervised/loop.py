@@ -33,6 +33,7 @@ from kedge.training.optimizer import (
     build_optimizer,
     clip_gradients,
     learning_rate_at,
+    scale_output_gradients,
     set_learning_rate,
 )
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
@@ -149,6 +150,8 @@ def train_supervised(
     max_grad_norm: float | None = 1.0,
     optimizer: OptimizerKind = "adamw",
     inner_matrices: Iterable[nn.Parameter] = (),
+    head_parameters: Iterable[nn.Parameter] = (),
+    value_unit: float = 1.0,
     offload_optimizer: bool = False,
     weight_decay: float = 0.0,
     adam_eps: float = 1e-5,
@@ -181,6 +184,8 @@ def train_supervised(
         max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
         optimizer: The kind; see `build_optimizer`, as for the next five.
         inner_matrices: The matrices of layers.
+        head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
+        value_unit: That unit.
         offload_optimizer: Whether its state is in the host's memory between steps.
         weight_decay: Decay of the weights.
         adam_eps: Adam's ε.
@@ -204,6 +209,7 @@ def train_supervised(
         weights,
         kind=optimizer,
         inner_matrices=inner_matrices,
+        head_parameters=head_parameters,
         offload=offload_optimizer,
         learning_rate=learning_rate,
         adam_eps=adam_eps,
@@ -229,7 +235,7 @@ def train_supervised(
             rate = learning_rate_at(
                 step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
             )
-            set_learning_rate(built, rate)
+            set_learning_rate(built, rate, value_unit=value_unit)
             with in_phase("the update"):
                 metrics = _take_step(
                     objective,
@@ -355,6 +361,7 @@ def _take_step(
     )
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     ranks.sum_gradients(weights)
+    scale_output_gradients(optimizer)
     norm = clip_gradients(weights, max_grad_norm, ranks)
     if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
         cause = _find_nonfinite(objective, examples, rows)

@@ -31,8 +31,8 @@ __all__ = [
     "with_explained",
 ]
 
-MIN_SPREAD = 1e-3
-"""Returns with a smaller standard deviation are treated as constant, as in PPO's value loss."""
+MIN_SPREAD = 1e-4
+"""Returns whose standard deviation is a smaller share of their RMS are treated as constant, as in PPO's value loss."""
 
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
@@ -70,8 +70,9 @@ class SampledReturns:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the returns, at least `MIN_SPREAD`."""
-        return max(float(self.counted.std(correction=0)), MIN_SPREAD)
+        """The standard deviation of the returns, at least `MIN_SPREAD` of their RMS; 1 where all are 0."""
+        size = float(self.counted.square().mean().sqrt())
+        return max(float(self.counted.std(correction=0)), MIN_SPREAD * size) or 1.0
 
     def select(self, rows: Sequence[int]) -> SampledReturns:
         """A subset of the responses."""

@@ -53,8 +53,17 @@ def train_critic(
     critic = loss.actor_critic.critic
     if critic is not None:
         training["state"] = {"head": Head(loss.actor_critic)}
-        matrices = inner_matrices(critic)
-        return train_supervised(loss, critic.parameters(), rows, held_out=held_out, inner_matrices=matrices, **training)
+        head = critic.value_head
+        return train_supervised(
+            loss,
+            critic.parameters(),
+            rows,
+            held_out=held_out,
+            inner_matrices=inner_matrices(critic),
+            head_parameters=() if head is None else head.parameters(),
+            value_unit=loss.unit,
+            **training,
+        )
     on_step = training.get("on_step", lambda step, metrics: None)
     return _one_step(loss, rows, held_out, loop, on_step, micro_batch_tokens=budget, ranks=ranks)
 

@@ -34,7 +34,9 @@ class ValueConfig(Group):
     )
     value_head_init: Literal["zero", "normal"] = field(
         "zero",
-        meaning="Initial weights of a new value head: 0, so that the first values are 0, or normal with std 1/√(d+1).",
+        meaning="Initial weights of a new value head: 0, so that the first values are all equal, or normal with std "
+        "1/√(d+1). With ppo.value_unit=returns_std, the outputs are then fitted to the first returns by a shift and a "
+        "scale.",
         source="kedge: with 0 the first advantages are the rewards; normal is N+'s scalar head",
     )
     value_coef: float = field(
@@ -86,11 +88,12 @@ class ValueConfig(Group):
     )
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
-        meaning="Unit of the value loss, value_clip_range and value_huber_delta: the standard deviation of the batch's "
-        "returns, but at least a tenth of the critic's RMS error, or the unit of the score. Unused with "
-        "value_loss=hl_gauss.",
-        source="kedge: in the unit of the score (all papers), large returns, such as a KL times a large β, let the "
-        "value gradient swamp the policy's on a shared trunk",
+        meaning="Unit in which the critic learns: of the value loss, value_clip_range, value_huber_delta, and the "
+        "steps of its output layer. The standard deviation of the batch's returns, but at least a tenth of the "
+        "critic's RMS error, so that learning does not depend on the scale of the reward; a new critic then starts at "
+        "the mean of the first returns. Or the unit of the score. Unused with value_loss=hl_gauss.",
+        source="kedge: in the unit of the score (all papers), large returns are out of reach of Adam's steps, and on a "
+        "shared trunk their gradient swamps the policy's; PopArt (van Hasselt et al. 2016) adapts the output layer",
     )
     critic_learning_rate: float | None = field(
         None,
