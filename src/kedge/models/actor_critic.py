@@ -154,7 +154,7 @@ class ActorCritic(nn.Module):
 
         A critic whose head is 0 starts at the mean return, and the readout of a reward model is kept as far as it
         predicts the returns. Neither depends on the unit of the reward. Returns that are all equal say nothing about b:
-        it is 1 then, and the next batch is fitted again.
+        it is 1 then, and the next batch is fitted again. Numbers that are not finite are left to the guard.
 
         Args:
             values: V of the actions, as collected.
@@ -168,6 +168,8 @@ class ActorCritic(nn.Module):
         assert started is not None
         counted = values[mask].double()
         targets = returns[mask].double()
+        if not (counted.isfinite().all() and targets.isfinite().all()):
+            return values
         spread, gain = float(counted.var(correction=0)), 0.0
         varies = float(targets.std(correction=0)) > ROUNDING * float(targets.abs().max())
         if not varies:

@@ -18,7 +18,7 @@ from kedge.logs.samples import read_samples
 from kedge.models import ActorCritic
 from kedge.pipelines.ppo import run_ppo
 from kedge.pipelines.ppo import steps as ppo_steps
-from kedge.rollout import Sampler
+from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.training.stopping import Terminated
 from tests.forking import forked_kedge
@@ -244,6 +244,22 @@ def test_a_broken_reference_is_told_from_a_broken_policy(configured):
             reward=Clockwork(3, act=break_reference),
             on_update=lambda update, roles: models.append(roles),
         )
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_a_new_critic_does_not_start_from_returns_that_are_nan(configured, tmp_path, critic, monkeypatch):
+    """The first KL is broken; the critic starts from the returns of the second update."""
+    real, calls = collect.response_logprobs, []
+
+    def broken_once(*models, **settings):
+        calls.append(real(*models, **settings))
+        return calls[-1] * math.nan if len(calls) == 1 else calls[-1]
+
+    monkeypatch.setattr(collect, "response_logprobs", broken_once)
+    run_ppo(configured(on_nonfinite="skip", critic=critic, num_updates=3), prompts=PROMPTS, reward=vowels)
+    rows = read_metrics(tmp_path / "run")
+    assert [row["guard/skipped_steps"] for row in rows] == [STEPS, 0, 0]
+    assert rows[1]["value/mean"] == pytest.approx(rows[1]["value/returns_mean"], abs=1e-5)
 
 
 def test_a_reward_models_nan_is_named_with_the_model(configured, tmp_path):
