@@ -28,6 +28,22 @@ def test_whitened_rewards_keep_their_mean_and_their_padding(score_at):
     assert not whitened.rewards[~mask].any()
 
 
+def test_whitened_rewards_are_no_rounding_of_the_scores_that_they_come_from():
+    """Scores in the millions, whose whitened rewards and advantages are about 1."""
+    scores = torch.tensor([1e7, -1e7] * 4)
+    experience = make_experience(make_models(), scores=scores, kl_coef=0.0, whiten_rewards=True)
+    assert float(experience.rewards.abs().max()) < 10.0
+    assert float(experience.advantages[experience.action_mask].std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_small_rewards_are_no_rounding_of_the_values():
+    """Values in the unit of whitened rewards are not terms of the rewards."""
+    scores, models = torch.tensor([1e-8, -1e-8] * 4), make_models("shared")
+    torch.nn.init.constant_(models.policy.value_head.bias, 1.0)
+    experience = make_experience(models, scores=scores, kl_coef=0.0, whiten_rewards=True)
+    assert float(experience.rewards[experience.reward_mask].std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+
+
 @pytest.mark.parametrize("score_at", ["last", "after_last"])
 def test_whitening_changes_neither_the_mean_reward_nor_the_cost_of_the_kl(score_at):
     experience = make_experience(make_models(), score_at=score_at, kl_coef=0.5, whiten_rewards=True)

@@ -37,7 +37,7 @@ def make_models(critic="shared", family="llama"):
     return ActorCritic(policy, ScalarModel(tiny_reward_model(family), tokenizer) if critic == "separate" else None)
 
 
-def make_experience(models, *, temperature=1.0, reference_seed=1, **settings):
+def make_experience(models, *, scores=None, temperature=1.0, reference_seed=1, **settings):
     sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=10, temperature=temperature)
     rollout = sampler.generate(PROMPTS, seeds=range(len(PROMPTS)))
     # Shorten some rows by hand, so that every batch has responses of different lengths.
@@ -52,7 +52,7 @@ def make_experience(models, *, temperature=1.0, reference_seed=1, **settings):
         values=None if rollout.values is None else rollout.values.masked_fill(~mask, 0.0),
     )
     reference = LanguageModel(tiny_causal_lm("llama", seed=reference_seed), tiny_tokenizer())
-    scores = torch.linspace(-1, 2, len(PROMPTS))
+    scores = torch.linspace(-1, 2, len(PROMPTS)) if scores is None else scores
     settings = {"kl_coef": 0.05, "advantage": GAE, **settings}
     return collect_experience(rollout, scores, models, reference, temperature=temperature, **settings)
 

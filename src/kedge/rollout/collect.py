@@ -151,9 +151,10 @@ def collect_experience(
         score_at=score_at,
     )
     rewards, reward_mask = shaped(token_scores=token_scores)
-    magnitude = _largest(scores, token_scores, kl_coef * old_logprobs, values)
+    magnitude = _largest(scores, token_scores, kl_coef * old_logprobs)
     if whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
+        magnitude = _largest(rewards)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -170,6 +171,7 @@ def collect_experience(
         process = process_advantage(token_scores, rollout.action_mask, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
     if whiten_advantages:
+        magnitude = max(magnitude, _largest(values))
         advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
     experience = Experience(
         rollout=rollout,
@@ -192,7 +194,7 @@ def collect_experience(
 
 def _largest(*terms: Tensor | None) -> float:
     """The largest absolute value of what rewards and advantages are sums of; its rounding is theirs."""
-    return max(float(each.abs().max()) for each in terms if each is not None)
+    return max((float(each.abs().max()) for each in terms if each is not None), default=0.0)
 
 
 def _old_outputs(
