@@ -95,6 +95,7 @@ def test_a_json_array_and_a_json_file_of_lines(tmp_path):
         ({"data": ROWS, "schema": {"fields": []}}, ROWS),  # pandas: to_json(orient="table"), "split", "columns"
         ({"columns": ["prompt"], "index": [0, 1], "data": [["a"], ["b"]]}, ROWS),
         ({"prompt": {"0": "a", "1": "b"}}, ROWS),
+        ({"0": {"prompt": "a"}, "1": {"prompt": "b"}}, ROWS),  # orient="index"
         ({"prompt": ["a", "b"]}, ROWS),
         ({"train": ROWS, "test": ROWS[:1]}, ROWS),
         ({"prompt": "a"}, ROWS[:1]),
@@ -165,6 +166,12 @@ def test_tables_as_text(tmp_path):
     for name, separator in (("rows.tsv", "\t"), ("other.csv", ";"), ("third.csv", "\t")):
         (tmp_path / name).write_text(f"prompt{separator}answer\na, b{separator}c\n")
         assert values(tmp_path / name) == [{"prompt": "a, b", "answer": "c"}]
+    # Spreadsheets leave lines of empty cells behind.
+    path.write_text("\n prompt , answer\na,b\n,\n , \nc,d\n,\n")
+    assert [(row.line, row.value) for row in rows_of(path)] == [
+        (3, {"prompt": "a", "answer": "b"}),
+        (6, {"prompt": "c", "answer": "d"}),
+    ]
     for text, reason in (
         ('prompt\n"a\nb\nc\n', "a text with quotation marks"),
         ('prompt\n"a" b\n', "a text with quotation marks"),
@@ -285,6 +292,8 @@ def test_lines_may_be_conversations(tmp_path):
         *[(turns, None)] * 2,
         ([1], "not a JSON object"),
     ]
+    (tmp_path / "one.jsonl").write_text(json.dumps(turns))
+    assert values(tmp_path / "one.jsonl") == [turns]
 
 
 def test_copies_in_a_folder_are_not_read_twice(tmp_path):

@@ -104,23 +104,28 @@ def _values(path: Path) -> list[Any]:
         value, position = decoder.raw_decode(text, start)
         values.append(value)
     only = values[0] if len(values) == 1 else None
-    return only if isinstance(only, list) else _held_rows(only, str(path)) if isinstance(only, dict) else values
+    if isinstance(only, dict):
+        return _held_rows(only, str(path))
+    return only if isinstance(only, list) and not _is_conversation(only) else values
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
-    """The rows of an object: the list that it holds, its columns put together, or itself.
+    """The rows of an object: the list that it holds, its values, its columns put together, or itself.
 
     Raises:
         DataError: It holds several lists of rows.
     """
     if any(isinstance(value.get(name), str) or _is_conversation(value.get(name)) for name in _OF_A_ROW):
         return [value]
+    is_around = not value.keys() & _OF_A_ROW
+    if value and is_around and all(isinstance(row, dict) and row.keys() & _OF_A_ROW for row in value.values()):
+        return list(value.values())  # pandas, orient="index"
     names: Any = value.get("columns")
     cells: Any = value.get("data")
     if _is_list_of(str, names) and _is_list_of(list, cells):  # pandas, orient="split"
         return [dict(zip(names, row, strict=False)) for row in cells]
     tables = {name: rows for name, rows in value.items() if _is_list_of(dict, rows)}
-    if tables and not value.keys() & _OF_A_ROW:
+    if tables and is_around:
         if len(tables) > 1 and "train" not in tables:
             names = ", ".join(tables)
             raise DataError(f"{source} holds several lists of rows ({names}); write the one to read as JSON lines")
@@ -141,7 +146,9 @@ def _is_conversation(value: object) -> bool:
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
-    """The rows of a table in text, whose first line names the columns. Empty cells are absent, all others texts.
+    """The rows of a table in text, whose first line names the columns.
+
+    Empty cells are absent, all others texts; lines without any are left out.
 
     Raises:
         DataError: The file cannot be read, its columns have no distinct names, or a quotation does not end where it
@@ -150,21 +157,23 @@ def csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_LINE)  # the standard limit, 131,072, is shorter than many conversations
     with _reading(path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        header = text.readline()
+        number, header = next(((at, line) for at, line in enumerate(text, start=1) if line.strip()), (1, ""))
         separator = "\t" if ".tsv" in path.name.lower() else max(",;\t", key=header.count)
-        names = next(csv.reader([header], delimiter=separator, strict=True), [])
+        names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
         if len(set(names)) < len(names):
             raise DataError(f"{path}: two columns have the same name, in the first line")
-        reader = csv.reader(text, delimiter=separator, strict=True)
-        number = 2
+        reader, start = csv.reader(text, delimiter=separator, strict=True), number + 1
+        number = start
         for cells in reader:
-            if len(cells) == len(names):
+            if not any(map(str.strip, cells)):
+                pass
+            elif len(cells) == len(names):
                 filled = {name: cell for name, cell in zip(names, cells, strict=True) if name and cell}
                 yield Row(str(path), number, filled)
-            elif cells:
+            else:
                 fault = f"the row has {len(cells)} cells, the first line {len(names)}"
                 yield Row(str(path), number, None, fault, separator.join(cells).encode())
-            number = reader.line_num + 2
+            number = reader.line_num + start
 
 
 @contextmanager
