@@ -142,7 +142,7 @@ def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():
     assert only(read_demonstrations([row], tokenizer=PLAIN, template="tldr")).completion == " rope broke"
 
 
-@pytest.mark.parametrize("null", [None, float("nan"), "", []])
+@pytest.mark.parametrize("null", [None, float("nan"), "", " \n", []])
 def test_null_columns_of_concatenated_data_sets_are_absent(null):
     nulls = dict.fromkeys(NULLS, null)
     for row, text in (
@@ -169,6 +169,7 @@ def test_null_columns_of_concatenated_data_sets_are_absent(null):
         [{"role": "User", "content": "Why?"}, {"role": "model", "content": "So.", "tool_calls": None}],
         [{"role": "user", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]}, ASSISTANT],
         [{"role": "user", "content": ["Why?"]}, {"role": "assistant", "value": "So."}],
+        [{**HUMAN, "role": None, "content": None}, {**ASSISTANT, "from": None, "value": None}],
         json.dumps([USER, ASSISTANT]),
     ],
 )

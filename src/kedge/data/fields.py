@@ -73,10 +73,10 @@ def field_of(fields: Fields, name: str) -> Any:
 def is_given(fields: Fields, name: str) -> bool:
     """Tell whether a row has a field that holds something.
 
-    Rows of concatenated data sets hold null, or an empty text or list, in the columns of the others.
+    Rows of concatenated data sets hold null, or a blank text or an empty list, in the columns of the others.
     """
     value = fields.get(name)
-    return not is_missing(value) and value not in ("", [], ())
+    return bool(value.strip()) if isinstance(value, str) else not is_missing(value) and value not in ([], ())
 
 
 def text_of(value: object, name: str) -> str:
@@ -158,7 +158,7 @@ def messages_of(value: object, name: str) -> Messages:
 def _is_empty_system(entry: object) -> bool:
     if not isinstance(entry, Mapping) or "system" not in (entry.get("role"), entry.get("from")):
         return False
-    content = entry.get("content", entry.get("value", False))
+    content = entry.get(_name_in(entry, "content", "value"), False)
     if isinstance(content, (list, tuple)):  # in parts
         return all(
             isinstance(part, Mapping) and part.get("type") == "text" and not part.get("text") for part in content
@@ -166,11 +166,16 @@ def _is_empty_system(entry: object) -> bool:
     return content is None or (isinstance(content, str) and not content.strip())
 
 
+def _name_in(entry: Fields, ours: str, theirs: str) -> str:
+    """The name that a message uses: concatenated data sets hold null under the other one."""
+    return theirs if theirs in entry and entry.get(ours) is None else ours
+
+
 def _message(entry: object, name: str) -> dict[str, str]:
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
-    speaker = "from" if "from" in entry and "role" not in entry else "role"
-    content = "value" if "value" in entry and "content" not in entry else "content"
+    speaker = _name_in(entry, "role", "from")
+    content = _name_in(entry, "content", "value")
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
     if speaker == "from" and role.lower() not in _ROLES:
         raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
