@@ -308,6 +308,18 @@ def test_a_written_row_is_read_as_the_conversation_that_it_came_from() -> None:
     assert read_prompts([other], tokenizer=tokenizer).records[0].text == "Where?"
 
 
+def test_a_prompt_that_repeats_the_first_question_is_read_as_the_conversation() -> None:
+    """UltraChat has the first question as `prompt`, next to the whole conversation."""
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    system = {"role": "system", "content": "Be brief."}
+    for before in ([], [system]):
+        row = {"prompt": FIRST["content"], "messages": [*before, *TURNS]}
+        [prompt] = read_prompts([row], tokenizer=tokenizer).records
+        assert prompt == read_prompts([{"prompt": [*before, FIRST]}], tokenizer=tokenizer).records[0]
+        learned = encoded(tokenizer, {"messages": row["messages"]})
+        assert encode_prompt(tokenizer, prompt.text) == learned.prompt
+
+
 def test_an_empty_system_message_is_left_out() -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
     kinds = [{"role": "system", "content": " "}, {"from": "system", "value": ""}, {"role": "system", "content": None}]

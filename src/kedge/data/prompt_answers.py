@@ -111,10 +111,17 @@ def prompt_and_answers(
 
 
 def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
-    """A prompt; if it is the rendering of the row's `messages`, as in the rows that kedge writes, these messages."""
+    """A prompt, or the conversation of the row's `messages` that its text repeats.
+
+    It repeats the first question, as in UltraChat, or is the rendering of all messages, as in the rows that kedge
+    writes.
+    """
     prompt, messages = field_of(fields, name), fields.get("messages")
     if isinstance(prompt, str) and isinstance(messages, list) and messages and options.tokenizer.chat_template:
         conversation = messages_of(messages, "messages")
+        asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
+        if asked is not None and conversation[asked]["content"] == prompt:
+            return conversation[: asked + 1]
         with suppress(RowError):
             return conversation if render_prompt(options.tokenizer, conversation) == prompt else prompt
     return prompt
