@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from kedge.errors import KedgeError
-from kedge.invocation import loading_user_code
+from kedge.invocation import importing_user_code
 from kedge.texts import error_text
 
 __all__ = ["find_named"]
@@ -74,10 +74,10 @@ def _run_file(given: Path, kind: _Kind) -> ModuleType:
     module.__dict__[_LOADED_HERE] = True
     sys.modules[name] = module
     try:
-        with loading_user_code():
+        with importing_user_code():
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise _failed(f"{kind.word} file {str(given)!r}", error, kind, path) from error
+        raise _failed(f"{kind.word} file {str(given)!r}", error, kind) from error
     return module
 
 
@@ -113,7 +113,7 @@ def _import_module(name: str, kind: _Kind) -> ModuleType:
         raise kind.error(f"{kind.word} module {name!r} is neither a dotted module name nor a .py file")
     _make_importable(Path.cwd())
     try:
-        with loading_user_code():
+        with importing_user_code():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # Only the module itself or one of its parents is a wrong name; any other is an import inside the module.
@@ -144,10 +144,11 @@ def _attribute(module: ModuleType, attribute: str, spec: str, kind: _Kind) -> ob
     return owner
 
 
-def _failed(what: str, error: BaseException, kind: _Kind, path: Path | None = None) -> KedgeError:
+def _failed(what: str, error: BaseException, kind: _Kind) -> KedgeError:
     """One line for an error raised by a module while it was imported."""
     if isinstance(error, SyntaxError):
         return kind.error(f"{what}, line {error.lineno}: {error.msg}")
     frames = traceback.extract_tb(error.__traceback__)
-    line = ([frame.lineno for frame in frames if frame.filename == str(path)] or [frames[-1].lineno])[-1]
+    file = next((frame.filename for frame in frames if frame.name == "<module>"), frames[-1].filename)
+    line = [frame.lineno for frame in frames if frame.filename == file][-1]
     return kind.error(f"{what} raised {type(error).__name__}, line {line}: {error_text(error)}")

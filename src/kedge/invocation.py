@@ -8,6 +8,7 @@ from kedge.errors import ConfigError
 
 __all__ = [
     "check_rank_variables",
+    "importing_user_code",
     "is_command_line",
     "is_first_rank",
     "loading_user_code",
@@ -16,6 +17,9 @@ __all__ = [
     "num_ranks",
     "refuse_nested_run",
 ]
+
+IMPORTING = "KEDGE_IMPORTING"
+"""Environment variable of processes that a user's file starts while it is imported."""
 
 _running = False
 _loads = 0
@@ -72,13 +76,25 @@ def _rank_variable(name: str, *, least: int = 0, most: int | None = None) -> int
 
 @contextmanager
 def loading_user_code() -> Iterator[None]:
-    """Within this context, a user's file is imported for what it defines: it must not start a run."""
+    """Within this context, user code runs for what it defines: it must not start a run in this process."""
     global _loads
     _loads += 1
     try:
         yield
     finally:
         _loads -= 1
+
+
+@contextmanager
+def importing_user_code() -> Iterator[None]:
+    """Within this context, a user's file is imported: neither it nor a process that it starts may start a run."""
+    before = os.environ.get(IMPORTING)
+    os.environ[IMPORTING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(IMPORTING, None)
 
 
 def refuse_nested_run() -> None:
@@ -92,7 +108,7 @@ def refuse_nested_run() -> None:
     from multiprocessing import current_process  # not needed to show --help
 
     # The attribute by which multiprocessing itself refuses to start processes there.
-    if _loads or getattr(current_process(), "_inheriting", False):
+    if _loads or IMPORTING in os.environ or getattr(current_process(), "_inheriting", False):
         raise ConfigError(
             "a script that names its own function, or starts processes, is imported again, and must not start a run "
             'then: put its calls of kedge under `if __name__ == "__main__":`'

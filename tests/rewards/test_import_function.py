@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import kedge
 from kedge.errors import RewardError
 from kedge.rewards import load_function, names_function
 from kedge.rewards.penalties import too_long
@@ -21,6 +23,8 @@ SWEEP = "kedge.sweep('ppo', {'seed': [0, 1]}, model='m', prompts='p.jsonl', rewa
 def restored_imports(monkeypatch):
     """Loading a function makes folders importable; a test leaves none of them behind."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # What loads torch must stay loaded: it cannot be imported twice.
+    assert all((kedge.ppo, kedge.control, kedge.sweep))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -92,6 +96,23 @@ def test_a_script_that_names_its_own_function_starts_no_run(tmp_path, started):
     path = write(tmp_path / "r.py", text)
     with pytest.raises(RewardError, match=r"raised ConfigError, line 3: .* under `if __name__ == \"__main__\":`"):
         load_function(f"{path}:f")
+
+
+def test_a_script_that_runs_the_command_starts_no_run_either(tmp_path):
+    """Its process would import the script again, in a chain of processes without end."""
+    nested = "from kedge.invocation import refuse_nested_run as refuse; refuse()"
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {nested!r}], check=True)\n"
+    path = write(tmp_path / "r.py", f"{text}def f(completions): return [1.0]\n")
+    with pytest.raises(RewardError, match="raised CalledProcessError, line 2"):
+        load_function(f"{path}:f")
+    assert subprocess.run([sys.executable, "-c", nested]).returncode == 0
+
+
+def test_the_line_of_a_module_is_its_own(tmp_path, monkeypatch):
+    write(tmp_path / "raising_module.py", "import json\n\njson.loads('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RewardError, match="raised JSONDecodeError, line 3:"):
+        load_function("raising_module:f")
 
 
 def test_a_path_may_hold_colons(tmp_path):
