@@ -286,6 +286,14 @@ def test_sampling_ahead_uses_the_adapter_of_an_earlier_update(base: Path, tmp_pa
     assert ratios[0] < 1e-8 < ratios[1], "the second update's responses are those of the first weights"
 
 
+def test_a_critic_has_no_output_layer_to_train_whole(base: Path, tmp_path: Path) -> None:
+    """The layers that new tokens need, beside a critic of its own."""
+    settings = {"adapter.modules_to_save": ["embed_tokens", "lm_head"], "critic": "separate", "num_updates": 1}
+    run = kedge.ppo(model=base, reward=vowels, out=tmp_path / "run", **{"adapter.kind": "lora", **PPO, **settings})
+    whole = {name for name in weights_of(run.model) if ".lora_" not in name}
+    assert {name.split(".")[-2] for name in whole} == {"embed_tokens", "lm_head"}
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

@@ -39,6 +39,9 @@ INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
 MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Kinds of models of which PEFT refuses adapters on `out_proj`."""
 
+OUTPUT_LAYERS = ("lm_head", "embed_out")
+"""Names in `modules_to_save` of what a classifier on the same base does not have: it has a head in its place."""
+
 NAME = "default"
 """The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
 
@@ -100,7 +103,8 @@ class Adapter:
         heads = _heads(model)
         start = start.for_classifier() if start is not None and heads else start
         self._config.task_type = "SEQ_CLS" if heads else "CAUSAL_LM"
-        whole, self._whole = _whole_weights(model, [*heads, *(self._config.modules_to_save or ())], start)
+        named = [name for name in self._config.modules_to_save or () if not (heads and name in OUTPUT_LAYERS)]
+        whole, self._whole = _whole_weights(model, [*heads, *named], start)
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
         if settings is not None and start is None and settings.target_modules == "auto":
             self._config.exclude_modules = _left_out(model, heads)
