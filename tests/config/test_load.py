@@ -242,10 +242,11 @@ def test_a_bare_name_that_is_not_clear_is_refused(stage: str, name: str, said: l
 
 
 def test_the_configuration_of_an_older_run_is_read(tmp_path: Path) -> None:
-    """Its preset was a name or null, and the labeler was spelled otherwise."""
+    """Its preset was a name or null, the labeler was spelled otherwise, and intervals were resampled."""
     path = tmp_path / "config.yaml"
     for preset, names in (("null", []), ("grpo", ["grpo"])):
         text = resolved_yaml(load_config(None, ["rlhf.labeler=x:y"], preset=names))
         older = re.sub(r"preset:.*?\n(?=data:)", f"preset: {preset}\n", text, flags=re.DOTALL)
-        path.write_text(older.replace("labeler:", "labeller:"))
+        older = older.replace("labeler:", "labeller:").replace("evaluate:", "evaluate:\n  num_bootstrap: 10000")
+        path.write_text(older)
         assert load_config(path) == load_config(None, ["rlhf.labeler=x:y"], preset=names)

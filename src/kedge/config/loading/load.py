@@ -43,6 +43,8 @@ def load_config(
         ConfigError: One line with the first mistake; or a preset is given to a file that sets all of its fields.
     """
     document = read_document(path) if path is not None else Document({}, {})
+    if isinstance(evaluate := document.settings.get("evaluate"), dict):
+        evaluate.pop("num_bootstrap", None)  # in config.yaml of older runs; nothing is resampled for intervals now
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if preset is not None:
         given["preset"] = preset
