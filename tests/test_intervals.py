@@ -107,8 +107,22 @@ def test_a_share_lies_in_its_interval(values: list[float], confidence: float) ->
 
 
 def test_scores_of_zero_and_one_are_shares() -> None:
-    assert score_interval([1.0] * 8) == share_interval([1.0] * 8)
-    assert score_interval([1.0, 0.5]) == mean_interval([1.0, 0.5])
+    assert score_interval([[1.0]] * 8) == share_interval([1.0] * 8)
+    assert score_interval([[1.0], [0.5]]) == mean_interval([1.0, 0.5])
+    assert score_interval([[1.0, 0.0], [0.5, 0.5]]) == mean_interval([0.5, 0.5])
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_shares_of_several_responses_cover(count: int) -> None:
+    """Eight responses to each prompt, right or wrong. Student's interval of their means covers 58 % and 78 %."""
+    source = random.Random(count)
+
+    def draw() -> list[list[float]]:
+        abilities = [source.betavariate(0.9, 0.1) for _ in range(count)]
+        return [[float(source.random() < ability) for _ in range(8)] for ability in abilities]
+
+    found = [score_interval(draw()) for _ in range(TRIALS)]
+    assert sum(each.low <= 0.9 <= each.high for each in found) / TRIALS >= 0.94
 
 
 def test_many_units_have_the_quantiles_of_the_resamples() -> None:

@@ -98,13 +98,15 @@ def share_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inte
     return Interval(value, max(0.0, center - half), min(1.0, center + half))
 
 
-def score_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """The interval of a mean score: that of a share if every score is 0 or 1, else that of a mean.
+def score_interval(groups: Sequence[Sequence[float]], *, confidence: float = 0.95) -> Interval:
+    """The mean of groups' mean scores: with the interval of a share if every score is 0 or 1, else with that of a mean.
 
-    Args, errors: As in `mean_interval`.
+    Args:
+        groups: The scores of each independent unit, such as those of a prompt's responses; at least one of each.
+        confidence: As in `mean_interval`, and so are the errors.
     """
-    of = share_interval if all(each in (0, 1) for each in values) else mean_interval
-    return of(values, confidence=confidence)
+    of = share_interval if all(each in (0, 1) for group in groups for each in group) else mean_interval
+    return of([fmean(group) for group in groups], confidence=confidence)
 
 
 def resampled_interval(

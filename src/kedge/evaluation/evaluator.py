@@ -84,7 +84,7 @@ class Evaluator:
 
     def score(self, values: Sequence[float]) -> Interval:
         """Mean of one score per prompt, with the configured confidence interval."""
-        return score_interval(values, confidence=self.confidence)
+        return score_interval([[each] for each in values], confidence=self.confidence)
 
     def share(self, values: Sequence[float]) -> Interval:
         """Mean of one share in [0, 1] per prompt, with the configured confidence interval."""

@@ -155,8 +155,7 @@ def _mean_score(scores: Scores, config: Config) -> Interval:
     """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent."""
     size = config.generate.num_responses
     groups = (scores[start : start + size] for start in range(0, len(scores), size))
-    scored = [[score for score in group if score is not None] for group in groups]
-    means = [mean(group) for group in scored if group]
-    if not means:
+    scored = [known for group in groups if (known := [score for score in group if score is not None])]
+    if not scored:
         raise RewardError(f"the reward scored none of {len(scores)} responses")
-    return score_interval(means, confidence=config.evaluate.confidence)
+    return score_interval(scored, confidence=config.evaluate.confidence)
