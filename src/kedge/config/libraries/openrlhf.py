@@ -156,7 +156,7 @@ RUN = (
     Row("algo.dynamic_filtering_range", "none: groups are dropped where all scores are equal"),
     Row("eval.n_samples_per_prompt", "none: every held-out prompt is answered once"),
     Row("use_ms", "none: models and data are on the disk or on the Hugging Face hub"),
-    Row("model.margin_loss_enable", "none: the pairwise loss has no margin"),
+    Row("model.margin_loss_enable", "always: the column `margin` of a comparison is the margin of its loss"),
     Row("save_path ckpt.output_dir", "`out`: the model is in its folder `model/`"),
     Row("ckpt_path ckpt.path", "the folder `checkpoints/` in `out`"),
     Row("save_steps ckpt.save_steps", "`checkpoint.every`"),
