@@ -166,7 +166,10 @@ def test_null_columns_of_concatenated_data_sets_are_absent(null):
     "messages",
     [
         [{"role": "human", "content": "Why?"}, {"role": "gpt", "content": "So."}],
-        [{"role": "User", "content": "Why?"}, {"role": "model", "content": "So.", "tool_calls": None}],
+        [
+            {"role": "User", "content": "Why?"},
+            {"role": "model", "content": "So.", "tool_calls": None, "thinking": "", "function_call": float("nan")},
+        ],
         [{"role": "user", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]}, ASSISTANT],
         [{"role": "user", "content": ["Why?"]}, {"role": "assistant", "value": "So."}],
         [{**HUMAN, "role": None, "content": None}, {**ASSISTANT, "from": None, "value": None}],
@@ -184,6 +187,8 @@ def test_messages_of_other_projects(messages):
         ({"content": None, "tool_calls": [{"id": 1}]}, "'messages[1].tool_calls' calls tools, and kedge reads text"),
         ({"content": "So.", "function_call": {"name": "f"}}, "write the call into 'content'"),
         ({"content": [{"type": "image_url", "image_url": {}}]}, "has a part that is not text (image_url)"),
+        ({"content": "So.", "reasoning_content": "Hm."}, "holds reasoning, and kedge reads 'content' alone"),
+        ({"content": "So.", "thinking": "Hm."}, "'messages[1].thinking' holds reasoning"),
         ({"content": [3]}, "has a part that is not text (a number)"),
         ({"content": []}, "field 'messages[1].content' is empty"),
     ],
@@ -199,6 +204,8 @@ def test_conversations_from_python():
     assert only(read_demonstrations([[USER, ASSISTANT]], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
     [reason] = reasons(read_prompts, {"prompt": "a"}, USER)
     assert reason.endswith("(the row has 'role', 'content': a single message; a conversation is a list of messages)")
+    with pytest.raises(DataError, match=r"field 'role' is missing \(the row has 'human'\)\", first at list:1$"):
+        read_prompts([{"messages": [{"human": "Why?"}]}], tokenizer=CHAT)  # no column holds it
     [reason] = reasons(read_prompts, {"prompt": "a"}, {"messages": "[{'role': 'user'}]"})
     assert reason == "field 'messages' is text, expected a list, or the JSON of one"
 

@@ -34,6 +34,7 @@ _ROLES = {
     **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
     **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
 }
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
@@ -146,7 +147,7 @@ def messages_of(value: object, name: str) -> Messages:
     its roles, and contents in parts if all parts are text. An empty system message is left out.
 
     Raises:
-        RowError: The value is not such a list, or has content other than text, such as calls of tools.
+        RowError: The value is not such a list, or holds more than texts, such as calls of tools or its reasoning apart.
     """
     entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
     numbered = [(index, entry) for index, entry in enumerate(entries) if not _is_empty_system(entry)]
@@ -179,7 +180,15 @@ def _message(entry: object, name: str) -> dict[str, str]:
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
     if speaker == "from" and role.lower() not in _ROLES:
         raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
-    if called := next((key for key in ("tool_calls", "function_call") if entry.get(key)), None):
+    if reasoning := next((key for key in _REASONING if is_given(entry, key)), None):
+        raise RowError(
+            f"field {f'{name}.{reasoning}'!r} holds reasoning, and kedge reads 'content' alone: write it into "
+            "'content', as the model is to write it, or set it to null",
+            f"messages with {reasoning}, which kedge does not read: write it into 'content', or set it to null",
+        )
+    if called := next(
+        (key for key in ("tool_calls", "function_call") if entry.get(key) and is_given(entry, key)), None
+    ):
         raise RowError(
             f"field {f'{name}.{called}'!r} calls tools, and kedge reads text alone: write the call into 'content', as "
             "the model is to write it",

@@ -132,7 +132,7 @@ def check_rejections(
 
 def _hint(kind: str) -> str:
     """Which setting may make the rows of the most common reason usable."""
-    if missing := re.fullmatch(r"field '(\w+)' is missing", kind):
+    if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
     if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):
         cut = {"answer alone": "; data.truncate cuts answers of comparisons", "text": ""}.get(
