@@ -68,6 +68,15 @@ def test_normalizing_twice_composes():
         torch.testing.assert_close(model.scores(rows), ((raw - 0.7) / 2.0 + 0.3) / 0.5, atol=1e-5, rtol=1e-5)
 
 
+def test_a_shift_far_larger_than_the_scores_leaves_values_at_every_token(tmp_path):
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+    model.rescale(0.01, -1e4)
+    save_scalar_model(model, tiny_tokenizer(), tmp_path / "critic", card=ModelCard("critic", "kedge critic", {}))
+    critic = load_scalar_model(tmp_path / "critic", tokenizer=tiny_tokenizer())
+    assert critic.has_values
+    assert critic.values(TokenRows.of(ROWS)).mean().item() == pytest.approx(-1e4, abs=1.0)
+
+
 def test_the_saved_folder_is_a_plain_sequence_classifier(tmp_path):
     folder = save_scalar_model(
         ScalarModel(tiny_reward_model(), tiny_tokenizer()),

@@ -166,14 +166,15 @@ class ScalarModel(nn.Module):
 
     def _find_trunk(self, ranks: Ranks) -> tuple[Trunk | None, Batching]:
         """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
-        trunk = None
-        if self.head is not None:
+        trunk, head = None, self.head
+        if head is not None:
             with suppress(ModelError):
                 trunk = Trunk(cast(PreTrainedModel, self.classifier.base_model), ranks)
 
         def by_trunk(rows: TokenRows) -> Tensor:
             assert trunk is not None
-            return self._read(trunk.hidden(rows)[rows.last]).values + self.shift
+            assert head is not None
+            return read_values(head, trunk.hidden(rows)[rows.last]).values  # a large shift would round them
 
         batching = find_batching(self.classifier, None if trunk is None else by_trunk, ranks)
         return (trunk, "right") if batching == "trunk" else (None, batching)
