@@ -44,7 +44,8 @@ def load_config(
     """
     document = read_document(path) if path is not None else Document({}, {})
     if isinstance(evaluate := document.settings.get("evaluate"), dict):
-        evaluate.pop("num_bootstrap", None)  # in config.yaml of older runs; nothing is resampled for intervals now
+        # In config.yaml of older runs; nothing is resampled for intervals now.
+        cast("dict[str, Any]", evaluate).pop("num_bootstrap", None)
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if preset is not None:
         given["preset"] = preset
