@@ -152,7 +152,7 @@ def _check_name(folder: Path) -> None:
 
 
 def free_folders(path: Path) -> Iterator[Path]:
-    """Those of `path`, `path-2`, `path-3`, … that are free."""
+    """The free folders among `path`, `path-2`, `path-3`, …, in order."""
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
     return (folder for name in names if is_free(folder := path.with_name(name)))
 
@@ -232,7 +232,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether there is no such folder, or it holds nothing but diagnostic files."""
+    """True for a folder that does not exist or holds only diagnostic files."""
     if os.path.isdir(folder):
         harmless = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
         return all(path.name in harmless or is_part(path) for path in folder.iterdir())

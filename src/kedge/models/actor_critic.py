@@ -164,7 +164,7 @@ class ActorCritic(nn.Module):
         Source: kedge; PopArt (van Hasselt et al. 2016) starts and rescales an output layer in this way.
         """
         head, started = self.value_head, self.values_started
-        assert isinstance(head, nn.Linear), "a histogram has a support of its own"
+        assert isinstance(head, nn.Linear), "the support of a histogram is a setting"
         assert started is not None
         counted = values[mask].double()
         targets = returns[mask].double()

@@ -110,7 +110,7 @@ def check_source(source: str | Path) -> str:
 
 
 def _check_pointers(folder: Path) -> None:
-    """Refuse git-lfs pointers in place of files that are read; other files of a clone may stay pointers."""
+    """Refuse files that are read and are git-lfs pointers; other files of a clone may stay pointers."""
     unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
     for file in sorted(folder.glob("*")):
         if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:

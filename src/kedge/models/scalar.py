@@ -275,7 +275,7 @@ def load_scalar_model(
         device: Target device.
         trust_remote_code: Run Python code from the model folder.
         init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8); `any` keeps a trained
-            head, or creates one if the source has none.
+            head, or creates one if the source lacks a head.
         adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
         bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
             memory; not for ranks that shard their models.

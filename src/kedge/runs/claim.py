@@ -74,7 +74,7 @@ def claim(folder: Path) -> None:
 
 
 def claim_free_folder(path: Path) -> Path:
-    """Create and claim the first folder of `path`, `path-2`, `path-3`, … that is free and nobody has claimed.
+    """Create and claim the first folder of `path`, `path-2`, `path-3`, … that is free and unclaimed.
 
     Runs that start at once get different folders. A folder that is still empty when the `claims` end is removed.
 

@@ -267,8 +267,7 @@ def set_learning_rate(
     """Set the learning rate of the next steps; each parameter group uses its own multiple of it.
 
     An output layer w in the unit u learns as w/u would: gradients times u (`scale_output_gradients`), steps times u.
-    So its outputs move by as many units per step whatever the unit is, and its gradient's share of a joint norm is the
-    same.
+    Neither the units that its outputs move per step nor its gradient's share of a joint norm then depends on u.
 
     Args:
         optimizer: The optimizer.

@@ -32,7 +32,7 @@ class WandbLogger:
     def __init__(self, run: LoggedRun) -> None:
         mode: Any = os.environ.get("WANDB_MODE") or "offline"
         is_offline = mode == "offline"
-        held = _last_step(run) if is_offline else None  # before W&B begins another file
+        held = _last_step(run) if is_offline else None  # before W&B starts another file
         self._run = wandb.init(
             project=run.project,
             id=run.id,
@@ -71,7 +71,7 @@ class WandbLogger:
 
 
 def _last_step(run: LoggedRun) -> int | None:
-    """The last step in the files of an offline run, −1 if they have none; None if it has no file."""
+    """The last step in the files of an offline run; −1 for files without a step, None without a file."""
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
 
     files = sorted((run.folder / "wandb").glob(f"offline-run-*-{run.id}/run-{run.id}.wandb"))

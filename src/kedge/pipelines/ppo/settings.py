@@ -170,7 +170,7 @@ def objective_of(
 
 
 def learns_in_returns_std(config: Config) -> bool:
-    """Whether the critic's start, loss and steps are in the unit of the returns' spread (`ppo.value_unit`)."""
+    """True if start, loss and steps of the critic are in standard deviations of the returns (`ppo.value_unit`)."""
     value = config.ppo.value
     return value.value_unit == "returns_std" and value.value_loss != "hl_gauss"
 

@@ -62,7 +62,7 @@ def run_rlhf(
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
         reward: Functions or models in place of `config.reward`.
-        labeler: A function or reward model in place of `config.rlhf.labeler`.
+        labeler: A function or reward model instead of `config.rlhf.labeler`.
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
         callback: Called after each update of each stage.

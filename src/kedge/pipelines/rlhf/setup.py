@@ -51,7 +51,7 @@ def check_inputs(
         comparisons: Rows in place of `config.data.comparisons`.
         prompts: Texts or rows in place of `config.data.prompts`.
         reward: Functions or models in place of `config.reward`.
-        labeler: A function or model in place of `config.rlhf.labeler`.
+        labeler: A function or model instead of `config.rlhf.labeler`.
 
     Raises:
         KedgeError: An input cannot be read or does not fit the others.
