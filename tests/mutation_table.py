@@ -500,7 +500,7 @@ MUTATIONS = (
         "training/value_warmup.py",
         "return {STATE: self} if self.ends_by_result else {}",
         "return {}",
-        "tests/pipelines/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.1]",
+        "tests/pipelines/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
     ),
     Mutation(
         "extra-passes-train-the-trunk",

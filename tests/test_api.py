@@ -213,7 +213,7 @@ def test_each_kind_of_reward_goes_where_it_belongs():
         (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
         (kedge.ppo, {"clip": 0.1}, ConfigError, "clip is not a setting of ppo; did you mean ppo.clip_range"),
         (kedge.ppo, {"eps_clip": 0.1}, ConfigError, "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
-        (kedge.evaluate, {"model": "m", "judge": 3}, ConfigError, "evaluate.judge must be a folder"),
+        (kedge.evaluate, {"model": "m", "judge": 3}, ConfigError, "judge must be a folder"),
         (kedge.evaluate, {"model": "m", "judge": "rm", "against": 3}, ConfigError, "evaluate.against must be a folder"),
     ],
 )

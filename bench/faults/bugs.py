@@ -27,6 +27,7 @@ from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
 from kedge.models import ActorCritic, LanguageModel, TokenRows
+from kedge.ranks import Ranks
 from kedge.rollout import Sampler
 from kedge.training.optimizer import clip_gradients
 
@@ -200,11 +201,11 @@ def gradient_spikes() -> Bug:
     """Every eleventh gradient is a thousand times too large."""
     steps = itertools.count(1)
 
-    def spiked(parameters: Sequence[nn.Parameter], max_norm: float | None) -> float:
+    def spiked(parameters: Sequence[nn.Parameter], max_norm: float | None, ranks: Ranks) -> float:
         if next(steps) % 11 == 0:
             for gradient in (each.grad for each in parameters if each.grad is not None):
                 gradient.mul_(1000.0)
-        return clip_gradients(parameters, max_norm)
+        return clip_gradients(parameters, max_norm, ranks)
 
     return patch.object(kedge.training.update, "clip_gradients", spiked)
 

@@ -252,7 +252,6 @@ def test_the_first_prompts_are_enough(tmp_path):
             r"returned 2\.0 for pair 0; exp",
         ),
         (ROWS, lambda topic, **pairs: [], ["evaluate.judge_mode=pairwise"], RewardError, "takes 'topic', but no"),
-        ([{"prompt": "a", "first": "b"}], prefer_letters, ["evaluate.judge_mode=pairwise"], RewardError, "'first' has"),
         (ROWS, count_letters, ["evaluate.against=no/such/folder"], ModelError, "no/such/folder"),
         (ROWS, count_letters, ["generate.max_new_tokens=256"], ConfigError, "no room for a prompt"),
     ],

@@ -121,6 +121,7 @@ def test_a_run_is_resumed_and_its_adapter_merged_into_the_original(
     base, reward = save_tiny_policy(tmp_path / "base"), save_tiny_reward_model(tmp_path / "reward", seed=2)
     adapter = {**LORA, "base_dtype": dtype}
     settings: Any = {**PPO, "critic": "separate", "critic_init": "policy", "optimizer": "adamw8bit"}
+    settings["value_unit"] = "score"  # else a new critic's first update does not reuse the pass, and rounds
 
     def stop(update: Any) -> None:
         if update.number == 2:
@@ -133,7 +134,7 @@ def test_a_run_is_resumed_and_its_adapter_merged_into_the_original(
     one, other = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
     assert whole.metrics[0]["objective/reference_error"] == 0.0, "policy and reference are on the same base"
-    assert whole.metrics[-1]["objective/kl"] > 0
+    assert whole.metrics[-1]["objective/kl"] != 0, "a mean of log ratios, which few responses can make negative"
     roles = json.loads((tmp_path / "whole" / "roles.json").read_text())
     assert roles["base"]["weights_bytes"] < 4 * roles["base"]["parameters"]
 
