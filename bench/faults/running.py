@@ -188,7 +188,7 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
         if not last.place and not last.alarms:
             changed = [f"{name}={value}" for name, value in settings.items() if case.settings.get(name) != value]
             return replace(outcome, followed=f"cured by {', '.join(changed)}")
-    left = ", ".join(dict.fromkeys(found.rule for found in last.findings if found.severity != "note"))
+    left = ", ".join(dict.fromkeys(found.rule for found in last.findings if found.severity != "note")) or case.rule
     return replace(outcome, followed=f"left: {left}" if last.advice or last is not outcome else "no setting is named")
 
 
