@@ -7,7 +7,6 @@ duration.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +60,9 @@ def read_demo(path: Path = RECORD) -> DemoRecord:
 
 
 def duration(record: DemoRecord) -> str:
-    """The duration as the documentation states it: minutes, rounded up."""
+    """The duration as the documentation states it: to the nearest minute, at least one."""
     names = ("one minute", "two minutes", "three minutes", "four minutes", "five minutes")
-    return f"about {names[math.ceil(record.seconds / 60) - 1]} on two cores"
+    return f"about {names[max(1, round(record.seconds / 60)) - 1]} on two cores"
 
 
 def results_block(record: DemoRecord) -> str:
