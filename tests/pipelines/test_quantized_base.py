@@ -134,7 +134,7 @@ def test_a_run_is_resumed_and_its_adapter_merged_into_the_original(
     one, other = weights_of(whole.model), weights_of(resumed.model)
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
     assert whole.metrics[0]["objective/reference_error"] == 0.0, "policy and reference are on the same base"
-    assert whole.metrics[-1]["objective/kl"] != 0, "a mean of log ratios, which few responses can make negative"
+    assert abs(whole.metrics[-1]["objective/kl"]) > 0.01, "a mean of log ratios, which few responses can make negative"
     roles = json.loads((tmp_path / "whole" / "roles.json").read_text())
     assert roles["base"]["weights_bytes"] < 4 * roles["base"]["parameters"]
 
