@@ -245,8 +245,8 @@ def main() -> int:
         print("bench: mounting an image needs Linux and root", file=sys.stderr)
         return 2
     import kedge.cli
-    import kedge.pipelines.ppo
-    import kedge.pipelines.rlhf  # noqa: F401  before the forks
+    import kedge.stages.ppo
+    import kedge.stages.rlhf  # noqa: F401  before the forks
 
     laboratory, rng = Laboratory(options.folder.resolve()), random.Random(options.seed)
     header = ("fault", "stage", "runs", "second cut", "no checkpoint yet", "had ended", "wrong")

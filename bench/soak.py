@@ -24,7 +24,7 @@ from bench.systems import LEARNING_RATE
 from bench.tables import Table
 from bench.workload import make_workload
 from kedge.config import Config, config_from_settings
-from kedge.pipelines.ppo import run_ppo
+from kedge.stages.ppo import run_ppo
 
 __all__ = ["FIGURES_FILE", "Reading", "Soak", "soak"]
 

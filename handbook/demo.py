@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from handbook.svg import save_svg
-from kedge.demo.gold_evaluation import CurvePoint
-from kedge.demo.report import WITHOUT_KL, draw_curve
-from kedge.intervals import Interval
+from kedge.stages.demo.gold_evaluation import CurvePoint
+from kedge.stages.demo.report import WITHOUT_KL, draw_curve
+from kedge.system.intervals import Interval
 
 __all__ = ["DemoRecord", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
 

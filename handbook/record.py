@@ -20,14 +20,14 @@ from torch import Tensor
 from kedge.algorithm import Experience, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
-from kedge.demo.world import World
 from kedge.models import TokenRows
-from kedge.pipelines.demo import demo_config
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.roles import Roles
-from kedge.pipelines.ppo.settings import advantage_of, coefficients_of, objective_of
 from kedge.rewards.score import score_rollout
 from kedge.rollout import collect_experience
+from kedge.stages.demo.main import demo_config
+from kedge.stages.demo.world import World
+from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.update import ppo_update

@@ -15,7 +15,7 @@ from tests.mutation_table_vllm import VLLM
 __all__ = ["MUTATIONS"]
 
 ADVANTAGES = "tests/algorithm/test_advantages.py"
-SETTINGS = "tests/pipelines/ppo/test_settings.py"
+SETTINGS = "tests/stages/ppo/test_settings.py"
 CRITIC = "tests/algorithm/test_critic.py"
 HISTOGRAM = "tests/algorithm/test_histogram.py"
 GROUP_ADVANTAGES = "tests/algorithm/test_group_advantages.py"
@@ -25,7 +25,7 @@ POLICY = "tests/algorithm/test_policy_losses.py"
 PREFERENCE = "tests/algorithm/test_preference.py"
 READOUT = "tests/algorithm/test_readout.py"
 SHAPING = "tests/algorithm/test_shaping.py"
-FITTED_CRITIC = "tests/pipelines/test_critic.py"
+FITTED_CRITIC = "tests/stages/test_critic.py"
 LANGUAGE = "tests/models/test_language.py"
 SCALAR = "tests/models/test_scalar.py"
 DECODING = "tests/models/packing/test_decoding.py"
@@ -33,8 +33,8 @@ LOGPROBS = "tests/algorithm/test_logprobs.py"
 CHUNKS = "tests/models/test_chunks.py"
 COLLECT = "tests/rollout/test_collect.py"
 GROUPS = "tests/algorithm/test_groups.py"
-SAMPLING = "tests/pipelines/ppo/test_sampling.py"
-WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
+SAMPLING = "tests/stages/ppo/test_sampling.py"
+WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
@@ -50,7 +50,7 @@ UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
 MISSING = "tests/rewards/test_missing_eos.py"
 READING = "tests/rewards/test_reading.py"
-PPO = "tests/pipelines/ppo/test_ppo.py"
+PPO = "tests/stages/ppo/test_ppo.py"
 PREFIXES = "tests/algorithm/test_prefix_test.py"
 CONTINUATIONS = "tests/rollout/test_continuations.py"
 
@@ -383,14 +383,14 @@ MUTATIONS = (
     ),
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
-        "pipelines/ppo/main.py",
+        "stages/ppo/main.py",
         "if now.trains_policy(update) and not result.refused:",
         "if not result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
     ),
     Mutation(
         "schedule-counts-the-critics-warm-up",
-        "pipelines/ppo/steps.py",
+        "stages/ppo/steps.py",
         "update - 1 - (self.warmup.num_updates if trains_policy else 0),",
         "update - 1,",
         f"{WARMUP}::test_the_schedule_covers_the_updates_of_the_policy",
@@ -433,21 +433,21 @@ MUTATIONS = (
     ),
     Mutation(
         "rounds-without-a-score-not-counted",
-        "pipelines/ppo/sampling.py",
+        "stages/ppo/sampling.py",
         "sum(each.drawn.num_responses for each in rounds)",
         "sum(each.drawn.num_responses for each in rounds if each.scored)",
         f"{SAMPLING}::test_a_round_without_any_score_counts_among_the_sampled_and_the_unscored",
     ),
     Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
-        "pipelines/ppo/steps.py",
+        "stages/ppo/steps.py",
         "min(self.config.ppo.loop.num_minibatches, rollout.num_responses)",
         "self.config.ppo.loop.num_minibatches",
         f"{SAMPLING}::test_an_update_is_smaller_where_the_rounds_do_not_fill_it",
     ),
     Mutation(
         "resampled-groups-merged-with-the-first",
-        "pipelines/ppo/sampling.py",
+        "stages/ppo/sampling.py",
         "scored.renumbered(len(prompts))",
         "scored.renumbered(0)",
         f"{SAMPLING}::test_resampling_fills_the_update_with_groups_that_have_spread",
@@ -493,14 +493,14 @@ MUTATIONS = (
         "training/value_warmup.py",
         "return self._most if self._length is None else self._length",
         "return self._most",
-        "tests/pipelines/ppo/test_critic_training.py::test_a_warm_up_that_ends_by_its_result_is_one_of_that_length",
+        "tests/stages/ppo/test_critic_training.py::test_a_warm_up_that_ends_by_its_result_is_one_of_that_length",
     ),
     Mutation(
         "end-of-the-warm-up-forgotten",
         "training/value_warmup.py",
         "return {STATE: self} if self.ends_by_result else {}",
         "return {}",
-        "tests/pipelines/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
+        "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
     ),
     Mutation(
         "extra-passes-train-the-trunk",
@@ -518,14 +518,14 @@ MUTATIONS = (
     ),
     Mutation(
         "critics-lambda-forgotten",
-        "pipelines/ppo/settings.py",
+        "stages/ppo/settings.py",
         "GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda)",
         "GeneralizedAdvantage(use.gamma, gae_lambda)",
         f"{SETTINGS}::test_the_lambdas_of_advantages_and_targets",
     ),
     Mutation(
         "value-unit-without-the-error",
-        "pipelines/ppo/settings.py",
+        "stages/ppo/settings.py",
         "max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD * size)",
         "max(float(returns.std(correction=0)), MIN_SPREAD * size)",
         f"{SETTINGS}::test_returns_that_hardly_differ_do_not_multiply_the_value_loss",
@@ -571,7 +571,7 @@ MUTATIONS = (
         "config/schema/ppo/section.py",
         'return "shared" if self.advantages.needs_values else "none"',
         'return "shared"',
-        "tests/pipelines/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
+        "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),
     Mutation(
         "sequence-ratio-without-length",
@@ -852,7 +852,7 @@ MUTATIONS = (
     ),
     Mutation(
         "budget-overrun",
-        "ranks/plan.py",
+        "system/ranks/plan.py",
         "if batch and room is not None and lengths[row] > room:",
         "if batch and room is not None and room <= 0:",
         f"{ROWS}::test_batches_hold_each_row_once_and_no_more_than_the_budget",
@@ -963,10 +963,10 @@ MUTATIONS = (
     ),
     Mutation(
         "return-of-the-whole-response-in-place-of-the-return-to-go",
-        "pipelines/ppo/prefixes.py",
+        "stages/ppo/prefixes.py",
         "each.gather(1, starts[:, None])",
         "each[:, :1]",
-        "tests/pipelines/ppo/test_critic_check.py::test_returns_to_go_equal_those_of_a_slow_loop",
+        "tests/stages/ppo/test_critic_check.py::test_returns_to_go_equal_those_of_a_slow_loop",
     ),
     Mutation(
         "continuations-longer-than-the-limit-of-the-response",
@@ -984,16 +984,16 @@ MUTATIONS = (
     ),
     Mutation(
         "another-page-may-send",
-        "local_server.py",
+        "system/local_server.py",
         'if sent.headers.get("Origin") not in {',
         'if sent.headers.get("Origin") in {',
-        "tests/pipelines/chat/test_web.py::test_another_page_cannot_send",
+        "tests/stages/chat/test_web.py::test_another_page_cannot_send",
     ),
     Mutation(
         "old-messages-never-dropped-from-the-chat",
-        "pipelines/chat/conversation.py",
+        "stages/chat/conversation.py",
         "prompt = self._rendered(text, history[dropped:])",
         "prompt = self._rendered(text, history)",
-        "tests/pipelines/chat/test_chat.py::test_the_oldest_messages_make_room",
+        "tests/stages/chat/test_chat.py::test_the_oldest_messages_make_room",
     ),
 )

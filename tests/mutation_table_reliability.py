@@ -9,14 +9,14 @@ __all__ = ["RELIABILITY"]
 CHECKPOINT = "tests/training/checkpoint/test_checkpoint.py"
 CRASHES = "tests/training/checkpoint/test_checkpoint_crashes.py"
 KEEPER = "tests/training/checkpoint/test_resume.py"
-MEMORY = "tests/pipelines/test_out_of_memory.py"
+MEMORY = "tests/stages/test_out_of_memory.py"
 SCHEDULE = "tests/training/checkpoint/test_save_schedule.py"
 STOPPING = "tests/training/test_stopping.py"
 GUARD = "tests/training/guard/test_guard.py"
 SPIKES = "tests/training/guard/test_spikes.py"
 OFFENDER = "tests/training/guard/test_nonfinite.py"
-WARMUP = "tests/pipelines/ppo/test_critic_warmup.py"
-GUARDING = "tests/pipelines/ppo/test_guarding.py"
+WARMUP = "tests/stages/ppo/test_critic_warmup.py"
+GUARDING = "tests/stages/ppo/test_guarding.py"
 CALLS = "tests/rewards/test_retries.py"
 REMOTE = "tests/rewards/worker/test_client.py"
 
@@ -25,7 +25,7 @@ ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_b
 RELIABILITY = (
     Mutation(
         "first-step-of-the-policy-compared-with-the-critics",
-        "pipelines/ppo/guarding.py",
+        "stages/ppo/guarding.py",
         "        guard.forget_steps()",
         "        pass",
         f"{WARMUP}::test_the_first_step_of_the_policy_is_no_spike",
@@ -94,29 +94,29 @@ RELIABILITY = (
         "training/checkpoint/store.py",
         "_update_of(path) in protected",
         "False",
-        "tests/pipelines/ppo/test_held_out.py::test_the_run_ends_when_the_held_out_metric_has_not_improved",
+        "tests/stages/ppo/test_held_out.py::test_the_run_ends_when_the_held_out_metric_has_not_improved",
     ),
     Mutation(
         "evaluation-draws-from-the-runs-generators",
-        "pipelines/ppo/evaluating.py",
+        "stages/ppo/evaluating.py",
         "            restore_random_state(*generators)\n",
         "            pass\n",
-        "tests/pipelines/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
+        "tests/stages/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
     ),
     # Memory that runs out.
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
-        "pipelines/ppo/guarding.py",
+        "stages/ppo/guarding.py",
         "            loop.begin_changes()\n",
         "            pass\n",
         f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken",
     ),
     Mutation(
         "repeated-passes-draw-other-random-numbers",
-        "ranks/budget.py",
+        "system/ranks/budget.py",
         "        _restore_random_states(states)\n",
         "",
-        "tests/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
+        "tests/system/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
     ),
     Mutation(
         "gradients-of-the-failed-passes-kept",
@@ -127,17 +127,17 @@ RELIABILITY = (
     ),
     Mutation(
         "found-tokens-not-saved",
-        "pipelines/ppo/main.py",
+        "stages/ppo/main.py",
         "added = adaptive_part(run.micro_batch_tokens)",
         "added = adaptive_part(None)",
         f"{MEMORY}::test_with_auto_the_step_is_repeated_in_smaller_passes",
     ),
     Mutation(
         "memory-of-the-failed-step-kept",
-        "memory/exhaustion.py",
+        "system/memory/exhaustion.py",
         "            traceback.clear_frames(error.__traceback__)\n",
         "            pass\n",
-        "tests/memory/test_exhaustion.py::test_what_a_failed_function_held_is_freed",
+        "tests/system/memory/test_exhaustion.py::test_what_a_failed_function_held_is_freed",
     ),
     # The saved state.
     Mutation(
@@ -222,7 +222,7 @@ RELIABILITY = (
     # Reward functions.
     Mutation(
         "children-left-alive",
-        "workers/process.py",
+        "system/workers/process.py",
         "os.killpg(process.pid, signal.SIGKILL)",
         "os.kill(process.pid, signal.SIGKILL)",
         f"{REMOTE}::test_a_timeout_kills_the_worker_with_its_children_and_the_next_call_gets_a_new_one",
@@ -236,7 +236,7 @@ RELIABILITY = (
     ),
     Mutation(
         "ctrl-c-leaves-the-worker-running",
-        "workers/process.py",
+        "system/workers/process.py",
         "except BaseException:  # includes Ctrl-C",
         "except Exception:  # includes Ctrl-C",
         f"{REMOTE}::test_ctrl_c_ends_the_call_and_its_reply_is_not_read_by_the_next",
@@ -257,7 +257,7 @@ RELIABILITY = (
     ),
     Mutation(
         "workers-outlive-kedge",
-        "workers/serving.py",
+        "system/workers/serving.py",
         "    _end_with_kedge(tie)\n",
         "",
         f"{REMOTE}::test_the_worker_ends_when_kedge_is_killed[hangs_in_c_with_a_child]",

@@ -25,7 +25,7 @@ VLLM = (
     ),
     Mutation(
         "weights-not-sent-after-a-rollback",
-        "pipelines/ppo/engines.py",
+        "stages/ppo/engines.py",
         "return {} if self._version == version else",
         "return {} if self._version is not None else",
         f"{ENGINE}::test_weights_that_were_rolled_back_are_sent_before_the_next_rollout",

@@ -1,4 +1,4 @@
-"""The command line: what it passes to the pipelines, how it fails, and that help is instant."""
+"""The command line: what it passes to the stages, how it fails, and that help is instant."""
 
 import subprocess
 import sys
@@ -20,18 +20,18 @@ STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "eval
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Replace the pipelines by functions that record their calls."""
+    """Replace the stages by functions that record their calls."""
     recorded: list[Any] = []
     for stage in STAGES:
-        module = types.ModuleType(f"kedge.pipelines.{stage}")
+        module = types.ModuleType(f"kedge.stages.{stage}")
         setattr(module, f"run_{stage}", lambda config, stage=stage, **_: recorded.append((stage, config)))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    # Before a run it is planned, from the pipelines' own modules.
-    before = types.ModuleType("kedge.pipelines.planning.before")
+    # Before a run it is planned, from the stages' own modules.
+    before = types.ModuleType("kedge.stages.planning.before")
     setattr(before, "plan_before", lambda *_, **__: None)  # noqa: B010
     setattr(before, "plan_chain_before", lambda *_, **__: {})  # noqa: B010
     monkeypatch.setitem(sys.modules, before.__name__, before)
-    demo = types.ModuleType("kedge.pipelines.demo")
+    demo = types.ModuleType("kedge.stages.demo.main")
     setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010
     monkeypatch.setitem(sys.modules, demo.__name__, demo)
     monkeypatch.chdir(tmp_path)
@@ -214,7 +214,7 @@ def test_how_a_pipeline_ends(
     def fail(config: Config, **_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)
+    monkeypatch.setattr(sys.modules["kedge.stages.sft"], "run_sft", fail)
     assert kedge(monkeypatch, "sft", *COMMANDS["sft"]) == status
 
 
@@ -222,7 +222,7 @@ def test_a_defect_keeps_its_traceback(calls: list[Any], monkeypatch: pytest.Monk
     def fail(config: Config, **_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sys.modules["kedge.pipelines.sft"], "run_sft", fail)
+    monkeypatch.setattr(sys.modules["kedge.stages.sft"], "run_sft", fail)
     monkeypatch.setattr(sys, "argv", ["kedge", "sft", *COMMANDS["sft"]])
     with pytest.raises(ZeroDivisionError):
         main()
@@ -330,7 +330,7 @@ def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((stage, [(each.label, each.config.control.environment.env) for each in trials]))
         return SimpleNamespace(failed=[])
 
-    monkeypatch.setattr("kedge.pipelines.sweep.run_sweep", run)
+    monkeypatch.setattr("kedge.stages.sweep.run_sweep", run)
     assert (
         kedge(monkeypatch, "sweep", "control", "--env", "CartPole-v1", "learning_rate=1e-3,3e-4", "--seeds", "1") == 0
     )
@@ -371,7 +371,7 @@ def test_variables_of_a_rank_that_are_wrong_are_one_line_which_torchrun_repeats(
 
 
 def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.ranks import start
+    from kedge.system.ranks import start
 
     for each in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(*each)

@@ -139,7 +139,7 @@ def test_texts_reach_the_pipeline(
     given: list[Any] = []
     for stage in ("generate", "evaluate"):
         monkeypatch.setattr(
-            sys.modules[f"kedge.pipelines.{stage}"], f"run_{stage}", lambda config, prompts: given.append(prompts)
+            sys.modules[f"kedge.stages.{stage}"], f"run_{stage}", lambda config, prompts: given.append(prompts)
         )
         flags = ["--model", "m", "--prompts", "A boat", "--prompts", "A rope", "evaluate.judge=f.py:g"]
         assert kedge(monkeypatch, stage, *flags) == 0

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 import kedge.api
-import kedge.pipelines.control
+import kedge.stages.control
 from kedge.cli import main
 from kedge.config import STAGES, Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
 from kedge.data import read_comparisons, read_demonstrations, read_prompts
 from kedge.logs.metrics import read_metrics
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
 from kedge.rewards import FunctionReward, RewardTerm
 from kedge.rewards.pairwise import PairwiseJudge
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,28 +58,28 @@ def commands() -> list[tuple[str, ...]]:
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
     # First of all, because these import parts of the stages.
-    monkeypatch.setattr("kedge.pipelines.planning.machine.plan_machine", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.pipelines.planning.before.plan_before", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.pipelines.planning.before.plan_chain_before", lambda *_, **__: {})
+    monkeypatch.setattr("kedge.stages.planning.machine.plan_machine", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.stages.planning.before.plan_before", lambda *_, **__: None)
+    monkeypatch.setattr("kedge.stages.planning.before.plan_chain_before", lambda *_, **__: {})
     for stage in (*STAGES, "demo", "check_critic"):
-        module = types.ModuleType(f"kedge.pipelines.{stage}")
+        module = types.ModuleType(f"kedge.stages.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
     monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
-    monkeypatch.setattr("kedge.pipelines.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
+    monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
     # It would write to the home directory of whoever runs the tests.
     monkeypatch.setattr("typer.completion.install", lambda **_: ("bash", tmp_path / "kedge.sh"))
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
-    monkeypatch.setattr("kedge.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
+    monkeypatch.setattr("kedge.system.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.pipelines.chat.load_chat", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.pipelines.chat.chat_on_terminal", lambda *_: None)
-    monkeypatch.setattr("kedge.pipelines.chat.chat_server", lambda *_, **__: page)
+    monkeypatch.setattr("kedge.stages.chat.load_chat", lambda *_, **__: None)
+    monkeypatch.setattr("kedge.stages.chat.chat_on_terminal", lambda *_: None)
+    monkeypatch.setattr("kedge.stages.chat.chat_server", lambda *_, **__: page)
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -116,7 +116,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
     for stage in STAGES.keys() - {"control"}:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
-    monkeypatch.setattr(kedge.pipelines.control, "run_control", lambda config, **_: played)
+    monkeypatch.setattr(kedge.stages.control, "run_control", lambda config, **_: played)
     monkeypatch.setattr(kedge.api, "run_sweep", lambda *_, **__: None)
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from kedge.config import config_from_settings
 from kedge.inspect.doctor import RULES, diagnose
 from kedge.inspect.doctor.needs import TRAINED
 from kedge.inspect.record import read_run
-from kedge.pipelines.ppo import run_ppo
+from kedge.stages.ppo import run_ppo
 from tests.tiny import save_tiny_policy
 
 TINY: dict[str, Any] = {

@@ -21,7 +21,7 @@ from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.cli import app
 from kedge.config import PRESETS
 from kedge.config.explain.describe import all_fields
-from kedge.demo.recipe import DURATION
+from kedge.stages.demo.recipe import DURATION
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -20,12 +20,12 @@ from gymnasium import spaces
 import kedge
 from kedge.config import config_from_settings
 from kedge.models.packing.probe import Findings
-from kedge.pipelines.critic import run_critic
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardTerm
 from kedge.rewards.penalties import too_long
+from kedge.stages.critic import run_critic
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bench.control.recipes import Recipe
 from bench.processes import BenchError, environment
-from kedge.output import replace_file
+from kedge.system.output import replace_file
 
 __all__ = ["Job", "Outcome", "Peers", "read_outcomes", "run_job", "run_jobs"]
 

@@ -24,7 +24,7 @@ from kedge.gym.experience import ControlExperience
 from kedge.gym.learner import ControlLearner
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.spaces import spaces_of
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.trpo import TrustRegion, trpo_update

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bench.control.jobs import Outcome
-from kedge.intervals import mean_interval
+from kedge.system.intervals import mean_interval
 
 __all__ = ["learning_table", "machine_line", "markdown", "speed_table"]
 

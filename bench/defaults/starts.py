@@ -11,9 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bench.faults.base import QUIET, make_base
-from kedge.demo import recipe
-from kedge.demo.world import World
 from kedge.models.untrained import train_tokenizer
+from kedge.stages.demo import recipe
+from kedge.stages.demo.world import World
 
 __all__ = ["SETTINGS", "Start", "built_in", "vowels"]
 

@@ -12,14 +12,14 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data.templates import render_tldr
-from kedge.demo import recipe
-from kedge.demo.gold_evaluation import sample_summaries
-from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
-from kedge.pipelines.critic import run_critic
-from kedge.pipelines.demo import demo_config, rows, start_from_scratch
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
+from kedge.stages.critic import run_critic
+from kedge.stages.demo import recipe
+from kedge.stages.demo.gold_evaluation import sample_summaries
+from kedge.stages.demo.main import demo_config, rows, start_from_scratch
+from kedge.stages.demo.world import Post, World
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 
 __all__ = ["CRITIC_FREE", "EXAMINED", "GOLD_WEIGHT", "IN_GROUPS", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import kedge.models.actor_critic
-import kedge.pipelines.ppo.settings
-import kedge.pipelines.sft
 import kedge.rollout.collect
+import kedge.stages.ppo.settings
+import kedge.stages.sft
 import kedge.training.objective
 import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
@@ -27,8 +27,8 @@ from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
 from kedge.models import ActorCritic, LanguageModel, TokenRows
-from kedge.ranks import Ranks
 from kedge.rollout import Sampler
+from kedge.system.ranks import Ranks
 from kedge.training.optimizer import clip_gradients
 
 __all__ = [
@@ -99,7 +99,7 @@ def advantages_flipped() -> Bug:
     def flipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *others: Any, **options: Any) -> Any:
         return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
 
-    return patch.object(kedge.pipelines.ppo.settings, "clipped_policy_loss", flipped)
+    return patch.object(kedge.stages.ppo.settings, "clipped_policy_loss", flipped)
 
 
 def entropy_flipped() -> Bug:
@@ -228,4 +228,4 @@ def eos_masked() -> Bug:
         example = encode_example(*arguments, **options)
         return example._replace(completion=example.completion[:-1])
 
-    return patch.object(kedge.pipelines.sft, "encode_example", without_end)
+    return patch.object(kedge.stages.sft, "encode_example", without_end)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from bench.faults.base import EXAMINED, GOLD_WEIGHT, QUIET, SMALL, Base
-from kedge.pipelines.critic import run_critic
-from kedge.pipelines.demo import demo_config
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
+from kedge.stages.critic import run_critic
+from kedge.stages.demo.main import demo_config
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 
 __all__ = [
     "TASKS",

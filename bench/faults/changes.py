@@ -10,8 +10,8 @@ from typing import Any
 from bench.faults import bugs
 from bench.faults.base import QUIET, Base
 from bench.faults.case import Rows
-from kedge.pipelines.demo import demo_config
-from kedge.pipelines.sft import run_sft
+from kedge.stages.demo.main import demo_config
+from kedge.stages.sft import run_sft
 
 __all__ = ["eos_masked_policy", "few", "longer_preferred", "random_labels", "some_too_long"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.faults.running import Outcome, examine_run, run_apart
-from kedge.demo.report import WITH_KL, WITHOUT_KL
-from kedge.pipelines.demo import run_demo
+from kedge.stages.demo.main import run_demo
+from kedge.stages.demo.report import WITH_KL, WITHOUT_KL
 
 __all__ = ["demo_outcomes"]
 

@@ -8,7 +8,7 @@ from bench.faults import bugs
 from bench.faults.base import IN_GROUPS, SHARED
 from bench.faults.case import TASKS, Case, function, monitored, reward_model, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
-from kedge.demo import recipe
+from kedge.stages.demo import recipe
 
 __all__ = ["FAULTS"]
 

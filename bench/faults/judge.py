@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.demo.world import World, judge_summary
+from kedge.stages.demo.world import World, judge_summary
 
 __all__ = ["gold"]
 

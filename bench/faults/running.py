@@ -19,7 +19,7 @@ from bench.processes import BenchError
 from kedge.errors import KedgeError
 from kedge.inspect.doctor import Finding, diagnose
 from kedge.inspect.record import read_run
-from kedge.output import is_run
+from kedge.system.output import is_run
 
 __all__ = [
     "Found",

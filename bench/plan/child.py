@@ -19,12 +19,12 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 from bench.plan.cases import Case
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.critic import run_critic
-from kedge.pipelines.planning.plan import count_stage, plan_of
-from kedge.pipelines.planning.probe import probe_ppo
-from kedge.pipelines.planning.shallow import save_shallow, text_of
-from kedge.pipelines.planning.this_machine import measured_speed
-from kedge.pipelines.ppo import run_ppo
+from kedge.stages.critic import run_critic
+from kedge.stages.planning.plan import count_stage, plan_of
+from kedge.stages.planning.probe import probe_ppo
+from kedge.stages.planning.shallow import save_shallow, text_of
+from kedge.stages.planning.this_machine import measured_speed
+from kedge.stages.ppo import run_ppo
 from kedge.training.runtime import set_threads
 
 KIB, MIB = 2**10, 2**20

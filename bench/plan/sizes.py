@@ -11,10 +11,10 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from kedge.config import load_config
-from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.plan import count_ppo, plan_of
 from kedge.plan.devices import DEVICES
 from kedge.plan.machine import MachinePlan
+from kedge.stages.planning.lengths import Lengths
+from kedge.stages.planning.plan import count_ppo, plan_of
 
 __all__ = ["GIB", "RUNS", "SIZES", "SIZES_BEGIN", "SIZES_END", "plan_of_size", "with_sizes"]
 

@@ -25,7 +25,7 @@ from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, Task, critic_folder, start_folder
 from bench.study.unit import Budget, Outcome, Unit
 from kedge.logs.evaluations import read_evaluations
-from kedge.output import replace_file
+from kedge.system.output import replace_file
 
 __all__ = ["main", "run_unit"]
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from kedge.intervals import Interval
+from kedge.system.intervals import Interval
 
 __all__ = ["Strata", "improvement", "interquartile_mean", "with_interval"]
 

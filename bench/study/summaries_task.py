@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from bench.study.task import QUIET, Problem, Task
 from kedge.data.templates import render_tldr
-from kedge.demo import recipe
-from kedge.demo.gold_evaluation import gold_judge
-from kedge.demo.world import Post, World
 from kedge.models import load_tokenizer
-from kedge.pipelines.demo import collect_comparisons, demo_config, rows, start_from_scratch
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
 from kedge.rewards import RewardTerm
+from kedge.stages.demo import recipe
+from kedge.stages.demo.gold_evaluation import gold_judge
+from kedge.stages.demo.main import collect_comparisons, demo_config, rows, start_from_scratch
+from kedge.stages.demo.world import Post, World
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 
 __all__ = ["SUMMARIES"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.processes import BenchError
-from kedge.output import replace_file
+from kedge.system.output import replace_file
 
 __all__ = ["Budget", "Outcome", "Unit", "append_outcome", "read_outcomes"]
 

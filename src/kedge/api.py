@@ -28,21 +28,21 @@ from kedge.inspect.report import write_report as make_report
 from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models import merging
 from kedge.models.pushing import push_model
-from kedge.pipelines.check_critic import CriticCheckResult, run_check_critic
-from kedge.pipelines.critic import CriticResult, run_critic
-from kedge.pipelines.dry_run import DryRun
-from kedge.pipelines.dry_run import dry_run as time_stage
-from kedge.pipelines.evaluate import EvaluateResult, run_evaluate
-from kedge.pipelines.generate import GenerateResult, run_generate
-from kedge.pipelines.ppo import PpoResult, run_ppo
-from kedge.pipelines.reward import RewardResult, run_reward
-from kedge.pipelines.rlhf import RlhfResult, run_rlhf
-from kedge.pipelines.sft import SftResult, run_sft
-from kedge.pipelines.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 from kedge.rewards import RewardSpec
 from kedge.runs.callbacks import Callback, Update
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import Resume
+from kedge.stages.check_critic import CriticCheckResult, run_check_critic
+from kedge.stages.critic import CriticResult, run_critic
+from kedge.stages.dry_run import DryRun
+from kedge.stages.dry_run import dry_run as time_stage
+from kedge.stages.evaluate import EvaluateResult, run_evaluate
+from kedge.stages.generate import GenerateResult, run_generate
+from kedge.stages.ppo import PpoResult, run_ppo
+from kedge.stages.reward import RewardResult, run_reward
+from kedge.stages.rlhf import RlhfResult, run_rlhf
+from kedge.stages.sft import SftResult, run_sft
+from kedge.stages.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
 
 __all__ = [
     "LoadedModel",
@@ -88,7 +88,7 @@ def sft(
     dry_run: bool = False,
     **settings: Any,
 ) -> SftResult | DryRun:
-    """Fine-tune a model on demonstrations; see `kedge.pipelines.sft.run_sft`.
+    """Fine-tune a model on demonstrations; see `kedge.stages.sft.run_sft`.
 
     Args:
         model: Folder, hub id or `LoadedModel` to start from.
@@ -136,7 +136,7 @@ def reward(
     dry_run: bool = False,
     **settings: Any,
 ) -> RewardResult | DryRun:
-    """Train a reward model on comparisons; see `kedge.pipelines.reward.run_reward`.
+    """Train a reward model on comparisons; see `kedge.stages.reward.run_reward`.
 
     Args:
         model: Folder or hub id to start from, ideally the fine-tuned policy.
@@ -190,7 +190,7 @@ def critic(
     dry_run: bool = False,
     **settings: Any,
 ) -> CriticResult | DryRun:
-    """Train a critic on the returns of the policy's responses; see `kedge.pipelines.critic.run_critic`.
+    """Train a critic on the returns of the policy's responses; see `kedge.stages.critic.run_critic`.
 
     Args:
         model: Folder or hub id of the policy that PPO will start from.
@@ -251,7 +251,7 @@ def ppo(
     dry_run: bool = False,
     **settings: Any,
 ) -> PpoResult | DryRun:
-    """Train a policy with PPO; see `kedge.pipelines.ppo.run_ppo`.
+    """Train a policy with PPO; see `kedge.stages.ppo.run_ppo`.
 
     Args:
         model: Folder or hub id of the policy to start from.
@@ -314,7 +314,7 @@ def rlhf(
     dry_run: bool = False,
     **settings: Any,
 ) -> RlhfResult | DryRun:
-    """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.pipelines.rlhf.run_rlhf`.
+    """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.stages.rlhf.run_rlhf`.
 
     Args:
         model: Folder, hub id or `LoadedModel` to start from.
@@ -351,7 +351,7 @@ def rlhf(
 def generate(
     *, model: Model, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
 ) -> GenerateResult:
-    """Sample and optionally score responses to prompts; see `kedge.pipelines.generate.run_generate`.
+    """Sample and optionally score responses to prompts; see `kedge.stages.generate.run_generate`.
 
     Args:
         model: Folder or hub id of the policy.
@@ -379,7 +379,7 @@ def evaluate(
     out: StrPath | None = None,
     **settings: Any,
 ) -> EvaluateResult:
-    """Measure a policy's win rate against another policy or references; see `kedge.pipelines.evaluate.run_evaluate`.
+    """Measure a policy's win rate against another policy or references; see `kedge.stages.evaluate.run_evaluate`.
 
     Args:
         model: Folder or hub id of the policy.
@@ -537,7 +537,7 @@ def sweep(
     out: StrPath | None = None,
     **settings: Any,
 ) -> SweepResult:
-    """Run a stage with several settings and seeds, and compare them; see `kedge.pipelines.sweep.run_sweep`.
+    """Run a stage with several settings and seeds, and compare them; see `kedge.stages.sweep.run_sweep`.
 
     The runs are processes of their own, so data, rewards and models are given by name.
 

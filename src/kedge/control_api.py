@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.config import check_stage, config_from_settings
 from kedge.errors import ConfigError
-from kedge.importing import find_named
 from kedge.runs.callbacks import Callback
 from kedge.runs.run import Resume
+from kedge.system.importing import find_named
 
 if TYPE_CHECKING:  # Gymnasium is an extra
     from kedge.gym.saving import ControlPolicy
-    from kedge.pipelines.control import ControlResult
+    from kedge.stages.control import ControlResult
 
 __all__ = ["control", "load_control_policy"]
 
@@ -28,7 +28,7 @@ def control(
     on_update: Callback | None = None,
     **settings: Any,
 ) -> ControlResult:
-    """Train a policy with PPO or TRPO in an environment of Gymnasium; see `kedge.pipelines.control.run_control`.
+    """Train a policy with PPO or TRPO in an environment of Gymnasium; see `kedge.stages.control.run_control`.
 
         result = kedge.control(env="HalfCheetah-v5", out="runs/cheetah")
         action = result.policy().act(observation)
@@ -53,8 +53,8 @@ def control(
     }
     config = config_from_settings("control", {**settings, **texts})
     check_stage(config, "control")
-    from kedge.pipelines.control import run_control
-    from kedge.pipelines.control.parts import Given
+    from kedge.stages.control import run_control
+    from kedge.stages.control.parts import Given
 
     functions = {name: value for name, value in (("env", env), ("network", network)) if callable(value)}
     return run_control(config, given=Given(**functions), resume=Resume() if resume else None, callback=on_update)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from kedge.texts import printable
+from kedge.system.texts import printable
 from kedge.version import DISTRIBUTION
 
 __all__ = [

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from kedge.config import full_name
-from kedge.durable import copy_tree
 from kedge.errors import ConfigError, ModelError
-from kedge.invocation import refuse_nested_run
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
-from kedge.output import IN_MEMORY_FOLDER, check_output, is_run, writing
 from kedge.rewards import RewardTerm
 from kedge.runs.claim import claim_free_folder, claims
+from kedge.system.durable import copy_tree
+from kedge.system.invocation import refuse_nested_run
+from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run, writing
 
 __all__ = ["LoadedModel", "is_pretrained", "with_loaded_models"]
 

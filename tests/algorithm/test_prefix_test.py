@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kedge.algorithm.order import ordered_pairs, rank_correlations
 from kedge.algorithm.prefix_test import prefix_test
 from kedge.errors import ShapeError
-from kedge.intervals import Interval
+from kedge.system.intervals import Interval
 
 NAN = math.nan
 

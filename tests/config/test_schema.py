@@ -9,7 +9,7 @@ from kedge.config import Config, PpoConfig, RewardTermConfig, RolloutConfig
 from kedge.config.explain.describe import all_fields, section_type
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.section import Section
-from kedge.texts import names_function
+from kedge.system.texts import names_function
 
 
 def ppo_section(**values: object) -> PpoConfig:

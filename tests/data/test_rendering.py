@@ -16,7 +16,7 @@ from kedge.data import rendering
 from kedge.data.rejections import RowError
 from kedge.data.rendering import apply_template
 from kedge.errors import DataError
-from kedge.workers import chat_templates
+from kedge.system.workers import chat_templates
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 QUESTION: dict[str, Any] = {"role": "user", "content": "Why?"}

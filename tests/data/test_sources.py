@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge import hub
 from kedge.data import Sources
 from kedge.data.sources import rows_of
 from kedge.errors import DataError
+from kedge.system import hub
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
 

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kedge.cli import main
 from kedge.errors import KedgeError
-from kedge.output import DIAGNOSTIC_FILES
+from kedge.system.output import DIAGNOSTIC_FILES
 
 __all__ = ["Hang", "case_counts", "debris", "fuzz", "kedge", "line_or_result", "lines_of", "within"]
 

@@ -81,10 +81,10 @@ TAGS = [
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Config]]:
-    """Stand-ins for the pipelines: a configuration that gets there has passed all checks."""
+    """Stand-ins for the stages: a configuration that gets there has passed all checks."""
     configs: list[Config] = []
     for stage in STAGES:
-        module = types.ModuleType(f"kedge.pipelines.{stage}")
+        module = types.ModuleType(f"kedge.stages.{stage}")
         setattr(module, f"run_{stage}", lambda config, **_: configs.append(config))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ FORBIDDEN_CALLS = {
 }
 # Files and modules are imported by name only for functions that a user names, and for kedge's own modules.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
-IMPORTERS = {"importing.py", "rewards/__init__.py", "__init__.py"}
+IMPORTERS = {"system/importing.py", "rewards/__init__.py", "__init__.py"}
 PACKAGE = Path(kedge.__file__).parent
 
 

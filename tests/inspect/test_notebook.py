@@ -11,9 +11,9 @@ from kedge.errors import RewardError
 from kedge.inspect.doctor import diagnose
 from kedge.inspect.notebook.curve import svg_curve
 from kedge.inspect.notebook.runs import shown_run
-from kedge.intervals import Interval
-from kedge.pipelines.evaluate import EvaluateResult
-from kedge.pipelines.ppo.result import PpoResult
+from kedge.stages.evaluate import EvaluateResult
+from kedge.stages.ppo.result import PpoResult
+from kedge.system.intervals import Interval
 from tests.inspect.page.judged import evaluation_record, generation_record, judgment, write_judged
 from tests.inspect.page.records import ppo_record, reward_record, sample, write_run
 from tests.inspect.page.test_document import NASTY

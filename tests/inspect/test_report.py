@@ -18,8 +18,8 @@ from kedge.errors import DataError, OutputError
 from kedge.inspect import report as reporting
 from kedge.inspect.page import MARKER
 from kedge.inspect.report import collect_page, leave_report, write_report
-from kedge.pipelines.sft import run_sft
 from kedge.runs.ending import chain_report, leave_stage_report
+from kedge.stages.sft import run_sft
 from tests.inspect.page.records import CONFIG, ppo_record, reward_record, write_run
 from tests.tiny import save_tiny_policy
 

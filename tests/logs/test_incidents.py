@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kedge.logs.incidents import add_incident, describe_row, read_incidents, truncate_incidents
-from kedge.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
+from kedge.system.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models
 

@@ -12,15 +12,15 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from kedge.demo.gold_evaluation import CurvePoint
-from kedge.demo.report import draw_curve
-from kedge.intervals import Interval
 from kedge.logs.plots import lines as drawing
 from kedge.logs.plots import palette
 from kedge.logs.plots.lines import Level, Line, draw_lines
 from kedge.logs.plots.palette import POLICY, QUALITY, REFERENCES, SCORE, START, WIN_RATE
 from kedge.logs.plots.results import Panel, Row, draw_intervals, draw_overoptimization, plot_frontier
 from kedge.logs.plots.style import label_axes, new_axes, save_figure, wrap_labels
+from kedge.stages.demo.gold_evaluation import CurvePoint
+from kedge.stages.demo.report import draw_curve
+from kedge.system.intervals import Interval
 
 KL = [0.0, 1.0, 4.0, 9.0]
 LONG = "Share of the held-out posts on which the policy wins"

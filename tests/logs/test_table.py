@@ -7,8 +7,8 @@ import io
 import pytest
 
 from kedge.errors import ShapeError
-from kedge.intervals import Interval
 from kedge.logs.table import print_table
+from kedge.system.intervals import Interval
 
 
 def test_a_table_holds_intervals_numbers_and_gaps():

@@ -20,7 +20,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
-from tests.evaluation.speakers import save_speaker
+from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 EOS = 2

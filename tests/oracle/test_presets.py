@@ -26,11 +26,11 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
 from kedge.errors import ConfigError, KedgeError
 from kedge.models.pretrained import NORMALIZATION_KEY
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.roles import Roles
-from kedge.pipelines.ppo.steps import PpoSteps
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
+from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from kedge.training import update as training_update
 from tests.oracle.slow import SlowPpo, Text
 from tests.tiny import TEXTS, tiny_causal_lm, tiny_reward_model, tiny_tokenizer

@@ -12,9 +12,9 @@ from transformers import LlamaConfig
 from kedge.cli import main
 from kedge.config import load_config
 from kedge.errors import ConfigError
-from kedge.pipelines.planning.before import plan_before, plan_chain_before
-from kedge.pipelines.planning.small import is_small
 from kedge.plan.devices import Device
+from kedge.stages.planning.before import plan_before, plan_chain_before
+from kedge.stages.planning.small import is_small
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
 
@@ -34,7 +34,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     device = Device("this machine's CPU", size * GIB, accelerator=False, is_this=True, bound="the control group")
-    monkeypatch.setattr("kedge.pipelines.planning.before.this_machine", lambda _: device)
+    monkeypatch.setattr("kedge.stages.planning.before.this_machine", lambda _: device)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_loads(
 def test_a_chain_is_planned_before_its_first_stage(
     wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kedge.pipelines.planning.before.is_small", lambda _, stage: stage == "reward")
+    monkeypatch.setattr("kedge.stages.planning.before.is_small", lambda _, stage: stage == "reward")
     fields = ("runtime.device=cpu", "runtime.precision=fp32", "rlhf.train_critic=true", "critic.kind=shared")
     config = load_config(None, fields, {"model": str(wide)}, None, stage="rlhf")
     limited(monkeypatch, 1000)
@@ -96,7 +96,7 @@ def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.Monke
 def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is that of its base; counting would take seconds."""
     adapt(save_tiny_policy(tmp_path / "policy"), tmp_path / "adapter")
-    monkeypatch.setattr("kedge.pipelines.planning.before.count_stage", lambda *_: pytest.fail("it was counted"))
+    monkeypatch.setattr("kedge.stages.planning.before.count_stage", lambda *_: pytest.fail("it was counted"))
     config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path / "adapter")}, None, stage="ppo")
     assert plan_before(config, "ppo") is None
 

@@ -11,12 +11,12 @@ from transformers import LlamaConfig
 
 from kedge.config import Config, load_config
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.critic import run_critic
-from kedge.pipelines.planning.plan import count_stage, plan_of
-from kedge.pipelines.planning.shallow import save_shallow, text_of
-from kedge.pipelines.planning.stages import rlhf_stages
 from kedge.plan.critic_memory import CriticWork, critic_phases
 from kedge.plan.ppo_memory import PpoWork
+from kedge.stages.critic import run_critic
+from kedge.stages.planning.plan import count_stage, plan_of
+from kedge.stages.planning.shallow import save_shallow, text_of
+from kedge.stages.planning.stages import rlhf_stages
 from tests.plan.test_machine import memory_of, scores
 
 

@@ -16,22 +16,22 @@ from kedge.cli import main
 from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.planning.alternatives import alternatives_of
-from kedge.pipelines.planning.lengths import Lengths
-from kedge.pipelines.planning.machine import plan_machine
-from kedge.pipelines.planning.plan import count_ppo, count_stage, plan_of
-from kedge.pipelines.planning.probe import probe_ppo
-from kedge.pipelines.planning.shallow import save_shallow, text_of
-from kedge.pipelines.planning.this_machine import as_on, has_own_memory
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.roles import Roles
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
 from kedge.plan.devices import find_device
 from kedge.plan.machine import MachinePlan, Part, Phase, Speed
 from kedge.plan.optimizer import PlannedOptimizer
 from kedge.plan.ppo_memory import PpoWork, cache_columns, ppo_phases
 from kedge.plan.workload import quantiles
+from kedge.stages.planning.alternatives import alternatives_of
+from kedge.stages.planning.lengths import Lengths
+from kedge.stages.planning.machine import plan_machine
+from kedge.stages.planning.plan import count_ppo, count_stage, plan_of
+from kedge.stages.planning.probe import probe_ppo
+from kedge.stages.planning.shallow import save_shallow, text_of
+from kedge.stages.planning.this_machine import as_on, has_own_memory
+from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy
 
 GIB = 2**30
@@ -213,7 +213,7 @@ def test_no_gradient_is_held_between_updates(tmp_path: Path) -> None:
 def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"ppo.critic": "shared"}
     alternatives = [("ppo.critic=shared", changes)]
-    monkeypatch.setattr("kedge.pipelines.planning.machine.alternatives_of", lambda *_, **__: alternatives)
+    monkeypatch.setattr("kedge.stages.planning.machine.alternatives_of", lambda *_, **__: alternatives)
     config = ppo_config(tmp_path, **{"ppo.critic": "separate"})
     (tmp_path / "policy" / "model.safetensors").unlink()
     text = plan_machine(config, "ppo", device_name="h100", price_per_hour=2.0)

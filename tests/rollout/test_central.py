@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kedge.errors import EngineError
-from kedge.ranks import Ranks
 from kedge.rollout.central import CentralEngine
 from kedge.rollout.engine import Engine
+from kedge.system.ranks import Ranks
 
 NAMES = ["embed", "layer", "head"]
 PATIENCE = 60.0

@@ -10,13 +10,13 @@ import pytest
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.sft import run_sft
 from kedge.runs.extension import describe_extension
 from kedge.runs.finished import finished_run
 from kedge.runs.run import Resume
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, metrics_without_times
-from tests.pipelines.test_control import play, untimed
+from kedge.stages.ppo import run_ppo
+from kedge.stages.sft import run_sft
+from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.stages.test_control import play, untimed
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(6)]

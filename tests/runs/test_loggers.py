@@ -15,9 +15,9 @@ from kedge.config import Config, config_from_settings
 from kedge.logs.loggers import LoggedRun, group, opening
 from kedge.logs.metrics import read_metrics
 from kedge.logs.samples import read_samples
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": " the sea", "chosen": " sea", "rejected": " rope rope"}

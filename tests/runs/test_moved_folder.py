@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kedge.logs.metrics import read_metrics
-from kedge.pipelines.ppo import run_ppo
 from kedge.runs.run import Resume
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure
+from kedge.stages.ppo import run_ppo
+from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy
 
 

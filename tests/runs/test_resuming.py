@@ -10,9 +10,9 @@ from kedge.config import load_config, resolved_yaml, with_values
 from kedge.data import rendering
 from kedge.errors import ConfigError
 from kedge.logs.run_folder import write_config
-from kedge.output import CONFIG_FILE
 from kedge.runs.run import Resume, open_run
 from kedge.runs.unchanged import date_before
+from kedge.system.output import CONFIG_FILE
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 

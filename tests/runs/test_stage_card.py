@@ -17,10 +17,10 @@ from kedge.data import Rendered, encode_prompt
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.models.origin import Origin, read_origin
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.reward import run_reward
-from kedge.pipelines.sft import run_sft
 from kedge.runs.stage_card import recipe_of
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 QUIET = {"runtime.plots": False, "runtime.report": False, "runtime.num_threads": 1}

@@ -11,7 +11,7 @@ import torch
 
 from kedge.errors import NumericsError
 from kedge.gym.experience import ControlExperience
-from kedge.pipelines.control.compiling import has_compiler
+from kedge.stages.control.compiling import has_compiler
 from kedge.training.compiled import CompiledUpdate
 from kedge.training.compiled_step import Step
 from kedge.training.update import UpdateResult

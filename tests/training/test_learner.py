@@ -18,8 +18,8 @@ from kedge.algorithm.policy_losses import kl_penalty_policy_loss, unclipped_poli
 from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
-from kedge.ranks import ALONE
 from kedge.rollout import collect_experience
+from kedge.system.ranks import ALONE
 from kedge.training.metrics import Metric, MetricTotals, reduce_steps
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update

@@ -14,7 +14,7 @@ from kedge.data import Demonstration
 from kedge.errors import ConfigError
 from kedge.models import load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.matrices import inner_matrices
-from kedge.pipelines.sft import train_sft
+from kedge.stages.sft import train_sft
 from kedge.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind, check_optimizer, state_bytes, state_shape
 from tests.tiny import save_tiny_policy, save_tiny_reward_model

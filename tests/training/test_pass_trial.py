@@ -11,14 +11,14 @@ import torch
 
 from kedge.config import Config
 from kedge.models.live_bytes import LiveBytes
-from kedge.pipelines.ppo import run_ppo
-from kedge.ranks import ALONE, AdaptiveTokens
 from kedge.runs.run import Resume
+from kedge.stages.ppo import run_ppo
+from kedge.system.ranks import ALONE, AdaptiveTokens
 from kedge.training import pass_trial
 from kedge.training.pass_trial import find_tokens
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure
-from tests.pipelines.test_out_of_memory import metrics_of
-from tests.pipelines.test_resume import len_of, model_bytes
+from tests.stages.ppo.test_ppo import PROMPTS, configure
+from tests.stages.test_out_of_memory import metrics_of
+from tests.stages.test_resume import len_of, model_bytes
 from tests.tiny import save_tiny_policy
 
 WIDTH = 64

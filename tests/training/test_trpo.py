@@ -16,7 +16,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal, 
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
 from kedge.errors import ConfigError, NumericsError
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.trpo import TrustRegion, trpo_update

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kedge.intervals import Interval, resampled_interval, share_interval
+from kedge.system.intervals import Interval, resampled_interval, share_interval
 
 __all__ = ["PromptResamples", "ordered_pairs", "rank_correlations"]
 

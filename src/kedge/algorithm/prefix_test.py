@@ -17,7 +17,7 @@ from torch import Tensor
 from kedge.algorithm.checks import check_same_shape
 from kedge.algorithm.order import PromptResamples, rank_correlations
 from kedge.errors import ShapeError
-from kedge.intervals import Interval
+from kedge.system.intervals import Interval
 
 __all__ = ["CalibrationBin", "PrefixTest", "prefix_test"]
 

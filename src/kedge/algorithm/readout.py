@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.algorithm.checks import check_counted
 from kedge.errors import ShapeError
-from kedge.intervals import Interval, resampled_interval
+from kedge.system.intervals import Interval, resampled_interval
 
 __all__ = ["Readout", "ReadoutSums", "explained_variance_interval", "fit_readout"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kedge.errors import ShapeError
-from kedge.intervals import Interval, share_interval
+from kedge.system.intervals import Interval, share_interval
 
 __all__ = ["Calibration", "calibration", "win_rate", "wins"]
 

@@ -12,10 +12,10 @@ from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, st
 from kedge.cli.command import Group
 from kedge.config import RANKED, STAGES
 from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
-from kedge.invocation import mark_command_line, num_ranks
-from kedge.memory import Exhaustion, is_out_of_memory
-from kedge.streams import lasting_streams, refused_output
-from kedge.texts import error_text, printable
+from kedge.system.invocation import mark_command_line, num_ranks
+from kedge.system.memory import Exhaustion, is_out_of_memory
+from kedge.system.streams import lasting_streams, refused_output
+from kedge.system.texts import error_text, printable
 from kedge.version import __version__
 
 __all__ = ["app", "main"]

@@ -58,7 +58,7 @@ def chat(
     config = load_config(None, overrides, flags, preset, stage="generate")
     from contextlib import suppress
 
-    from kedge.pipelines.chat import chat_on_terminal, chat_server, load_chat
+    from kedge.stages.chat import chat_on_terminal, chat_server, load_chat
 
     loaded = load_chat(config, names, form=None if form == "auto" else form)
     if not web:

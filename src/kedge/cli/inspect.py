@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.command import Command
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["app"]
 

@@ -76,7 +76,7 @@ def launch(
         _refuse({"--actors": actors, "--max-restarts": max_restarts}, "--ray")
         if devices is None:
             raise ConfigError("--nodes needs --devices N: the number of ranks per machine, one per GPU")
-        from kedge.launch.torchrun import torchrun_line
+        from kedge.system.launch.torchrun import torchrun_line
 
         # The line alone on standard output, so that it can be piped into a shell.
         typer.echo(f"on each of {nodes} machines:" if nodes and nodes > 1 else "on this machine:", err=True)
@@ -87,7 +87,7 @@ def launch(
         raise ConfigError("with --ray the command needs --out DIR: a restart resumes the run there")
     if not resumes and max_restarts:
         raise ConfigError(f"kedge {command[0]} cannot be resumed, so it is not started again: leave out --max-restarts")
-    from kedge.launch.on_ray import launch_on_ray
+    from kedge.system.launch.on_ray import launch_on_ray
 
     address = None if ray == ANYWHERE else ray
     restarts = (3 if resumes else 0) if max_restarts is None else max_restarts

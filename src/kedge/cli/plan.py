@@ -121,7 +121,7 @@ def plan(
             **initial_critic(named),
         }
         resolved = _resolve(stage, config, overrides, flags, preset)
-        from kedge.pipelines.planning.machine import plan_machine
+        from kedge.stages.planning.machine import plan_machine
 
         typer.echo(plan_machine(resolved, str(stage), device_name=device, price_per_hour=price_per_hour, probe=probe))
         return

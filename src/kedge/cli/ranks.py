@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 
 from kedge.errors import KedgeError, LostContactError, PushError
-from kedge.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
+from kedge.system.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
 
 __all__ = ["LOST_CONTACT", "run_as_rank"]
 

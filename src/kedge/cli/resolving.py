@@ -16,9 +16,9 @@ from kedge.config import (
     with_values,
 )
 from kedge.errors import ConfigError
-from kedge.invocation import num_ranks
-from kedge.output import CONFIG_FILE, check_output, is_run
-from kedge.texts import printable
+from kedge.system.invocation import num_ranks
+from kedge.system.output import CONFIG_FILE, check_output, is_run
+from kedge.system.texts import printable
 
 __all__ = ["resolve", "resume_from"]
 
@@ -105,6 +105,6 @@ def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
         raise ConfigError("--dry-run starts a new run; leave --resume out")
     if num_ranks() > 1:
         raise ConfigError("--dry-run runs as a single process; start it without torchrun")
-    from kedge.pipelines.dry_run import dry_run
+    from kedge.stages.dry_run import dry_run
 
     dry_run(config, stage)

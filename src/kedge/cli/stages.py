@@ -33,10 +33,10 @@ from kedge.cli.options import (
 from kedge.cli.resolving import resolve, resume_from, time_dry_run
 from kedge.cli.values import IN_MEMORY, announced, literal_prompts, weighted_rewards
 from kedge.config import initial_critic
-from kedge.demo.recipe import DURATION
 from kedge.errors import ConfigError
-from kedge.output import check_output
 from kedge.runs.claim import claim_free_folder, claims
+from kedge.stages.demo.recipe import DURATION
+from kedge.system.output import check_output
 
 __all__ = ["app"]
 
@@ -72,8 +72,8 @@ def sft(
     if dry_run:
         return time_dry_run(resolved, "sft", resume)
     resumed = resume_from(resolved, "sft", resume, allow_changes)
-    from kedge.pipelines.planning.before import plan_before
-    from kedge.pipelines.sft import run_sft
+    from kedge.stages.planning.before import plan_before
+    from kedge.stages.sft import run_sft
 
     run_sft(resolved, resume=resumed, planned=plan_before(resolved, "sft", anyway=anyway))
 
@@ -109,8 +109,8 @@ def reward(
     if dry_run:
         return time_dry_run(resolved, "reward", resume)
     resumed = resume_from(resolved, "reward", resume, allow_changes)
-    from kedge.pipelines.planning.before import plan_before
-    from kedge.pipelines.reward import run_reward
+    from kedge.stages.planning.before import plan_before
+    from kedge.stages.reward import run_reward
 
     run_reward(resolved, resume=resumed, planned=plan_before(resolved, "reward", anyway=anyway))
 
@@ -146,8 +146,8 @@ def critic(
     if dry_run:
         return time_dry_run(resolved, "critic", resume)
     resumed = resume_from(resolved, "critic", resume, allow_changes)
-    from kedge.pipelines.critic import run_critic
-    from kedge.pipelines.planning.before import plan_before
+    from kedge.stages.critic import run_critic
+    from kedge.stages.planning.before import plan_before
 
     run_critic(resolved, resume=resumed, planned=plan_before(resolved, "critic", anyway=anyway))
 
@@ -185,8 +185,8 @@ def ppo(
     if dry_run:
         return time_dry_run(resolved, "ppo", resume)
     resumed = resume_from(resolved, "ppo", resume, allow_changes)
-    from kedge.pipelines.planning.before import plan_before
-    from kedge.pipelines.ppo import run_ppo
+    from kedge.stages.planning.before import plan_before
+    from kedge.stages.ppo import run_ppo
 
     run_ppo(resolved, resume=resumed, planned=plan_before(resolved, "ppo", anyway=anyway))
 
@@ -229,8 +229,8 @@ def rlhf(
     if dry_run:
         return time_dry_run(resolved, "rlhf", resume)
     resumed = resume_from(resolved, "rlhf", resume, allow_changes)
-    from kedge.pipelines.planning.before import plan_chain_before
-    from kedge.pipelines.rlhf import run_rlhf
+    from kedge.stages.planning.before import plan_chain_before
+    from kedge.stages.rlhf import run_rlhf
 
     run_rlhf(resolved, resume=resumed, planned=plan_chain_before(resolved, anyway=anyway))
 
@@ -250,7 +250,7 @@ def control(
     flags = {"control.env": env, "out": out, "runtime.seed": seed}
     resolved = resolve("control", config, overrides, flags, preset, resume)
     resumed = resume_from(resolved, "control", resume, allow_changes)
-    from kedge.pipelines.control import run_control
+    from kedge.stages.control import run_control
 
     run_control(resolved, resume=resumed)
 
@@ -276,7 +276,7 @@ def generate(
         "runtime.seed": seed,
     }
     resolved = resolve("generate", config, overrides, flags, preset)
-    from kedge.pipelines.generate import run_generate
+    from kedge.stages.generate import run_generate
 
     run_generate(resolved, prompts=announced(texts))
 
@@ -317,13 +317,13 @@ def evaluate(
     }
     resolved = resolve("evaluate", config, overrides, flags, preset)
     if resolved.evaluate.critic is not None:
-        from kedge.pipelines.check_critic import run_check_critic
+        from kedge.stages.check_critic import run_check_critic
 
         run_check_critic(resolved, prompts=announced(texts))
         return
     if reward:
         raise ConfigError("--reward scores the responses of --critic; a comparison takes --judge")
-    from kedge.pipelines.evaluate import run_evaluate
+    from kedge.stages.evaluate import run_evaluate
 
     run_evaluate(resolved, prompts=announced(texts))
 
@@ -336,6 +336,6 @@ def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random 
     """Run the demo."""
     with claims():
         folder = claim_free_folder(Path("runs") / "demo") if out is None else check_output(out)
-        from kedge.pipelines.demo import run_demo
+        from kedge.stages.demo.main import run_demo
 
         run_demo(folder, seed)

@@ -58,8 +58,8 @@ def sweep(
         raise ConfigError(f"kedge sweep runs {', '.join(STAGES)}, not {stage}")
     if goal not in (None, "max", "min"):
         raise ConfigError(f"--goal must be max or min; it is {goal}")
-    from kedge.pipelines.sweep import plan_trials, run_sweep
-    from kedge.pipelines.sweep.grid import split_override
+    from kedge.stages.sweep import plan_trials, run_sweep
+    from kedge.stages.sweep.grid import split_override
 
     split = {override: split_override(override) for override in overrides or ()}
     swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}

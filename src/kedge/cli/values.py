@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from kedge.errors import ConfigError
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["IN_MEMORY", "announced", "literal_prompts", "weighted_rewards"]
 

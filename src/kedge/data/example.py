@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.data.token_pieces import token_pieces
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

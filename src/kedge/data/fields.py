@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from kedge.data.rejections import RowError
 from kedge.data.tables import is_missing
-from kedge.texts import unwritable
+from kedge.system.texts import unwritable
 
 __all__ = [
     "Fields",

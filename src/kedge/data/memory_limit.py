@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeVar
 
 from kedge.errors import DataError
-from kedge.memory import free_memory, memory_limit, private_memory
+from kedge.system.memory import free_memory, memory_limit, private_memory
 
 __all__ = ["within_free_memory"]
 

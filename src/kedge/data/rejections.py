@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from kedge.data.rows import Row
 from kedge.errors import DataError
-from kedge.output import writing
+from kedge.system.output import writing
 
 __all__ = [
     "MAX_REJECTED_FRACTION",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kedge.data.fields import Messages
 from kedge.data.rejections import RowError
 from kedge.errors import DataError
-from kedge.texts import error_text
-from kedge.workers.codec import decode, encode
-from kedge.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge.system.texts import error_text
+from kedge.system.workers.codec import decode, encode
+from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,7 +112,7 @@ class _Renderer:
                 raise DataError(f"the process that renders the chat template {error}") from error
 
     def _started(self) -> WorkerProcess:
-        self._process = WorkerProcess("kedge.workers.chat_templates", lambda output: None)
+        self._process = WorkerProcess("kedge.system.workers.chat_templates", lambda output: None)
         self._process.send(encode({}))
         try:
             self._process.receive(time.monotonic() + STARTUP_SECONDS)

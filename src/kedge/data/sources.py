@@ -15,7 +15,7 @@ from kedge.data.rows import Row, check_row_count, listed_rows, parquet_rows
 from kedge.data.tables import table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
-from kedge.texts import pointer_fault
+from kedge.system.texts import pointer_fault
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -257,7 +257,7 @@ def _iterate_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
-    from kedge.hub import hub_fault  # slow to import, like datasets
+    from kedge.system.hub import hub_fault  # slow to import, like datasets
 
     if (fault := hub_fault(repository, "dataset")) is not None:
         raise DataError(f"{name!r}: no such file or folder; {fault}")

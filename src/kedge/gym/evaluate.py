@@ -21,7 +21,7 @@ from kedge.gym.memory import blank_where
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.gym.saving import ControlPolicy
-from kedge.output import writing
+from kedge.system.output import writing
 
 __all__ = ["Recording", "play_episodes", "record_episode", "save_animation"]
 

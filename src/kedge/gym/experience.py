@@ -13,7 +13,7 @@ from kedge.algorithm.gae import generalized_advantages
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.gym.rollout import Steps
-from kedge.ranks import PassTokens, tokens_of, within_memory
+from kedge.system.ranks import PassTokens, tokens_of, within_memory
 
 __all__ = ["ControlExperience", "Pieces", "experience_of"]
 

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from kedge.errors import EnvError
-from kedge.texts import error_text
+from kedge.system.texts import error_text
 
 READERS = {str(Path(__file__).with_name(name)) for name in ("environments.py", "in_process.py", "vectorized.py")}
 """The files that read what an environment returned."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.gym.experience import ControlExperience
 from kedge.gym.networks import ControlActorCritic
-from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["ControlLearner"]
 

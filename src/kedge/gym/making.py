@@ -26,8 +26,8 @@ from kedge.gym.in_process import InProcessEnvironments
 from kedge.gym.pool import envpool_maker
 from kedge.gym.spaces import Spaces, spaces_of
 from kedge.gym.vectorized import VectorizedEnvironments
-from kedge.importing import find_named
-from kedge.texts import error_text, names_function
+from kedge.system.importing import find_named
+from kedge.system.texts import error_text, names_function
 
 __all__ = [
     "AtariFrames",

@@ -17,7 +17,7 @@ from kedge.gym.actions import ActionBounds, ActionHead
 from kedge.gym.distributions import Distribution
 from kedge.gym.failures import place_of
 from kedge.gym.spaces import Spaces
-from kedge.texts import error_text
+from kedge.system.texts import error_text
 
 __all__ = ["Activation", "ControlActorCritic", "FeatureNetwork"]
 

@@ -12,14 +12,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kedge.durable import replaced_folder
 from kedge.errors import ConfigError, EnvError, ModelError
 from kedge.gym.acting import acting_function
 from kedge.gym.environments import checked_observation, observation_buffer
 from kedge.gym.networks import ControlActorCritic, FeatureNetwork
 from kedge.gym.normalization import Normalization
 from kedge.gym.spaces import Spaces
-from kedge.output import writing
+from kedge.system.durable import replaced_folder
+from kedge.system.output import writing
 
 __all__ = ["ControlPolicy", "load_control_policy", "save_control_policy"]
 

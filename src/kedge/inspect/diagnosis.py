@@ -12,7 +12,7 @@ from kedge.inspect.doctor.first_update import FIRST_UPDATE_TOO_LARGE, NUM_FIRST
 from kedge.inspect.record import RunRecord, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.metrics import METRICS_FILE, read_metrics
-from kedge.output import is_run
+from kedge.system.output import is_run
 
 __all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
 

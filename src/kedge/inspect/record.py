@@ -24,7 +24,7 @@ from kedge.logs.metrics import METRICS_FILE, with_current_names
 from kedge.logs.phases import JUDGING
 from kedge.logs.progress import say
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import (
+from kedge.system.output import (
     BEST_FILE,
     CHECKPOINTS,
     CONFIG_FILE,

@@ -16,7 +16,7 @@ from kedge.inspect.page.demo import demo_frontier, demo_headlines
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
-from kedge.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge.system.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 
 __all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
 

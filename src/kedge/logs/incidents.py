@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.token_pieces import token_pieces
 from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
-from kedge.output import INCIDENTS_FILE, replace_file
+from kedge.system.output import INCIDENTS_FILE, replace_file
 
 __all__ = ["add_incident", "describe_row", "read_incidents", "truncate_incidents"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kedge.durable import replace_contents, sync, sync_folder
 from kedge.errors import DataError
-from kedge.output import replace_file, writing
+from kedge.system.durable import replace_contents, sync, sync_folder
+from kedge.system.output import replace_file, writing
 
 __all__ = ["JsonLines", "parse_row", "plain_json", "read_json_lines", "read_rows", "skipped_lines", "truncate_rows"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kedge.logs.json_lines import JsonLines
-from kedge.output import PROGRESS_FILE
+from kedge.system.output import PROGRESS_FILE
 
 __all__ = ["JUDGING", "OnPhase", "PhaseLog"]
 

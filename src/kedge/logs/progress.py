@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from kedge.invocation import is_first_rank
 from kedge.logs.notebook_block import NotebookBlock, in_notebook
-from kedge.texts import printable
+from kedge.system.invocation import is_first_rank
+from kedge.system.texts import printable
 
 __all__ = ["Progress", "format_duration", "format_figure", "say"]
 

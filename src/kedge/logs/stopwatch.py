@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from kedge.memory import in_phase
+from kedge.system.memory import in_phase
 
 __all__ = ["Stopwatch"]
 

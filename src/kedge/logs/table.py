@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.errors import ShapeError
-from kedge.intervals import Interval
 from kedge.logs.progress import format_figure
-from kedge.texts import printable
+from kedge.system.intervals import Interval
+from kedge.system.texts import printable
 
 __all__ = ["Cell", "print_table"]
 

@@ -12,7 +12,7 @@ import yaml
 
 from kedge.data.prompt_form import PromptForm
 from kedge.models.origin import Origin, read_origin
-from kedge.texts import markdown, names_function, printable
+from kedge.system.texts import markdown, names_function, printable
 from kedge.version import DISTRIBUTION, __version__
 
 __all__ = ["CardSample", "ModelCard", "hub_id", "public_name"]

@@ -17,7 +17,7 @@ from kedge.errors import ModelError
 from kedge.models.packing.probe import Findings, trial_rows
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import loading_reason, num_embeddings, rope_switch
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["BATCHINGS", "Batching", "classify", "find_batching"]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from kedge.ranks import Ranks
+from kedge.system.ranks import Ranks
 
 __all__ = [
     "Loaded",

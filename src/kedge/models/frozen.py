@@ -18,7 +18,7 @@ from kedge.models.language import LanguageModel
 from kedge.models.precision import Precision
 from kedge.models.quantized import quantize
 from kedge.models.scalar import ScalarModel
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["FrozenDtype", "factors_of", "hold_frozen"]
 

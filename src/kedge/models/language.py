@@ -34,8 +34,8 @@ from kedge.models.pretrained import (
     take_settings,
 )
 from kedge.models.run_models import find_model
-from kedge.ranks import ALONE, Ranks
-from kedge.ranks.sharding import whole_for_a_pass
+from kedge.system.ranks import ALONE, Ranks
+from kedge.system.ranks.sharding import whole_for_a_pass
 
 __all__ = ["FORBIDDEN_LOGIT", "LanguageModel", "load_language_model", "output_layer"]
 

@@ -16,7 +16,7 @@ from kedge.models.run_models import SHARDED_WEIGHTS, find_model
 from kedge.models.saving import VALUE_HEAD_FILE, save_model, value_head_file, write_whole
 from kedge.models.shards import merge_shards
 from kedge.models.tokenizers import load_tokenizer, save_tokenizer
-from kedge.output import check_output
+from kedge.system.output import check_output
 
 __all__ = ["merge"]
 

@@ -21,12 +21,12 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
-from kedge.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
 from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, merge_adapter, read_adapter
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.run_models import find_model
-from kedge.ranks import ALONE, Ranks
-from kedge.texts import pointer_fault
+from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
+from kedge.system.ranks import ALONE, Ranks
+from kedge.system.texts import pointer_fault
 
 __all__ = [
     "HAS_NEW_ROW",

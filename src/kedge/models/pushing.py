@@ -20,7 +20,7 @@ from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.card import PLACE
 from kedge.models.origin import ORIGIN_FILE
 from kedge.models.pretrained import check_source
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["check_push", "push_folder", "push_model"]
 

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from kedge.errors import ModelError
-from kedge.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
+from kedge.system.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
 
 __all__ = ["SHARDED_WEIGHTS", "find_model"]
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
-from kedge.durable import replaced_folder
 from kedge.errors import ModelError
-from kedge.memory import in_phase
 from kedge.models.adapters import Adapter
 from kedge.models.adapters.folder import write_shift
 from kedge.models.card import ModelCard
@@ -27,7 +25,9 @@ from kedge.models.run_models import find_model
 from kedge.models.scalar import ScalarModel
 from kedge.models.stop_tokens import kept_stop_ids
 from kedge.models.tokenizers import save_tokenizer
-from kedge.output import writing
+from kedge.system.durable import replaced_folder
+from kedge.system.memory import in_phase
+from kedge.system.output import writing
 
 __all__ = [
     "VALUE_HEAD_FILE",

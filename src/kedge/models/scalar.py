@@ -42,7 +42,7 @@ from kedge.models.pretrained import (
     take_settings,
 )
 from kedge.models.run_models import find_model
-from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
 

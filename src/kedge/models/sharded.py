@@ -14,8 +14,8 @@ from kedge.models.packing.rows import TokenRows
 from kedge.models.packing.trunk import Trunk
 from kedge.models.precision import Precision, autocast
 from kedge.models.scalar import ScalarModel
-from kedge.ranks import Ranks
-from kedge.ranks.sharding import fill_parts, shard, shard_weight
+from kedge.system.ranks import Ranks
+from kedge.system.ranks.sharding import fill_parts, shard, shard_weight
 
 __all__ = ["can_be_sharded", "layers_of", "shard_model"]
 

@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from kedge.durable import copy_tree
 from kedge.errors import DataError, ModelError
 from kedge.models.pretrained import load_config, quiet_transformers
 from kedge.models.run_models import SHARDED_WEIGHTS
 from kedge.models.saving import write_whole
-from kedge.ranks.stored import StoredTensors
+from kedge.system.durable import copy_tree
+from kedge.system.ranks.stored import StoredTensors
 
 __all__ = ["merge_shards"]
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.data.chat import end_of_turn, special_tokens
 from kedge.errors import ModelError
 from kedge.models.language import LanguageModel
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["StopTokens", "kept_stop_ids", "named_stop_tokens", "own_stop_tokens"]
 

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from kedge.durable import share_as_usual
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
+from kedge.system.durable import share_as_usual
 
 __all__ = ["save_untrained_llama", "train_tokenizer"]
 

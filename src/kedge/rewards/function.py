@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores, free_names
-from kedge.texts import error_text
+from kedge.system.texts import error_text
 
 __all__ = ["FunctionReward"]
 

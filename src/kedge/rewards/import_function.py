@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kedge.errors import RewardError
-from kedge.importing import find_named
 from kedge.rewards.function import FunctionReward
-from kedge.texts import names_function
+from kedge.system.importing import find_named
+from kedge.system.texts import names_function
 
 __all__ = ["find_function", "load_function", "names_function"]
 

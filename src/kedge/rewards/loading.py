@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.bases import Bases
-from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import load_function, names_function
 from kedge.rewards.model import ModelReward
 from kedge.rewards.retries import AbsentFunction, CallLimits, GuardedReward
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 
 __all__ = ["RewardSpec", "RewardTerm", "load_reward"]
 

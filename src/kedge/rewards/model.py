@@ -8,11 +8,11 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.data.rejections import RowError
 from kedge.errors import DataError, RewardError
-from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.reading import Reader
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
+from kedge.system.memory import in_phase
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 
 __all__ = ["ModelReward", "share_tokens"]
 

@@ -9,10 +9,10 @@ from inspect import Parameter
 from typing import Any
 
 from kedge.errors import RewardError
-from kedge.ranks import ALONE, Ranks
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses, Scores, free_names
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["PairwiseJudge"]
 

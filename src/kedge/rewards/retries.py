@@ -14,7 +14,7 @@ from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
-    from kedge.ranks import Ranks
+    from kedge.system.ranks import Ranks
 
 __all__ = ["AbsentFunction", "CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.errors import KedgeError
-from kedge.ranks import Ranks
 from kedge.rollout.engine import Engine
+from kedge.system.ranks import Ranks
 
 __all__ = ["CentralEngine"]
 

@@ -19,7 +19,7 @@ from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, at_hand, response_logprobs
-from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["Evaluated", "collect_experience", "shared_out", "still_to_evaluate"]
 

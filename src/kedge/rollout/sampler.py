@@ -13,9 +13,9 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.memory import in_phase, is_out_of_memory, release
 from kedge.models import Decoder, LanguageModel, Precision, autocast
-from kedge.ranks import AdaptiveTokens
+from kedge.system.memory import in_phase, is_out_of_memory, release
+from kedge.system.ranks import AdaptiveTokens
 
 __all__ = ["Sampler"]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
-from kedge.ranks import Ranks
-from kedge.ranks.sharding import whole_weights
 from kedge.rollout.engine import Engine
+from kedge.system.ranks import Ranks
+from kedge.system.ranks.sharding import whole_weights
 
 __all__ = ["SharedEngine"]
 

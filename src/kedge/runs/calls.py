@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["TO_FILL_IN", "Call"]
 

@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.durable import make_folder
 from kedge.errors import OutputError
-from kedge.output import check_output, free_folders, is_free, writing
+from kedge.system.durable import make_folder
+from kedge.system.output import check_output, free_folders, is_free, writing
 
 __all__ = ["claim", "claim_free_folder", "claims"]
 

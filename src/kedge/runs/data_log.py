@@ -18,7 +18,7 @@ from kedge.data.preview import PLAIN_WIDTH
 from kedge.data.splitting import RecordT
 from kedge.errors import DataError
 from kedge.logs.progress import say
-from kedge.output import DATA_FILE, replace_file
+from kedge.system.output import DATA_FILE, replace_file
 
 __all__ = ["DataLog"]
 

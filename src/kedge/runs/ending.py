@@ -12,15 +12,15 @@ from kedge.errors import OutOfMemoryError, OutputError
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
-from kedge.invocation import is_command_line, is_first_rank
 from kedge.logs.progress import say
-from kedge.output import FINISHED_FILE, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
-from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call
 from kedge.runs.next_calls import next_calls, resuming_call
 from kedge.runs.publish import publish
 from kedge.runs.run import Run
-from kedge.texts import printable
+from kedge.system.invocation import is_command_line, is_first_rank
+from kedge.system.output import FINISHED_FILE, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
+from kedge.system.ranks import AdaptiveTokens
+from kedge.system.texts import printable
 
 __all__ = [
     "chain_report",

@@ -9,7 +9,7 @@ from typing import Any
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError
 from kedge.inspect.record import read_json_object
-from kedge.output import CONFIG_FILE, FINISHED_FILE, is_run
+from kedge.system.output import CONFIG_FILE, FINISHED_FILE, is_run
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.optimizer import learning_rate_at
 from kedge.training.value_warmup import ValueWarmup

@@ -14,7 +14,7 @@ from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.runs.code_files import code_files
-from kedge.texts import names_function
+from kedge.system.texts import names_function
 from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]

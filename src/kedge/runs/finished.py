@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from kedge.config import Config
 from kedge.errors import DataError
 from kedge.logs.progress import say
-from kedge.output import CHECKPOINTS, FINISHED_FILE, MODEL_FOLDER, replace_file
 from kedge.runs.extension import lengthening
+from kedge.system.output import CHECKPOINTS, FINISHED_FILE, MODEL_FOLDER, replace_file
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 from kedge.training.checkpoint.store import newest_valid
 

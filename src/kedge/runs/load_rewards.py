@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.models import Precision
 from kedge.models.bases import Bases
-from kedge.output import REWARD_LOG
-from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
+from kedge.system.output import REWARD_LOG
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 
 __all__ = ["Rewards", "configured_rewards", "load_rewards", "load_rewards_on"]
 

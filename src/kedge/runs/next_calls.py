@@ -11,8 +11,8 @@ from typing import Any
 from kedge.config import STAGES, Config, changed_values, load_config
 from kedge.errors import KedgeError
 from kedge.inspect.record import read_config
-from kedge.output import CONFIG_FILE
 from kedge.runs.calls import TO_FILL_IN, Call
+from kedge.system.output import CONFIG_FILE
 
 __all__ = ["following_call", "next_calls", "resuming_call"]
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 
 from kedge.config import ADAPTED, Config
 from kedge.errors import ModelError, OutOfMemoryError
-from kedge.invocation import refuse_nested_run
-from kedge.memory import Exhaustion, is_out_of_memory, release
 from kedge.runs.claim import claims
-from kedge.streams import lasting_streams
+from kedge.system.invocation import refuse_nested_run
+from kedge.system.memory import Exhaustion, is_out_of_memory, release
+from kedge.system.streams import lasting_streams
 
 __all__ = ["ends_in_one_line", "memory_in_one_line"]
 

@@ -9,7 +9,7 @@ from kedge.config import Config
 from kedge.logs.progress import say
 from kedge.models.pretrained import base_source
 from kedge.models.pushing import check_base, check_push, push_folder
-from kedge.output import MODEL_FOLDER
+from kedge.system.output import MODEL_FOLDER
 
 __all__ = ["check_publishing", "publish"]
 

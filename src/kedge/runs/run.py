@@ -24,7 +24,6 @@ from kedge.config import (
     with_values,
 )
 from kedge.data.rendering import render_as_of
-from kedge.durable import make_folder, remove_parts, sync_folder
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
@@ -32,7 +31,16 @@ from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_c
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.pretrained import find_adapter
 from kedge.models.quantized import load_bitsandbytes
-from kedge.output import (
+from kedge.runs.claim import claim, claim_free_folder
+from kedge.runs.data_log import DataLog
+from kedge.runs.extension import check_extension, describe_extension, lengthening
+from kedge.runs.fingerprint import changed_inputs, input_hashes
+from kedge.runs.finished import TRAINED, mark_finished
+from kedge.runs.in_memory import describe_in_memory
+from kedge.runs.publish import check_publishing
+from kedge.runs.unchanged import DATE, THREADS, check_unchanged, date_before, threads_before
+from kedge.system.durable import make_folder, remove_parts, sync_folder
+from kedge.system.output import (
     CHECKPOINTS,
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
@@ -42,16 +50,8 @@ from kedge.output import (
     kept_checkpoints,
     writing,
 )
-from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
-from kedge.ranks.start import join_ranks, local_rank
-from kedge.runs.claim import claim, claim_free_folder
-from kedge.runs.data_log import DataLog
-from kedge.runs.extension import check_extension, describe_extension, lengthening
-from kedge.runs.fingerprint import changed_inputs, input_hashes
-from kedge.runs.finished import TRAINED, mark_finished
-from kedge.runs.in_memory import describe_in_memory
-from kedge.runs.publish import check_publishing
-from kedge.runs.unchanged import DATE, THREADS, check_unchanged, date_before, threads_before
+from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
+from kedge.system.ranks.start import join_ranks, local_rank
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import OptimizerKind, check_optimizer
 from kedge.training.runtime import (

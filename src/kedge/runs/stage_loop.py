@@ -13,10 +13,10 @@ from kedge.logs.json_lines import truncate_rows
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CHECKPOINTS
 from kedge.runs.loggers import open_loggers
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run
+from kedge.system.output import CHECKPOINTS
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.resume import CheckpointedLoop

@@ -12,8 +12,8 @@ from kedge.config import Config, changed_settings, effective_settings, load_conf
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config
 from kedge.logs.progress import say
-from kedge.output import CONFIG_FILE, is_run
 from kedge.runs.fingerprint import changed_inputs
+from kedge.system.output import CONFIG_FILE, is_run
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.runtime import available_cores, set_threads
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["Metric", "MetricTotals", "Reduction", "reduce_steps"]
 

@@ -15,8 +15,8 @@ from torch.optim import AdamW
 from kedge.errors import ConfigError
 from kedge.models.adapters import is_frozen
 from kedge.models.quantized import load_bitsandbytes
-from kedge.ranks import ALONE, Ranks
-from kedge.ranks.sharding import clip_shards
+from kedge.system.ranks import ALONE, Ranks
+from kedge.system.ranks.sharding import clip_shards
 from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import (
     SMALLEST_IN_8_BITS,

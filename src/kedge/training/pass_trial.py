@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from kedge.memory import free_memory, in_phase, with_unit
 from kedge.models.live_bytes import LiveBytes
-from kedge.ranks import AdaptiveTokens, PassTokens, Ranks
+from kedge.system.memory import free_memory, in_phase, with_unit
+from kedge.system.ranks import AdaptiveTokens, PassTokens, Ranks
 from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import Optimizer
 

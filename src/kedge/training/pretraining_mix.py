@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
-from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of
+from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 

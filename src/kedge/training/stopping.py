@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "stopping", "stopping_together"]
 

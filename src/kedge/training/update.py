@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
-from kedge.ranks import Ranks
+from kedge.system.ranks import Ranks
 from kedge.training.critic_pass import Repeated, critic_pass, once
 from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
 from kedge.training.guard.nonfinite import search_minibatch

@@ -12,7 +12,7 @@ import pytest
 
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.watch import LivePage, page_server
-from kedge.local_server import LocalServer
+from kedge.system.local_server import LocalServer
 
 
 class Shown:

@@ -23,7 +23,7 @@ from kedge.rewards import CallLimits, Responses
 from kedge.rewards.retries import CallTimeout
 from kedge.rewards.worker import client
 from kedge.rewards.worker.client import RemoteFunction
-from kedge.workers import codec
+from kedge.system.workers import codec
 from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")

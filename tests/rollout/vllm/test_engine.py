@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kedge.errors import ConfigError, EngineError, NumericsError
-from kedge.pipelines.dry_run import dry_run
-from kedge.pipelines.ppo import run_ppo
-from kedge.pipelines.ppo.engines import importance_cap_of
-from tests.pipelines.ppo.test_ppo import PROMPTS, configure, varied, vowels
+from kedge.stages.dry_run import dry_run
+from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.engines import importance_cap_of
 from tests.rollout.vllm.stand_in import StandIn
+from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 

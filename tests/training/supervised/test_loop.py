@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError, NumericsError
-from kedge.ranks import AdaptiveTokens
+from kedge.system.ranks import AdaptiveTokens
 from kedge.training.supervised.loop import accumulate_gradients, count_steps, evaluate, train_supervised
 
 Pull = tuple[float, float]

@@ -14,7 +14,7 @@ from kedge.config.libraries.names import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = [
     "USUAL",

@@ -4,7 +4,7 @@ from typing import Any
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
-from kedge.texts import names_function
+from kedge.system.texts import names_function
 
 __all__ = ["RewardTermConfig"]
 

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from kedge.texts import unwritable
+from kedge.system.texts import unwritable
 
 __all__ = ["Group", "Section", "StringList", "as_list"]
 

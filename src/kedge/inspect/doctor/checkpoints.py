@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedge.inspect.doctor.trends import Series
 from kedge.inspect.record import RunRecord
-from kedge.output import best_checkpoint, kept_checkpoints
+from kedge.system.output import best_checkpoint, kept_checkpoints
 
 __all__ = ["earlier_policy"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from kedge.inspect.doctor.needs import Needs
 from kedge.inspect.notebook.shown import text_table
 from kedge.inspect.record import RunRecord
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = [
     "DOCS",

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kedge.inspect.doctor.examination import Examination
 from kedge.inspect.doctor.finding import Finding, Severity, severity_rank
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["STYLES", "one_line", "print_examinations"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from kedge.inspect.notebook.curve import svg_curve
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["Sample", "Shown", "text_table"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from kedge.inspect.page.curves import drawn_metrics, items_per_update, reduction
 from kedge.inspect.page.numbers import as_number, blocks, mean_of, rounded
 from kedge.inspect.record import RunRecord
-from kedge.intervals import mean_interval
+from kedge.system.intervals import mean_interval
 
 __all__ = ["mean_curves"]
 

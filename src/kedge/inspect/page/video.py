@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from kedge.inspect.record import RunRecord
-from kedge.output import VIDEO_FILE
+from kedge.system.output import VIDEO_FILE
 
 __all__ = ["video"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.errors import ConfigError
 from kedge.inspect.sweeps.folder import Setting
-from kedge.intervals import Interval, mean_interval
+from kedge.system.intervals import Interval, mean_interval
 
 __all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal", "leaders"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError
-from kedge.output import SWEEP_FILE
+from kedge.system.output import SWEEP_FILE
 
 __all__ = ["Setting", "Sweep", "SweptRun", "last_line", "read_sweep"]
 

@@ -14,7 +14,7 @@ from kedge.inspect.watch.tail import Tail
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import CONFIG_FILE, INCIDENTS_FILE, PROGRESS_FILE
+from kedge.system.output import CONFIG_FILE, INCIDENTS_FILE, PROGRESS_FILE
 
 __all__ = ["Follower", "Snapshot"]
 

@@ -20,7 +20,7 @@ from kedge.inspect.watch.results import draw_phase, draw_results, newest_result
 from kedge.inspect.watch.series import labeled_series
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_duration, format_figure
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["draw_frame"]
 

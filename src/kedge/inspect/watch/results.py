@@ -14,7 +14,7 @@ from rich.text import Text
 from kedge.inspect.record import RunRecord
 from kedge.logs.phases import JUDGING
 from kedge.logs.progress import format_duration, format_figure
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["draw_phase", "draw_results", "newest_result"]
 

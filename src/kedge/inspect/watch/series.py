@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["labeled_series"]
 

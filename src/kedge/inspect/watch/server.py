@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from kedge.errors import KedgeError
-from kedge.local_server import PAGE_POLICY, Answer, LocalServer, Request
+from kedge.system.local_server import PAGE_POLICY, Answer, LocalServer, Request
 
 __all__ = ["LivePage", "page_server"]
 

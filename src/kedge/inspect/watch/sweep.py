@@ -16,8 +16,8 @@ from kedge.inspect.sweeps import Goal, Sweep, SweptRun, compare, find_goal, lead
 from kedge.inspect.watch.follower import Follower
 from kedge.inspect.watch.sparkline import sparkline
 from kedge.logs.progress import format_figure
-from kedge.output import is_run
-from kedge.texts import printable
+from kedge.system.output import is_run
+from kedge.system.texts import printable
 
 __all__ = ["SweepFollower", "SweepSnapshot", "draw_sweep"]
 

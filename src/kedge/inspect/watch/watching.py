@@ -18,11 +18,11 @@ from kedge.inspect.record import QUIET_SECONDS, RESULTS, last_written, readable
 from kedge.inspect.report import collect_page, runs_in
 from kedge.inspect.watch import Follower, LivePage, Snapshot, draw_frame, page_server
 from kedge.inspect.watch.sweep import SweepFollower, draw_sweep
-from kedge.local_server import LocalServer
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.output import (
+from kedge.system.local_server import LocalServer
+from kedge.system.output import (
     CONFIG_FILE,
     FINISHED_FILE,
     INCIDENTS_FILE,
@@ -32,7 +32,7 @@ from kedge.output import (
     is_run,
     is_sweep,
 )
-from kedge.texts import printable
+from kedge.system.texts import printable
 
 __all__ = ["serve_run", "watch_run"]
 

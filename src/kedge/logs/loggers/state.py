@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from kedge.durable import replace_contents
-from kedge.output import writing
+from kedge.system.durable import replace_contents
+from kedge.system.output import writing
 
 __all__ = ["LOGGERS_FILE", "LoggerState"]
 

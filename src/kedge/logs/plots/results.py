@@ -10,10 +10,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kedge.intervals import Interval
 from kedge.logs.plots.lines import Level, Line, draw_lines
 from kedge.logs.plots.palette import GRID, INK, KL, MARK, MUTED, QUALITY, QUANTITIES, SCORE, Quantity
 from kedge.logs.plots.style import DASHED, label_axes, limit_axis, new_axes, save_figure
+from kedge.system.intervals import Interval
 
 __all__ = ["Panel", "Row", "draw_intervals", "draw_overoptimization", "plot_frontier"]
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
-from kedge.hub import has_whole_weights
 from kedge.models.adapters.patterns import check_patterns
+from kedge.system.hub import has_whole_weights
 
 __all__ = [
     "ADAPTER_CONFIG",

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.memory import is_out_of_memory
 from kedge.models.packing.decoding import Decoder
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import context_length, loading_reason, num_embeddings, quiet_transformers
-from kedge.ranks import ALONE, Ranks
+from kedge.system.memory import is_out_of_memory
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
 

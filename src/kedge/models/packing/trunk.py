@@ -21,7 +21,7 @@ from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
-from kedge.ranks import ALONE, Ranks
+from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["Trunk"]
 

@@ -14,9 +14,9 @@ from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.retries import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
 from kedge.rewards.worker.log import RewardLog
-from kedge.texts import error_text
-from kedge.workers.codec import decode, encode
-from kedge.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge.system.texts import error_text
+from kedge.system.workers.codec import decode, encode
+from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
 __all__ = ["RemoteFunction"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.output import writing
+from kedge.system.output import writing
 
 __all__ = ["RewardLog"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.invocation import loading_user_code
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.import_function import find_function
 from kedge.rewards.source import Responses
-from kedge.texts import error_text
-from kedge.workers.serving import serve
+from kedge.system.invocation import loading_user_code
+from kedge.system.texts import error_text
+from kedge.system.workers.serving import serve
 
 __all__ = ["main"]
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kedge.output import writing
 from kedge.rollout.vllm import supervisor
+from kedge.system.output import writing
 
 __all__ = ["ServerProcess"]
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kedge.durable import replaced_folder
 from kedge.errors import EngineError
 from kedge.rollout.vllm.client import Client, ServerRefused
+from kedge.system.durable import replaced_folder
 
 __all__ = ["FolderTransfer", "Transfer", "begin_update", "on_all"]
 

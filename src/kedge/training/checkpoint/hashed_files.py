@@ -16,8 +16,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from kedge.durable import sync
-from kedge.ranks.stored import DTYPES
+from kedge.system.durable import sync
+from kedge.system.ranks.stored import DTYPES
 
 __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file", "write_files"]
 

@@ -12,11 +12,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from kedge.durable import sync, sync_folder, temporary_name
 from kedge.errors import KedgeError, ModelError
 from kedge.models.run_models import SHARDED_WEIGHTS
-from kedge.output import MODEL_FOLDER
-from kedge.ranks.sharding import whole_state_dict
+from kedge.system.durable import sync, sync_folder, temporary_name
+from kedge.system.output import MODEL_FOLDER
+from kedge.system.ranks.sharding import whole_state_dict
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
 __all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "weight_files"]

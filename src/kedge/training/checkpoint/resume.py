@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 
 from kedge.errors import OutputError
-from kedge.memory import in_phase, is_out_of_memory, release
-from kedge.ranks import ALONE, Ranks
+from kedge.system.memory import in_phase, is_out_of_memory, release
+from kedge.system.ranks import ALONE, Ranks
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.run_state import Log, RunState, TrainingState

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor, nn
 
 from kedge.errors import DataError, NumericsError
-from kedge.output import BEST_FILE, replace_file
-from kedge.ranks import ALONE, Ranks, check_equal_weights
-from kedge.ranks.sharding import gather
+from kedge.system.output import BEST_FILE, replace_file
+from kedge.system.ranks import ALONE, Ranks, check_equal_weights
+from kedge.system.ranks.sharding import gather
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.hashed_files import FileRecord
 from kedge.training.checkpoint.model_folder import CheckpointModel

@@ -26,11 +26,11 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.durable import make_folder, rename_folder, sync_folder
 from kedge.errors import DataError, OutputError
-from kedge.output import MODEL_FOLDER, refusal
-from kedge.ranks import ALONE, Ranks
-from kedge.ranks.stored import StoredTensors, shard_name
+from kedge.system.durable import make_folder, rename_folder, sync_folder
+from kedge.system.output import MODEL_FOLDER, refusal
+from kedge.system.ranks import ALONE, Ranks
+from kedge.system.ranks.stored import StoredTensors, shard_name
 from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
 from kedge.training.checkpoint.model_folder import (

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
-from kedge.ranks import Ranks
-from kedge.ranks.sharding import clip_shards
+from kedge.system.ranks import Ranks
+from kedge.system.ranks.sharding import clip_shards
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Objective
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.statistics import Calibration, calibration
-from kedge.intervals import Interval, share_interval
-from kedge.memory import in_phase
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.ranks import ALONE, PassTokens, Ranks
+from kedge.system.intervals import Interval, share_interval
+from kedge.system.memory import in_phase
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.losses import RankedResponses
 
 __all__ = ["Agreement", "measure_agreement", "pair_leads"]

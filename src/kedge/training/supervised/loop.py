@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from typing_extensions import Required, TypedDict
 
 from kedge.errors import ConfigError, DataError, NumericsError
-from kedge.memory import in_phase
-from kedge.ranks import (
+from kedge.system.memory import in_phase
+from kedge.system.ranks import (
     ALONE,
     AdaptiveTokens,
     PassTokens,

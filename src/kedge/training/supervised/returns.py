@@ -16,10 +16,10 @@ from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.errors import ModelError
-from kedge.intervals import Interval
-from kedge.memory import in_phase
 from kedge.models import ActorCritic, Precision
-from kedge.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.intervals import Interval
+from kedge.system.memory import in_phase
+from kedge.system.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = [
     "Explained",

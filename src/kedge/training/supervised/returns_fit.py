@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from kedge.models import Precision
 from kedge.models.matrices import inner_matrices
-from kedge.ranks import ALONE, PassTokens, Ranks
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.optimizer import build_optimizer

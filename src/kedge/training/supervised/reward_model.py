@@ -13,7 +13,7 @@ from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.models.matrices import inner_matrices
-from kedge.ranks import ALONE
+from kedge.system.ranks import ALONE
 from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss

@@ -1,5 +1,0 @@
-"""Training of a critic before PPO: start with `main`; the other files are its parts."""
-
-from kedge.pipelines.critic.main import CriticResult, run_critic
-
-__all__ = ["CriticResult", "run_critic"]

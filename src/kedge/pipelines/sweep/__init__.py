@@ -1,6 +1,0 @@
-"""`kedge sweep`: many runs of one stage with different settings and seeds, and a table of their results."""
-
-from kedge.pipelines.sweep.grid import Trial, plan_trials
-from kedge.pipelines.sweep.main import SWEEPABLE, SweepResult, run_sweep
-
-__all__ = ["SWEEPABLE", "SweepResult", "Trial", "plan_trials", "run_sweep"]

@@ -1,0 +1,5 @@
+"""Training of a critic before PPO: start with `main`; the other files are its parts."""
+
+from kedge.stages.critic.main import CriticResult, run_critic
+
+__all__ = ["CriticResult", "run_critic"]

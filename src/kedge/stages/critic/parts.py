@@ -1,0 +1,145 @@
+"""Sampled responses on the disk, in parts: a run that is resumed reads those that it has, and samples the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.algorithm.experience import Experience, Rollout
+from kedge.logs.progress import say
+from kedge.system.durable import make_folder
+from kedge.system.output import replace_file, writing
+from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file, tensor_pieces
+from kedge.training.supervised.returns import SampledReturns
+
+__all__ = ["Part", "PartStore"]
+
+INDEX = "index.json"
+STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
+"""The tensors of a rollout that a critic reads."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Responses that were sampled together.
+
+    Attributes:
+        returns: The responses and their returns.
+        is_held_out: Whether their prompts are held out.
+        missing_eos: State of the penalty for a missing stop token after this part.
+        unscored: Responses without a score, which are not among them.
+        seconds: Time that sampling and scoring took.
+    """
+
+    returns: SampledReturns
+    is_held_out: bool = False
+    missing_eos: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unscored: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, experience: Experience, group: Tensor, **facts: Any) -> Part:
+        """The part of an experience; `group` has the number of each row's prompt among all."""
+        rollout = experience.rollout
+        tensors = {name: getattr(rollout, name).cpu() for name in STORED if name != "group"}
+        return cls.from_tensors(
+            {**tensors, "group": group, "returns": experience.returns.cpu(), "mask": experience.reward_mask.cpu()},
+            **facts,
+        )
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], **facts: Any) -> Part:
+        """The part with these tensors; see `tensors`."""
+        kept: dict[str, Tensor] = {name: tensors[name] for name in STORED}
+        rollout = Rollout(
+            **kept,
+            logprobs=torch.zeros(tensors["action_mask"].shape),
+            policy_version=torch.zeros(len(tensors["group"]), dtype=torch.long),
+        )
+        return cls(SampledReturns(rollout, tensors["returns"], tensors["mask"]), **facts)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored."""
+        rollout = {name: getattr(self.returns.rollout, name).contiguous() for name in STORED}
+        return {**rollout, "returns": self.returns.returns.contiguous(), "mask": self.returns.mask.contiguous()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is stored beside the tensors."""
+        return {
+            "is_held_out": self.is_held_out,
+            "missing_eos": dict(self.missing_eos),
+            "unscored": self.unscored,
+            "seconds": self.seconds,
+        }
+
+
+class PartStore:
+    """The parts in a folder, each with its hash, and the models and data that they were sampled from.
+
+    Parts that another policy, reward or data set gave, and those behind a damaged one, are sampled again.
+
+    Args:
+        folder: The folder.
+        fingerprint: Hashes of the run's inputs.
+    """
+
+    def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
+        self._folder, self._fingerprint = folder, dict(fingerprint)
+
+    @property
+    def num_kept(self) -> int:
+        """Parts in the folder."""
+        return len(self._entries)
+
+    def read(self, number: int) -> Part | None:
+        """A part; None if it is not there or damaged. Parts are read, and written, one after the other."""
+        if number >= len(self._entries):
+            return None
+        entry, path = self._entries[number], self._path(number)
+        if not path.is_file() or record_file(path) != FileRecord(**entry["file"]):
+            say(f"{path} is missing or damaged: its responses, and those after it, are sampled again")
+            del self._entries[number:]
+            return None
+        return Part.from_tensors(read_tensors(path), **entry["facts"])
+
+    def write(self, number: int, part: Part) -> None:
+        """Keep a part.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        with writing(self._folder):
+            make_folder(self._folder)
+        path = self._path(number)
+        replace_file(path, (bytes(piece) for piece in tensor_pieces(part.tensors)))
+        self._entries[number:] = [{"file": asdict(record_file(path)), "facts": part.facts}]
+        content = {"fingerprint": self._fingerprint, "parts": self._entries}
+        replace_file(self._folder / INDEX, [json.dumps(content).encode()])
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"part-{number + 1:06d}.safetensors"
+
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
+        """The parts that can be used, in order."""
+        try:
+            content = json.loads((self._folder / INDEX).read_bytes())
+            entries, fingerprint = list(content["parts"]), dict(content["fingerprint"])
+        except FileNotFoundError:
+            return []
+        except (ValueError, LookupError, TypeError, OSError):
+            say(f"{self._folder / INDEX} is damaged: the responses are sampled again")
+            return []
+        if fingerprint != self._fingerprint:
+            say(f"the responses in {self._folder} are those of other inputs: they are sampled again")
+            return []
+        return entries

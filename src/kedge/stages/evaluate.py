@@ -1,0 +1,119 @@
+"""Evaluation: a policy's win rate against another policy, or against the references in the data.
+
+    prompts ─▶ responses of both sides ─▶ judge ─▶ win rate with interval ─▶ judgments.jsonl, summary.json, report
+
+Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config
+from kedge.data import room_for_prompt
+from kedge.errors import ConfigError
+from kedge.logs.phases import PhaseLog
+from kedge.logs.progress import say
+from kedge.models import load_tokenizer
+from kedge.rewards import RewardSpec
+from kedge.runs.ending import say_results
+from kedge.runs.load_prompts import load_prompts
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.run import open_run
+from kedge.runs.shown_result import shows_its_run
+from kedge.stages.evaluation.evaluator import Evaluator
+from kedge.stages.evaluation.load_judge import load_judge
+from kedge.stages.evaluation.load_policy import load_policy, sampling_of
+from kedge.stages.evaluation.policy import Policy
+from kedge.stages.evaluation.report import Evaluation, report
+from kedge.system.intervals import Interval
+from kedge.training.stopping import stopping_together
+
+__all__ = ["EvaluateResult", "run_evaluate"]
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class EvaluateResult:
+    """Result of an evaluation.
+
+    Attributes:
+        folder: The run's folder.
+        win_rate: Share of the prompts on which the policy's response is better; ties count half.
+        summary: Contents of `summary.json`.
+    """
+
+    folder: Path
+    win_rate: Interval
+    summary: dict[str, Any]
+
+
+@ends_in_one_line("evaluate")
+def run_evaluate(
+    config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
+) -> EvaluateResult:
+    """Compare `config.model` with `config.evaluate.against`, or with the references in the data, using a judge.
+
+    One response per prompt is sampled with the settings of `config.generate`. The KL is measured on responses at
+    `rollout.temperature`, as in training.
+
+    Args:
+        config: The resolved configuration.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        judge: A function or reward model in place of `config.evaluate.judge`.
+
+    Raises:
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
+    """
+    settings, trust = config.evaluate, config.runtime.trust_remote_code
+    if settings.frontier and settings.against is None:
+        raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
+    run = open_run(config, "evaluate", in_memory={"data.prompts": prompts, "evaluate.judge": judge})
+    policy = load_policy(str(config.model), config, run)
+    against = None if settings.against is None else load_policy(settings.against, config, run)
+    for source in settings.frontier:
+        load_tokenizer(source, trust_remote_code=trust)  # a misspelled name fails now, not after the first sampling
+    sampling = sampling_of(config)
+    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
+    all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    chosen = all_prompts[: settings.num_prompts]
+    if len(chosen) < len(all_prompts):
+        run.data.add("prompts", used=len(chosen), note="evaluate.num_prompts leaves out the rest")
+    evaluator = Evaluator(
+        chosen,
+        reader=policy,
+        judge=load_judge(judge, config, run, policy.tokenizer),
+        sampling=sampling,
+        kl_temperature=config.rollout.temperature,
+        template=config.data.template,
+        confidence=settings.confidence,
+    )
+    evaluator.judge.check(list(all_prompts[0].columns))
+
+    with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
+
+        def on_phase(phase: str, done: int, total: int) -> None:
+            log.write(phase, done, total)
+            check_stop()
+
+        evaluator = replace(evaluator, on_phase=on_phase)
+        opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
+        result = evaluator.compare(_announced(policy), opponent, against)
+        frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
+        others = [evaluator.compare(other, opponent, against) for other in frontier]
+        log.write("done", len(evaluator.prompts), len(evaluator.prompts))
+    evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
+    summary = report(evaluation, run.folder, plots=config.runtime.plots, is_shown=run.ranks.is_first)
+    run.finish({"num_judged": summary["num_judged"]})
+    say_results(config, run, "summary.json")
+    return EvaluateResult(run.shared_folder, evaluation.win_rate(result), summary)
+
+
+def _announced(policy: Policy) -> Policy:
+    """The policy, after a line that says where its responses end."""
+    say(f"{policy.source}: {policy.stop_tokens.line}")
+    return policy

@@ -1,0 +1,117 @@
+"""Evaluates policies on the same prompts with the same judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kedge.data import Prompt
+from kedge.logs.phases import JUDGING, OnPhase
+from kedge.rewards import Responses
+from kedge.rewards.model import share_tokens
+from kedge.stages.evaluation.judges import Judge, PairOutcomes, ScoredResponses
+from kedge.stages.evaluation.opponents import read_references, render_for
+from kedge.stages.evaluation.policy import Policy, SampledBatch, Sampling, policy_kl
+from kedge.stages.evaluation.responses import join_responses, written_responses
+from kedge.system.intervals import Interval, mean_interval, score_interval, share_interval
+
+__all__ = ["Evaluator", "PolicyResult"]
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """Result of one policy.
+
+    Attributes:
+        name: Folder or hub id of the policy.
+        scored: Its responses and scores.
+        outcomes: Outcome per prompt against the opponent.
+        kl: KL to the opponent, nats per response; None if the opponent is not a policy with the same tokens.
+    """
+
+    name: str
+    scored: ScoredResponses
+    outcomes: PairOutcomes
+    kl: Interval | None
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Samples, scores and compares responses.
+
+    Attributes:
+        prompts: The prompts.
+        reader: The policy whose tokenizer read the prompts; the judge gets its tokens.
+        judge: Compares or scores the responses.
+        sampling: How responses are sampled.
+        kl_temperature: Sampling temperature of the KL estimate: that of training.
+        template: The template that rendered the prompts, e.g. `tldr`.
+        confidence: Coverage of the intervals, in (0, 1).
+        on_phase: Told how far sampling and judging are.
+    """
+
+    prompts: Sequence[Prompt]
+    reader: Policy
+    judge: Judge
+    sampling: Sampling
+    kl_temperature: float
+    template: str
+    confidence: float = 0.95
+    on_phase: OnPhase = lambda *_: None
+
+    def references(self) -> ScoredResponses:
+        """The reference responses in the data; `DataError` if a prompt has none."""
+        texts = read_references(self.prompts, template=self.template)
+        return self._score(written_responses(self.prompts, texts, [True] * len(texts), self.reader.tokenizer))
+
+    def sample(self, policy: Policy) -> ScoredResponses:
+        """Sample and score a policy's responses."""
+        return self._score(self._as_read(policy, self._sample(policy, self.sampling)))
+
+    def compare(self, policy: Policy, opponent: ScoredResponses, against: Policy | None) -> PolicyResult:
+        """Sample a policy's responses and compare them with the opponent's.
+
+        Args:
+            policy: The policy to evaluate.
+            opponent: The responses to compare with.
+            against: The policy that they come from; None for references.
+        """
+        batches = self._sample(policy, self.sampling)
+        scored = self._score(self._as_read(policy, batches))
+        self.on_phase(JUDGING, 0, len(scored.responses))
+        outcomes = self.judge.compare(scored, opponent)
+        return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
+
+    def score(self, values: Sequence[float]) -> Interval:
+        """Mean of one score per prompt, with the configured confidence interval."""
+        return score_interval([[each] for each in values], confidence=self.confidence)
+
+    def share(self, values: Sequence[float]) -> Interval:
+        """Mean of one share in [0, 1] per prompt, with the configured confidence interval."""
+        return share_interval(values, confidence=self.confidence)
+
+    def _score(self, responses: Responses) -> ScoredResponses:
+        self.on_phase(JUDGING, 0, len(responses))
+        return ScoredResponses(responses, self.judge.score(responses))
+
+    def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
+        prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
+        return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}", on_phase=self.on_phase)
+
+    def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
+        """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
+        responses = join_responses([each.responses for each in batches])
+        alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
+        if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
+            return responses
+        return written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
+
+    def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledBatch]) -> Interval | None:
+        if against is None or not share_tokens(policy.tokenizer, against.tokenizer):
+            return None
+        temperature = self.kl_temperature
+        if temperature != self.sampling.temperature:
+            # A temperature near 0 turns every small difference into a huge KL, so measure it as in training.
+            batches = self._sample(policy, replace(self.sampling, temperature=temperature), title="sample for the KL")
+        kl = policy_kl(policy, against, batches, temperature=temperature)
+        return mean_interval(kl, confidence=self.confidence)

@@ -1,0 +1,161 @@
+"""Generation: a policy's responses to prompts, scored if a reward is given.
+
+prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from kedge.config import Config
+from kedge.data import room_for_prompt
+from kedge.errors import RewardError
+from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.phases import PhaseLog
+from kedge.logs.progress import Progress, say
+from kedge.logs.table import print_table
+from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.runs.ending import say_results
+from kedge.runs.load_prompts import load_prompts
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.run import Run, open_run
+from kedge.runs.shown_result import shows_its_run
+from kedge.stages.evaluation.load_policy import load_policy, sampling_of
+from kedge.stages.evaluation.policy import SampledBatch
+from kedge.stages.evaluation.responses import join_responses, response_rows
+from kedge.system.intervals import Interval, score_interval
+from kedge.system.output import RESPONSES_FILE, write_summary
+from kedge.system.texts import printable
+from kedge.training.stopping import stopping_together
+
+__all__ = ["GenerateResult", "run_generate"]
+
+MOST_SHOWN = 4
+"""Responses that are few enough to be printed."""
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class GenerateResult:
+    """Result of a generate run.
+
+    Attributes:
+        folder: The run's folder.
+        summary: Contents of `summary.json`.
+        score: Mean score with its confidence interval over prompts; None without a reward.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    score: Interval | None
+
+    @property
+    def responses(self) -> list[dict[str, Any]]:
+        """The rows of `responses.jsonl`."""
+        return read_json_lines(self.folder / RESPONSES_FILE)
+
+
+@ends_in_one_line("generate")
+def run_generate(
+    config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
+) -> GenerateResult:
+    """Sample responses of `config.model` to `config.data.prompts`, and score them with `config.reward` if it is set.
+
+    Each batch is written when it is complete, so an interrupted run keeps the responses sampled so far.
+
+    Args:
+        config: The resolved configuration.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
+
+    Raises:
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
+    """
+    run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
+    sampling = sampling_of(config, num_responses=config.generate.num_responses)
+    policy = load_policy(str(config.model), config, run)
+    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
+    distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    rewards = configured_rewards(config) if reward is None else reward
+    scorer = None
+    if rewards:
+        scorer = load_rewards(rewards, config, run, policy.tokenizer)
+        scorer.check(list(distinct[0].columns))
+
+    repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
+    with run.started():
+        say(policy.stop_tokens.line)
+        if config.generate.num_responses > 1:
+            say(
+                f"{config.generate.num_responses} responses to each prompt at temperature {sampling.temperature:g} "
+                "(generate.temperature)"
+            )
+        batches = policy.sample(repeated, sampling)
+        responses, scores = _write_scored(batches, scorer, run, total=len(repeated))
+    score = None if scores is None else _mean_score(scores, config)
+    summary = {
+        "model": policy.source,
+        "num_prompts": len(distinct),
+        "num_responses": len(repeated),
+        "num_distinct": len(set(responses.completions)),
+        "length": mean(map(len, responses.response_ids)),
+        "eos_rate": mean(map(float, responses.stopped)),
+        **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
+        **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
+    }
+    write_summary(run.folder, summary)
+    run.finish({"num_responses": len(repeated)})
+    if run.ranks.is_first:
+        print_table(
+            f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
+            ["policy", "score", "different", "tokens", "stopped"],
+            {policy.source: [score, summary["num_distinct"], summary["length"], summary["eos_rate"]]},
+        )
+    if len(repeated) <= MOST_SHOWN:
+        for completion in responses.completions:
+            say(f"response: {printable(completion)}")
+    say_results(config, run, RESPONSES_FILE)
+    return GenerateResult(run.shared_folder, summary, score)
+
+
+def _write_scored(
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, run: Run, *, total: int
+) -> tuple[Responses, Scores | None]:
+    """Score and write each batch; return all responses, and their scores if there is a reward."""
+    parts: list[Responses] = []
+    scores: Scores = []
+    with (
+        stopping_together(run.ranks) as check_stop,
+        Progress("generate", total=total) as progress,
+        closing(PhaseLog(run.folder)) as log,
+        closing(JsonLines(run.folder / RESPONSES_FILE)) as lines,
+    ):
+        log.write("generate", 0, total)
+        for sampled in batches:
+            batch = sampled.responses
+            batch_scores = None if scorer is None else scorer.score(batch)
+            for row in response_rows(batch, batch_scores):
+                lines.write(row)
+            parts.append(batch)
+            scores += batch_scores or []
+            done = sum(len(part) for part in parts)
+            progress.update(done)
+            log.write("generate", done, total)
+            check_stop()
+    return join_responses(parts), None if scorer is None else scores
+
+
+def _mean_score(scores: Scores, config: Config) -> Interval:
+    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent."""
+    size = config.generate.num_responses
+    groups = (scores[start : start + size] for start in range(0, len(scores), size))
+    scored = [known for group in groups if (known := [score for score in group if score is not None])]
+    if not scored:
+        raise RewardError(f"the reward scored none of {len(scores)} responses")
+    return score_interval(scored, confidence=config.evaluate.confidence)

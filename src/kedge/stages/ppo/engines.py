@@ -1,0 +1,236 @@
+"""Chooses the engine that samples, and keeps its weights up to date."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import mkdtemp
+
+import torch
+
+from kedge.config import Config
+from kedge.errors import ConfigError
+from kedge.logs.progress import say
+from kedge.models import LanguageModel, PolicyWeights, StopTokens, save_architecture
+from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
+from kedge.rollout.vllm import (
+    Fleet,
+    FolderTransfer,
+    GivenServer,
+    NcclTransfer,
+    OwnServer,
+    SamplingSettings,
+    ServerOptions,
+    TorchGroup,
+    Transfer,
+    VllmEngine,
+)
+from kedge.runs.run import Run
+from kedge.system.output import VLLM_LOG
+from kedge.system.ranks import AdaptiveTokens
+
+__all__ = ["IMPORTANCE_CAP", "Publisher", "check_engine", "choose_engine", "importance_cap_of"]
+
+IMPORTANCE_CAP = 2.0
+"""`ppo.importance_cap=auto` where the engine is not exact: truncated importance sampling's usual cap."""
+MEMORY_FOLDER = Path("/dev/shm")
+COPIES = 3
+"""Copies of the weights for which the folder in memory must have room: the last version, the next, and one spare."""
+FIND_SECONDS = 60.0
+GIVEN_SECONDS = 10.0
+
+
+def check_engine(config: Config) -> None:
+    """Check the engine's settings before any model is loaded.
+
+    Raises:
+        ConfigError: The environment has no vLLM, or a server does not answer.
+    """
+    if config.rollout.engine != "vllm":
+        return
+    if sys.platform == "win32":
+        raise ConfigError("rollout.engine=vllm needs Linux or macOS")
+    python = config.rollout.vllm.python
+    if python is not None:
+        _check_python(python)
+    for url in config.rollout.vllm.urls:
+        if not GivenServer(url).client.is_healthy():
+            raise ConfigError(f"rollout.vllm.urls: {url} does not answer; is a vLLM server running there?")
+
+
+def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int) -> Engine:
+    """The configured engine. Servers are started by the first `publish`.
+
+    Args:
+        config: The resolved configuration.
+        run: The run.
+        policy: The policy.
+        stop_tokens: The tokens that end a response.
+        pad_id: The token id of padding.
+    """
+    if config.rollout.engine == "vllm":
+        if not run.ranks.is_first:
+            return CentralEngine(None, run.ranks, is_exact=False, device=run.device)
+        engine = _vllm_engine(config, run, policy, stop_tokens, pad_id=pad_id)
+        return CentralEngine(engine, run.ranks, engine.is_exact, run.device) if run.ranks.are_several else engine
+    sampler = Sampler(
+        policy,
+        pad_id=pad_id,
+        stop_tokens=stop_tokens.ids,
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        precision=run.precision,
+        batch_size=config.rollout.micro_batch_size,
+        adaptive=_adaptive(run),
+    )
+    if not run.ranks.are_several:
+        return sampler
+    return SharedEngine(sampler, run.ranks, pad_id, weights=(policy,) if run.ranks.is_sharded else ())
+
+
+def _adaptive(run: Run) -> AdaptiveTokens | None:
+    """What halves the responses sampled at once when memory runs out; with sharded weights nothing can be repeated."""
+    budget = run.micro_batch_tokens
+    return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
+
+
+def importance_cap_of(config: Config, engine: Engine) -> float | None:
+    """The cap of the importance weights; None for no weights."""
+    use = config.ppo.objective
+    cap = use.importance_cap
+    if cap == "auto":
+        return None if engine.is_exact or use.old_logprobs == "sampler" else IMPORTANCE_CAP
+    return cap
+
+
+@dataclass
+class Publisher:
+    """Keeps the engine's weights those of the policy.
+
+    Attributes:
+        engine: The run's engine.
+        policy: The policy.
+        merged: See `PolicyWeights`.
+    """
+
+    engine: Engine
+    policy: LanguageModel
+    merged: bool = True
+    _version: int | None = field(default=None, init=False)
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Let the engine sample with the current weights.
+
+        Args:
+            version: Updates that the policy has completed.
+
+        Returns:
+            Metrics, such as seconds.
+        """
+        metrics = self.engine.publish(PolicyWeights(self.policy, merged=self.merged), version)
+        self._version = version
+        return metrics
+
+    def catch_up(self, version: int) -> dict[str, float]:
+        """The same, unless this version is published: at the start, and after an update that was dropped."""
+        return {} if self._version == version else self.publish(version)
+
+
+def _check_python(python: str) -> None:
+    """Check that a Python exists and finds vLLM, without importing it, which takes seconds."""
+    look = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
+    try:
+        done = subprocess.run(
+            [os.path.expanduser(python), "-c", look],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=FIND_SECONDS,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfigError(f"rollout.vllm.python={python} cannot be run ({reason}); it is the file bin/python") from None
+    if done.returncode != 0:
+        raise ConfigError(
+            f"rollout.vllm.python={python} has no vLLM; `make vllm` or `make vllm-cpu` makes an environment that has"
+        )
+
+
+def _vllm_engine(
+    config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int
+) -> VllmEngine:
+    settings, dtype = config.rollout.vllm, torch.float32 if run.precision == "fp32" else torch.bfloat16
+    scratch = _scratch(config, run, policy)
+    transfer: Transfer
+    if _uses_nccl(config, run):
+        transfer = NcclTransfer(TorchGroup(run.device), dtype, run.device)
+    else:
+        transfer = FolderTransfer(scratch / "weights", dtype)
+    if settings.python is None:
+        servers = [GivenServer(url) for url in settings.urls]
+    else:
+        options = ServerOptions(
+            python=os.path.abspath(os.path.expanduser(settings.python)),
+            model=save_architecture(policy, scratch / "model"),
+            log=run.folder / VLLM_LOG,
+            scratch=scratch,
+            dtype=str(dtype).removeprefix("torch."),
+            transfer=transfer.backend,
+            memory=settings.memory,
+            devices=settings.devices,
+            port=settings.port,
+            arguments=settings.args,
+            start_timeout=settings.start_timeout,
+            trust_remote_code=config.runtime.trust_remote_code,
+            eager=run.device.type == "cpu",
+        )
+        servers = [OwnServer(options)]
+    fleet = Fleet(
+        servers,
+        transfer,
+        scratch=scratch,
+        max_restarts=settings.max_restarts,
+        max_requests=settings.max_requests,
+        say=say,
+    )
+    sampling = SamplingSettings(
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        stop_tokens=tuple(stop_tokens.ids),
+        forbidden=tuple(policy.forbidden_ids.tolist()),
+    )
+    return VllmEngine(fleet, sampling, pad_id=pad_id, device=run.device)
+
+
+def _uses_nccl(config: Config, run: Run) -> bool:
+    """Whether the weights go from GPU to GPU.
+
+    Raises:
+        ConfigError: NCCL is asked for without a GPU.
+    """
+    settings, on_gpu = config.rollout.vllm, run.device.type == "cuda"
+    if settings.transfer == "nccl" and not on_gpu:
+        raise ConfigError(f"rollout.vllm.transfer=nccl needs the policy on a GPU; it is on {run.device}: use folder")
+    elsewhere = settings.devices is not None or bool(settings.urls)
+    return settings.transfer == "nccl" or (settings.transfer == "auto" and on_gpu and elsewhere)
+
+
+def _scratch(config: Config, run: Run, policy: LanguageModel) -> Path:
+    """A new folder for what the servers read: in memory if there is room, for servers elsewhere in the run's folder."""
+    settings = config.rollout.vllm
+    if settings.folder is not None:
+        base = Path(os.path.expanduser(settings.folder)).resolve()
+    else:
+        needed = COPIES * sum(weight.nbytes for weight in policy.parameters())
+        in_memory = settings.python is not None and MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK)
+        roomy = in_memory and disk_usage(MEMORY_FOLDER).free > needed
+        base = MEMORY_FOLDER if roomy else run.folder.resolve().parent
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        return Path(mkdtemp(prefix="kedge-vllm-", dir=base))
+    except OSError as error:
+        raise ConfigError(f"rollout.vllm.folder: {base} cannot be written ({error.strerror})") from None

@@ -1,0 +1,140 @@
+"""The result of a PPO run, also of an interrupted one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge.config import Config
+from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.models import save_policy
+from kedge.runs.ending import leave_stage_report
+from kedge.runs.run import Run
+from kedge.runs.shown_result import shows_its_run
+from kedge.runs.stage_card import stage_card
+from kedge.stages.ppo.roles import Roles
+from kedge.system.ranks.sharding import gathered_state
+from kedge.training.checkpoint.model_folder import CheckpointModel
+
+__all__ = ["PpoResult", "checkpoint_model", "save_result"]
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class PpoResult:
+    """The result of a PPO run.
+
+    Attributes:
+        folder: The run's folder.
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+
+    @property
+    def model(self) -> Path:
+        """The policy's folder, in Hugging Face format."""
+        return self.folder / "model"
+
+
+def save_result(
+    config: Config, run: Run, roles: Roles, *, interrupted: bool, model: bool = True
+) -> list[dict[str, Any]]:
+    """Save the policy and write the report, also for an interrupted run; return the metrics.
+
+    Args:
+        config: The run's configuration.
+        run: The run.
+        roles: Its models.
+        interrupted: The run did not reach its end.
+        model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
+    """
+    run.sync()
+    metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
+    if not model:
+        pass
+    elif not run.ranks.is_sharded:
+        if run.ranks.is_first:
+            _save(config, run, roles, metrics)
+    elif not interrupted:  # a rank may be gone otherwise; checkpoints have the policy as well
+        weights = gathered_state(roles.actor_critic.policy.causal, run.ranks)
+        if run.ranks.is_first:
+            _save(config, run, roles, metrics, weights)
+    leave_stage_report(config, run.folder, interrupted=interrupted)
+    return metrics
+
+
+def _save(
+    config: Config,
+    run: Run,
+    roles: Roles,
+    metrics: Sequence[dict[str, Any]],
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    facts: dict[str, object] = {
+        "PPO updates": len(metrics),
+        "responses": _num_responses(config, len(metrics)),
+        "reward": roles.reward.name,
+    }
+    if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update has none
+        first, last = scored[0], scored[-1]
+        facts["mean score, first and last update"] = (
+            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
+        )
+        if "objective/kl" in last:
+            facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
+        facts.update(_held_out(metrics))
+    _save_policy(config, run, roles, run.folder / "model", facts, weights, ended=True)
+
+
+def _num_responses(config: Config, num_updates: int) -> object:
+    """The responses that were sampled in so many updates."""
+    least = num_updates * config.responses_per_update
+    return f"at least {least}" if config.ppo.grouping.constant_groups == "resample" else least
+
+
+def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The last evaluation on held-out prompts, if there was one."""
+    evaluated = [row for row in metrics if any(name.startswith("eval/") for name in row)]
+    if not evaluated:
+        return {}
+    last = {name: value for name, value in evaluated[-1].items() if name.startswith("eval/") and value is not None}
+    return {f"held-out {name.removeprefix('eval/')}": value for name, value in last.items()}
+
+
+def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
+    """The policy as it is saved in every checkpoint."""
+
+    def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
+        facts = {"PPO updates": update, "responses": _num_responses(config, update), "reward": roles.reward.name}
+        return _save_policy(config, run, roles, folder, facts, weights)
+
+    return CheckpointModel(roles.actor_critic.policy.causal, save)
+
+
+def _save_policy(
+    config: Config,
+    run: Run,
+    roles: Roles,
+    folder: Path,
+    facts: Mapping[str, object],
+    weights: dict[str, Tensor] | None = None,
+    *,
+    ended: bool = False,
+) -> Path:
+    prompts = [prompt.text for prompt in roles.prompts]
+    return save_policy(
+        roles.actor_critic.policy,
+        roles.tokenizer,
+        folder,
+        card=stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
+        stop_tokens=roles.stop_tokens.ids,
+        temperature=config.rollout.temperature,
+        weights=weights,
+        final=ended,
+    )

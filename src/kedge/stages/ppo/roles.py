@@ -1,0 +1,216 @@
+"""Loads the models of a PPO run and checks that they are compatible, before the first rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
+from kedge.data.columns import columns_of
+from kedge.data.readers import read_demonstrations
+from kedge.data.sources import Sources
+from kedge.models import (
+    ActorCritic,
+    LanguageModel,
+    StopTokens,
+    ValueHead,
+    load_language_model,
+    load_tokenizer,
+    named_stop_tokens,
+    own_stop_tokens,
+)
+from kedge.models.bases import Bases
+from kedge.models.matrices import inner_matrices
+from kedge.rewards import WeightedReward
+from kedge.rewards.missing_eos import MissingEos
+from kedge.rewards.source import ScoringModel
+from kedge.rollout import Engine
+from kedge.runs.adapter import bases_of
+from kedge.runs.frozen import freeze_models, hold_bases_of, measuring_scores
+from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
+from kedge.stages.evaluation.judges import Judge
+from kedge.stages.evaluation.load_judge import load_judge
+from kedge.stages.ppo.engines import check_engine, choose_engine
+from kedge.stages.ppo.policy_and_critic import load_actor_critic
+from kedge.stages.ppo.prompts import RunPrompts, load_run_prompts
+from kedge.training.optimizer import build_optimizer
+from kedge.training.optimizer_kinds import Optimizer
+from kedge.training.pretraining_mix import PretrainingMix
+from kedge.training.supervised.losses import CompletionLoss
+
+__all__ = ["Roles", "load_roles"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The models of a PPO run, with tokenizer, prompts, engine and optimizer.
+
+    Attributes:
+        tokenizer: The policy's.
+        stop_tokens: The tokens that end a response.
+        prompts: The prompts that the run trains on.
+        mixture: In which shares they are drawn from their sources; None for every prompt once per pass.
+        held_out: The prompts that policy and critic are tested on; empty for a run that tests neither.
+        judge: Compares the responses to them with those of the start; None for no comparison.
+        engine: Samples from the policy.
+        actor_critic: Policy and critic, if any, trained.
+        reference: The initial policy, frozen; None if no KL is charged or logged.
+        reward: Scores responses.
+        missing_eos: The penalty for responses without a stop token.
+        optimizer: The optimizer of policy and critic.
+        pretraining: The pretraining loss of ptx mixing, or None.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_tokens: StopTokens
+    prompts: list[Prompt]
+    mixture: Mixture | None
+    held_out: list[Prompt]
+    judge: Judge | None
+    engine: Engine
+    actor_critic: ActorCritic
+    reference: LanguageModel | None
+    reward: WeightedReward
+    missing_eos: MissingEos
+    optimizer: Optimizer
+    pretraining: PretrainingMix | None
+
+
+def load_roles(
+    config: Config,
+    run: Run,
+    *,
+    prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+) -> Roles:
+    """Load policy, reference, reward, critic and prompts.
+
+    Args:
+        config: The resolved configuration.
+        run: The run.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
+        reward: Functions or models in place of `config.reward`.
+
+    Raises:
+        KedgeError: An input is unreadable, or incompatible with the others.
+    """
+    check_engine(config)
+    trusted = config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
+    named = named_stop_tokens(tokenizer, config.rollout.stop_token)
+    bases = bases_of(config)
+    given = configured_rewards(config) if reward is None else reward
+    rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases)
+    models = list(rewards.weighted_models.values())
+    actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
+    stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
+    room = _longest_prompt(config, actor_critic, models)
+    records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
+    scoring = [each.model for each in rewards.models.values()]
+    with measuring_scores(rewards, config, records.train):
+        freeze_models(scoring, config, run)
+        reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
+        hold_bases_of([actor_critic, reference, *scoring], config, run.device)
+    return Roles(
+        tokenizer=tokenizer,
+        stop_tokens=stop_tokens,
+        prompts=records.train,
+        mixture=records.mixture,
+        held_out=records.held_out,
+        judge=_checked_judge(config, run, tokenizer, rewards, records),
+        engine=choose_engine(config, run, actor_critic.policy, stop_tokens, pad_id=cast(int, tokenizer.pad_token_id)),
+        actor_critic=actor_critic,
+        reference=reference,
+        reward=rewards,
+        missing_eos=MissingEos(config.rollout.eos_score(reward_model=bool(models)), config.rollout.missing_eos_mode),
+        optimizer=_optimizer(config, run, actor_critic, head),
+        pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
+    )
+
+
+def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None) -> LanguageModel:
+    """The initial policy, frozen."""
+    model = load_language_model(
+        str(config.model),
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        bases=bases,
+        ranks=run.ranks,
+    )
+    freeze_models([model], config, run)
+    return model
+
+
+def _checked_judge(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, rewards: WeightedReward, records: RunPrompts
+) -> Judge | None:
+    """The judge, if the run compares responses; it and the rewards find the columns that they need in all prompts."""
+    judges = config.ppo.evaluation.eval_every is not None and config.evaluate.judge is not None
+    judge = load_judge(None, config, run, tokenizer) if judges else None
+    for columns in records.columns:
+        rewards.check(columns)
+        if judge is not None:
+            judge.check(columns)
+    return judge
+
+
+def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
+    """The optimizer of policy and critic, whose new head has a learning rate of its own."""
+    settings, layer = config.ppo.optimization, actor_critic.value_head
+    return build_optimizer(
+        actor_critic.parameters(),
+        kind=settings.optimizer,
+        head_parameters=() if layer is None else layer.parameters(),
+        head_rate=1.0 if head is None else config.ppo.value.value_head_rate,
+        critic_parameters=actor_critic.separable_parameters(),
+        learning_rate=config.ppo.loop.learning_rate,
+        inner_matrices=inner_matrices(actor_critic),
+        offload=offloads_optimizer(config, run.device),
+        adam_eps=settings.adam_eps,
+        adam_eps_mode=settings.adam_eps_mode,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[ScoringModel]) -> int | None:
+    """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
+    critic = actor_critic.critic
+    limits = [actor_critic.policy.sampling_length, None if critic is None else critic.context_length]
+    limits += [model.max_tokens for model in models if model.shares_tokens]
+    return room_for_prompt(limits, config.rollout.max_new_tokens)
+
+
+def _load_pretraining(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
+) -> PretrainingMix | None:
+    if not config.ppo.objective.ptx_coef:
+        return None
+    table = read_demonstrations(
+        Sources(tuple(config.data.pretraining)),
+        tokenizer=tokenizer,
+        max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
+        truncate=config.data.truncate,
+        train_on=config.data.train_on,
+        columns=columns_of(config.data.columns, "pretraining"),
+        max_rejected_fraction=config.data.max_rejected_fraction,
+        rejected_to=run.folder / REJECTED_FILE,
+    )
+    run.data.note("pretraining", table, config.data.pretraining, tokenizer)
+    return PretrainingMix(
+        CompletionLoss(policy, run.precision),
+        [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
+        coef=config.ppo.objective.ptx_coef,
+        batch_size=config.ppo.objective.ptx_batch_size
+        or config.responses_per_update // config.ppo.loop.num_minibatches,
+        micro_batch_tokens=run.micro_batch_tokens,
+        seed=config.runtime.seed,
+        ranks=run.ranks,
+    )

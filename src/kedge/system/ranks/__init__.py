@@ -1,0 +1,31 @@
+"""Ranks: the processes of one run. Each holds the whole batch; only the passes through the models are shared out.
+
+Whitening, the mean KL, controllers, divisors and the guard are computed on every rank from the same numbers, so that
+the results do not depend on the number of ranks, up to the rounding of sums.
+"""
+
+from kedge.system.ranks.agreement import check_equal_weights
+from kedge.system.ranks.budget import (
+    AdaptiveTokens,
+    PassTokens,
+    adaptive_part,
+    budget_metrics,
+    tokens_of,
+    within_memory,
+)
+from kedge.system.ranks.plan import Part, budget_batches
+from kedge.system.ranks.ranks import ALONE, Ranks
+
+__all__ = [
+    "ALONE",
+    "AdaptiveTokens",
+    "Part",
+    "PassTokens",
+    "Ranks",
+    "adaptive_part",
+    "budget_batches",
+    "budget_metrics",
+    "check_equal_weights",
+    "tokens_of",
+    "within_memory",
+]

@@ -1,0 +1,162 @@
+"""How many tokens go into a pass: a number that is kept, or one that is halved when memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from kedge.errors import KedgeError
+from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
+from kedge.system.ranks.plan import plan_parts
+from kedge.system.ranks.ranks import ALONE, Ranks
+
+__all__ = [
+    "AdaptiveTokens",
+    "PassTokens",
+    "adaptive_part",
+    "budget_metrics",
+    "tokens_of",
+    "within_memory",
+]
+
+T = TypeVar("T")
+
+
+class AdaptiveTokens:
+    """Tokens per pass that are halved when memory runs out; the run goes on with the smaller number.
+
+    It is part of a run's state, because the split changes the rounding: a resumed run begins with the last number.
+
+    Args:
+        tokens: At first.
+        say: Prints a line to the user.
+
+    Attributes:
+        tokens: Now.
+        rows: Most responses sampled at once; None for all of them.
+        is_found: A number is known that fits, from a trial or from the run that is resumed.
+    """
+
+    def __init__(self, tokens: int, *, say: Callable[[str], None] = lambda line: None) -> None:
+        self.tokens, self.rows, self.is_found = tokens, None, False
+        self.rows: int | None
+        self._say = say
+
+    def start_with(self, tokens: int, why: str = "") -> None:
+        """Set the number that a trial found."""
+        self.is_found = True
+        if tokens != self.tokens:
+            self.tokens = tokens
+            self._say(f"runtime.micro_batch_tokens=auto: {tokens:,} tokens per pass{why}")
+
+    def halve(self, smaller: int, error: BaseException | None) -> None:
+        """Go on with smaller passes.
+
+        Args:
+            smaller: Tokens per pass.
+            error: Why; None if another rank failed.
+        """
+        self._say(
+            f"out of memory{_asked(error)} in a pass of up to {self.tokens:,} tokens; it is repeated, and the run goes "
+            f"on, with passes of up to {smaller:,} (runtime.micro_batch_tokens=auto)"
+        )
+        self.tokens = smaller
+
+    def halve_rows(self, rows: int, error: BaseException) -> None:
+        """Go on with fewer responses sampled at once."""
+        self.rows = rows
+        self._say(
+            f"out of memory{_asked(error)} in sampling; it is repeated, and the run goes on, with up to {rows:,} "
+            "responses at once (runtime.micro_batch_tokens=auto)"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The numbers, as JSON types."""
+        return {"tokens": self.tokens, "rows": self.rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.tokens, self.rows, self.is_found = state["tokens"], state["rows"], True
+
+
+PassTokens: TypeAlias = "int | AdaptiveTokens | None"
+"""Tokens per pass; None for no limit."""
+
+
+def tokens_of(budget: PassTokens) -> int | None:
+    """The tokens per pass now."""
+    return budget.tokens if isinstance(budget, AdaptiveTokens) else budget
+
+
+def adaptive_part(budget: PassTokens) -> dict[str, AdaptiveTokens]:
+    """What a run saves of it, by name: nothing of a number that is kept."""
+    return {"micro_batch_tokens": budget} if isinstance(budget, AdaptiveTokens) else {}
+
+
+def budget_metrics(budget: PassTokens) -> dict[str, float]:
+    """`memory/micro_batch_tokens`, if it can change."""
+    return {"memory/micro_batch_tokens": float(budget.tokens)} if isinstance(budget, AdaptiveTokens) else {}
+
+
+def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[[], T], *, ranks: Ranks = ALONE) -> T:
+    """Evaluate a batch in passes; while memory runs out, do it again in smaller ones.
+
+    The number of tokens is the same on every rank: all repeat what failed on one. With sharded weights nothing can be
+    repeated, because each pass communicates; a number that was given is kept.
+
+    Args:
+        budget: Tokens per pass, which the attempt reads anew each time.
+        lengths: Tokens of the rows in the batch. A pass holds at least one row, so that no number below the longest
+            helps.
+        attempt: Makes all passes of this rank, from the start and without communication. Its random numbers are the
+            same each time.
+        ranks: They share the batch.
+    """
+    if not isinstance(budget, AdaptiveTokens) or ranks.is_sharded:
+        return attempt()
+    while True:
+        states, failure, results = _random_states(), None, list[T]()
+        try:
+            results.append(attempt())
+        except Exception as error:
+            if isinstance(error, KedgeError) or not is_out_of_memory(error):
+                raise
+            failure = error
+        smaller = 0
+        if ranks.largest(int(failure is not None)):
+            smaller = ranks.largest(_smaller(budget.tokens, lengths, ranks.count))
+        if not smaller:
+            if failure is not None:
+                raise failure
+            return results[0]
+        budget.halve(smaller, failure)
+        release(failure)
+        del failure, results
+        _restore_random_states(states)
+
+
+def _smaller(tokens: int, lengths: Sequence[int], num_ranks: int) -> int:
+    """Half of what the largest pass held; 0 if that was a single row."""
+    plans = (plan_parts(lengths, tokens, number=number, count=num_ranks) for number in range(num_ranks))
+    largest = max(sum(lengths[row] for row in part.rows) for plan in plans for part in plan)
+    longest = max(lengths)
+    return max(longest, largest // 2) if largest > longest else 0
+
+
+def _asked(error: BaseException | None) -> str:
+    asked = asked_for(error)
+    return f" ({with_unit(asked)} more were asked for)" if asked else ""
+
+
+def _random_states() -> tuple[Tensor, list[Tensor]]:
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if used else []
+
+
+def _restore_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])

@@ -1,0 +1,255 @@
+"""Weights in parts: FSDP2 over the ranks, and whole weights where they are needed.
+
+Every rank holds a part of each weight, of its gradient and of its moments. A layer's weights are gathered for its pass
+and freed after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+from kedge.system.ranks.ranks import Ranks
+
+if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
+    from torch.distributed.fsdp import FSDPModule
+
+__all__ = [
+    "clip_shards",
+    "fill_parts",
+    "from_rows",
+    "gather",
+    "gathered_state",
+    "in_parts",
+    "own_rows",
+    "shard",
+    "shard_weight",
+    "whole",
+    "whole_for_a_pass",
+    "whole_state_dict",
+    "whole_weights",
+]
+
+
+def shard(
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    ranks: Ranks,
+    *,
+    device: torch.device,
+    kept: Collection[nn.Parameter],
+    in_bf16: Collection[nn.Module] = (),
+    offload: bool = False,
+) -> None:
+    """Split a module's weights over the ranks, in place. Optimizers are built afterwards.
+
+    Args:
+        module: Every pass of it is a call of this module, as often on every rank.
+        layers: Its layers, which are gathered one after the other.
+        ranks: The ranks.
+        device: The device of the weights.
+        kept: Weights of the module that stay whole on every rank, because others share them.
+        in_bf16: Layers whose weights are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
+        offload: Keep the parts in the host's memory between passes.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    mesh, whole_here = init_device_mesh(device.type, (ranks.count,)), set(kept)
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+    for each in layers:
+        policy = rounded if each in in_bf16 else MixedPrecisionPolicy()
+        fully_shard(each, mesh=mesh, mp_policy=policy, offload_policy=place, ignored_params=whole_here)
+    # Freed after the pass, too: otherwise a pass without a backward pass would leave weights that no step changes.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=place, ignored_params=whole_here)
+    for each in _sharded([module]):
+        # A sum, not a mean: losses are divided by the counts of the whole minibatch.
+        each.set_force_sum_reduction_for_comms(True)
+        each.set_gradient_divide_factor(1.0)
+
+
+@torch.no_grad()
+def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.device, offload: bool = False) -> None:
+    """Fill a sharded module's weights, which are on the meta device; all ranks together.
+
+    Args:
+        module: It was sharded, and its weights have no values yet.
+        whole: On the first rank, their values by name; emptied on the way.
+        device: The device of the weights.
+        offload: Keep the parts in the host's memory.
+    """
+    parts: dict[str, Tensor] = {}
+    for name, own in module.named_parameters():
+        if isinstance(own, DTensor) and own.is_meta:
+            full = whole.pop(name)
+            here = torch.empty(own.shape, dtype=own.dtype, device=device) if full.is_meta else full.to(device)
+            part = distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=0)
+            parts[name] = part.cpu() if offload else part
+    module.load_state_dict(parts, strict=False, assign=True)
+
+
+def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.device) -> None:
+    """Split one weight of a module over the ranks, in place; whoever reads it gathers it with `whole_for_a_pass`.
+
+    Args:
+        module: The module; all ranks have the same whole weight.
+        name: The weight's name in it.
+        ranks: The ranks.
+        device: The weight's device.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    weight, mesh = module.get_parameter(name), init_device_mesh(device.type, (ranks.count,))
+    part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None).clone()
+    setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
+
+
+def whole_for_a_pass(weight: Tensor) -> Tensor:
+    """The whole of a weight that may be in parts; all ranks ask for it together, and its gradients are summed."""
+    return weight.full_tensor(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
+
+
+@contextmanager
+def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within this context every rank has all weights, and passes without gradients need no other rank.
+
+    All ranks enter and leave it together. What is written to the weights meanwhile is lost.
+
+    Args:
+        modules: Sharded modules, or others that contain them; each has been called before.
+    """
+    modules = list(modules)
+    sharded = _sharded(modules)
+    for each in sharded:
+        each.set_reshard_after_forward(False, recurse=False)
+        each.unshard()
+    # What is still in parts is not FSDP's.
+    others = [
+        (part, name, weight)
+        for module in modules
+        for part in module.modules()
+        for name, weight in part.named_parameters(recurse=False)
+        if isinstance(weight, DTensor)
+    ]
+    for part, name, weight in others:
+        setattr(part, name, nn.Parameter(whole(weight.detach()), requires_grad=False))
+    try:
+        yield
+    finally:
+        for part, name, weight in others:
+            setattr(part, name, weight)
+        for each in sharded:
+            each.set_reshard_after_forward(True, recurse=False)
+            each.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be in parts; all ranks ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def gather(tensors: Iterable[Tensor], *, keep: bool) -> dict[Tensor, Tensor]:
+    """Gather the tensors that are in parts, one after the other, in the memory of the host.
+
+    All ranks call this with the same tensors in the same order. A rank that keeps none holds one at a time.
+
+    Args:
+        tensors: Tensors, some of them in parts.
+        keep: False for a rank that only helps others.
+
+    Returns:
+        For each tensor in parts the whole one; the others are not in it.
+    """
+    found: dict[Tensor, Tensor] = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            gathered = tensor.full_tensor()
+            if keep:
+                found[tensor] = gathered.cpu()
+    return found
+
+
+def whole_state_dict(module: nn.Module, gathered: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+    """A module's state dict with the gathered weights in place of the parts; tied weights share their memory."""
+    state = module.state_dict(keep_vars=True)
+    return {name: gathered.get(tensor, tensor).detach() for name, tensor in state.items()}
+
+
+def gathered_state(module: nn.Module, ranks: Ranks) -> dict[str, Tensor] | None:
+    """A sharded module's whole state dict, in the memory of the host; all ranks call this together.
+
+    Returns:
+        The state dict on the first rank; None on the others, and for a module that is not sharded.
+    """
+    if not ranks.is_sharded:
+        return None
+    gathered = gather(module.parameters(), keep=ranks.is_first)
+    return whole_state_dict(module, gathered) if ranks.is_first else None
+
+
+def in_parts(tensor: Tensor, own: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, if `own` is in parts; no communication: every rank has the whole."""
+    if not isinstance(own, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def own_rows(tensor: DTensor) -> range:
+    """The rows that this rank has of a tensor in parts: FSDP2 cuts the first axis into parts of one length."""
+    (placement,) = tensor.placements
+    assert placement.is_shard(0), placement
+    total, mesh = tensor.shape[0], tensor.device_mesh
+    length = -(-total // mesh.size())
+    start = min(total, length * mesh.get_local_rank())
+    return range(start, min(total, start + length))
+
+
+def from_rows(rows: Tensor, own: DTensor) -> DTensor:
+    """A tensor in parts like `own`, of which this rank has these rows; no communication."""
+    return DTensor.from_local(
+        rows.to(own.device), own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
+
+
+@torch.no_grad()
+def clip_shards(gradients: Sequence[Tensor], max_norm: float | None, ranks: Ranks) -> float:
+    """Clip gradients, some of them in parts, to a joint norm; return the norm before.
+
+    Args:
+        gradients: Their order is the same on every rank.
+        max_norm: Largest norm allowed; None or 0 only measures.
+        ranks: The ranks.
+    """
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+    own = sum(
+        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if _is_part(part)
+    )
+    kept = sum(
+        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if not _is_part(part)
+    )
+    norm = (ranks.sums([own])[0] + kept) ** 0.5
+    if max_norm and norm > max_norm and norm < float("inf"):
+        for each in local:
+            each.mul_(max_norm / (norm + 1e-6))
+    return norm
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
+    """The sharded modules among all of these and their parts, outer ones first."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [each for module in modules for each in module.modules() if isinstance(each, FSDPModule)]

@@ -1,0 +1,69 @@
+"""Ranks computed by hand, and rankings of sampled responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kedge.config import load_config
+from kedge.data import Prompt, Ranking, read_comparisons
+from kedge.errors import RewardError
+from kedge.rewards import load_reward
+from kedge.runs.run import open_run
+from kedge.stages.evaluation.labeling import collect_rankings, rank_responses
+from kedge.stages.evaluation.load_policy import load_policy
+from kedge.stages.evaluation.policy import Policy, Sampling
+from tests.tiny import save_tiny_policy, tiny_tokenizer
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, batch_size=5, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "scores", "expected"),
+    [
+        (["a", "b", "c"], [0.5, 2.0, -1.0], (["a", "b", "c"], [2, 1, 3])),
+        (["a", "b", "c"], [1.0, 2.0, 1.0], (["a", "b", "c"], [2, 1, 2])),
+        (["a", "b"], [1.0, 1.0], ([], [])),
+        (["a", "a", "b"], [1.0, 1.0, 2.0], (["a", "b"], [2, 1])),
+        (["a", " \n", "b"], [1.0, 5.0, 2.0], (["a", "b"], [2, 1])),
+        (["a", "b", "c"], [1.0, None, 2.0], (["a", "c"], [2, 1])),
+        (["a", "b"], [None, 2.0], ([], [])),
+    ],
+)
+def test_ranks(texts, scores, expected):
+    assert rank_responses(texts, scores) == expected
+
+
+def policy_in(tmp_path) -> Policy:
+    save_tiny_policy(tmp_path / "policy")
+    flags = {"model": str(tmp_path / "policy"), "out": str(tmp_path / "run")}
+    config = load_config(None, ["data.prompts=none"], flags)
+    return load_policy(str(config.model), config, open_run(config, "generate"))
+
+
+def test_a_higher_score_has_a_smaller_rank(tmp_path):
+    asked: dict[str, Any] = {}
+
+    def shortest(prompts, completions, topic):
+        asked.update(prompts=prompts, topic=topic)
+        return [-len(text) for text in completions]
+
+    prompts = [Prompt(f"Deck {number}:", {"topic": number, "title": "Rope"}) for number in range(4)]
+    rows = collect_rankings(
+        policy_in(tmp_path), prompts, load_reward(shortest), SAMPLING, num_responses=3, title="label"
+    )
+    assert asked["topic"] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert set(rows[0]) == {"title", "prompt", "responses", "ranks"}
+    for row in rows:
+        lengths = [len(text) for text in row["responses"]]
+        assert row["ranks"] == [1 + sum(other < length for other in set(lengths)) for length in lengths]
+    records = read_comparisons(rows, tokenizer=tiny_tokenizer(), max_length=100).records
+    assert len(records) == len(rows)
+    assert all(isinstance(record, Ranking) for record in records)
+
+
+def test_a_labeler_without_preferences_is_an_error(tmp_path):
+    alike = load_reward(lambda completions: [1.0] * len(completions))
+    with pytest.raises(RewardError, match="scored all responses to each of 1 prompts the same"):
+        collect_rankings(policy_in(tmp_path), [Prompt("Deck:")], alike, SAMPLING, num_responses=2, title="label")

@@ -1,0 +1,115 @@
+"""Sampling ahead of training: which weights sample, and that runs repeat and resume bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kedge.config import config_from_settings
+from kedge.errors import ConfigError, RewardError
+from kedge.logs.samples import read_samples
+from kedge.runs.run import Resume
+from kedge.stages.ppo import run_ppo
+from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, varied
+from tests.tiny import save_tiny_policy
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def sampled(folder: Path) -> dict[int, list[list[int]]]:
+    """The tokens of each update's responses."""
+    found: dict[int, list[list[int]]] = {}
+    for row in read_samples(folder):
+        found.setdefault(row["update"], []).append(row["tokens"])
+    return found
+
+
+def drawing(completions: list[str], seed: int, **_: Any) -> list[float]:
+    """Scores with noise of their own."""
+    return [score + random.Random(seed).random() for score in varied(completions)]
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_an_update_is_sampled_by_the_weights_of_as_many_updates_ago(tmp_path, policy, staleness):
+    settings: dict[str, Any] = {"num_updates": 4, "learning_rate": 0.05}
+    stale = configure(policy, tmp_path / "stale", max_staleness=staleness, **settings)
+    rows = run_ppo(stale, prompts=PROMPTS, reward=varied).metrics
+    assert [row["policy/staleness"] for row in rows] == [min(n, staleness) for n in range(4)]
+    for row in rows:
+        assert min(row["time/waiting_for_rollout"], row["time/rollout_waiting"]) >= 0
+        assert (row["policy/sampler_k3"] > 1e-6) == (row["policy/staleness"] > 0)
+        assert 0 <= row["policy/sampler_truncated"] <= 1
+    assert not (tmp_path / "stale" / "incidents.jsonl").exists()  # other weights are not a mismatch
+
+    # Weights that a run does not change are those of its start.
+    run_ppo(configure(policy, tmp_path / "start", **settings | {"learning_rate": 0.0}), prompts=PROMPTS, reward=varied)
+    found, start = sampled(tmp_path / "stale"), sampled(tmp_path / "start")
+    for update in range(1, staleness + 2):
+        assert found[update] == start[update]
+    assert found[staleness + 2] != start[staleness + 2]
+
+
+def test_a_run_that_samples_ahead_repeats_and_resumes_to_the_bit(tmp_path, policy):
+    def configured(name: str):
+        return configure(
+            policy, tmp_path / name, num_updates=5, max_staleness=2, num_responses=2, constant_groups="drop",
+            eval_every=2, learning_rate=0.01, num_fixed_prompts=1,
+        )  # fmt: skip
+
+    given: dict[str, Any] = {"prompts": PROMPTS, "eval_prompts": PROMPTS[:2], "reward": drawing}
+    whole = run_ppo(configured("whole"), **given)
+
+    def interrupt(update: int, *_: Any) -> None:
+        if update == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configured("split"), **given, on_update=interrupt)
+    split = run_ppo(configured("split"), **given, resume=Resume())
+    assert metrics_without_times(tmp_path / "split") == metrics_without_times(tmp_path / "whole")
+    weights, expected = (load_file(run.model / "model.safetensors") for run in (split, whole))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_prompts_of_a_batch_that_failed_are_drawn_again(tmp_path, policy):
+    calls: list[list[str]] = []
+    is_away = True
+
+    def judge(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+        calls.append(list(prompts))
+        if is_away and len(calls) > 2:
+            raise RuntimeError("the judge is away")
+        return varied(completions)
+
+    config = configure(policy, tmp_path / "run", num_updates=4, max_staleness=1)
+    with pytest.raises(RewardError):
+        run_ppo(config, prompts=PROMPTS, reward=judge)
+    failed, is_away = len(calls), False
+    rows = run_ppo(config, prompts=PROMPTS, reward=judge, resume=Resume()).metrics
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert calls[failed] == calls[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"constant_groups": "resample", "num_responses": 2}, "ppo.constant_groups=resample"),
+        ({"on_nonfinite": "rollback"}, "ppo.on_nonfinite=rollback"),
+        ({"on_spike": "rollback"}, "ppo.on_spike=rollback"),
+        (
+            {"constant_groups": "drop", "num_responses": 2, "value_warmup_until": 0.5, "value_warmup_updates": 1},
+            "ppo.value_warmup_until",
+        ),
+    ],
+)
+def test_what_cannot_be_sampled_ahead_is_refused_in_one_line(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        config_from_settings("ppo", {"model": "m", "max_staleness": 1, **settings})

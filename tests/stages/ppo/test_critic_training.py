@@ -1,0 +1,62 @@
+"""The settings of the critic's training in a PPO run."""
+
+import pytest
+
+from kedge.logs.metrics import MEASURED
+from kedge.stages.ppo import run_ppo
+from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
+from tests.tiny import save_tiny_policy
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def rows_of(policy, tmp_path, reward=vowels, **settings):
+    return run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=reward).metrics
+
+
+def of_the_prompt(prompts, completions):
+    """What a critic learns at once."""
+    return [len(prompt) / 10 for prompt in prompts]
+
+
+def measured_apart(row):
+    return {name: value for name, value in row.items() if not name.startswith(MEASURED)}
+
+
+def test_a_separate_critics_rate_has_the_schedule_of_the_policys(tmp_path, policy):
+    settings = {"critic": "separate", "critic_learning_rate": 4e-3, "learning_rate": 1e-3, "value_warmup_updates": 1}
+    rows = rows_of(policy, tmp_path, num_updates=3, **settings)
+    assert [row["policy/learning_rate"] for row in rows] == pytest.approx([1e-3, 1e-3, 5e-4])
+    assert [row["value/learning_rate"] for row in rows] == pytest.approx([4e-3, 4e-3, 2e-3])
+    # While it warms up only the critic has a gradient.
+    assert ["policy/grad_norm" in row for row in rows] == [False, True, True]
+    assert all(row["value/grad_norm"] > 0 for row in rows)
+
+
+def test_more_passes_of_the_critic_leave_the_policys_training_as_it_is(tmp_path, policy):
+    settings = {"critic": "separate", "num_updates": 1}
+    [once] = rows_of(policy, tmp_path / "once", **settings)
+    [twice] = rows_of(policy, tmp_path / "twice", num_critic_epochs=2, **settings)
+    same = [name for name in once if name.startswith(("policy/", "objective/", "reward/"))]
+    assert {name: once[name] for name in same} == {name: twice[name] for name in same}
+    assert twice["value/extra_steps"] == twice["policy/optimizer_steps"] == 4
+    assert twice["guard/skipped_steps"] == 0
+    assert twice["cost/sft_steps"] > once["cost/sft_steps"]
+
+
+def test_a_warm_up_that_ends_by_its_result_is_one_of_that_length(tmp_path, policy, capsys):
+    settings = {"num_updates": 5, "kl_controller": "ziegler", "kl_target": 1.0, "kl_wait_fraction": 0.5}
+    settings |= {"spike_sigma": 9.0, "num_epochs": 4, "value_gae_lambda": 1.0}
+    settings |= {"num_prompts": 16, "reward": of_the_prompt}
+    known = rows_of(policy, tmp_path / "known", value_warmup_updates=2, **settings)
+    first, second = (row["value/explained_variance"] for row in known[:2])
+    assert 0 <= first < second  # else this test shows nothing
+    settings |= {"value_warmup_updates": 4, "value_warmup_until": (first + second) / 2}
+    found = rows_of(policy, tmp_path / "found", **settings)
+    assert [row["value/warmup"] for row in found] == [1, 1, 0, 0, 0]
+    assert [measured_apart(row) for row in found] == [measured_apart(row) for row in known]
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("The critic's warm-up ends after update 2: its values explain") == 2

@@ -1,0 +1,207 @@
+"""Evaluation during PPO: it changes nothing that is trained, keeps the best checkpoint, and can end the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kedge.config import load_config, schedule_in_words
+from kedge.errors import ConfigError
+from kedge.logs.evaluations import read_evaluations
+from kedge.logs.metrics import MetricsLog
+from kedge.models import find_model
+from kedge.rewards import RewardTerm
+from kedge.runs.run import Resume
+from kedge.stages.ppo import evaluating, run_ppo
+from kedge.system.output import best_checkpoint, kept_checkpoints
+from kedge.training.stopping import Terminated
+from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.tiny import save_tiny_policy
+
+HELD_OUT = ["The crew", "A rope", "Then the sun"]
+CHECK = {"critic_check": 2, "critic_check_prefixes": 2, "critic_check_continuations": 2}
+EVAL = {**CHECK, "eval_every": 2, "num_updates": 5, "kl_controller": "ziegler", "kl_target": 0.5, "entropy_coef": 0.01}
+JUDGE = """
+def longer(prompts, completions_a, completions_b, **_):
+    return [float(len(a) > len(b)) if a != b else 0.5 for a, b in zip(completions_a, completions_b)]
+
+def length(completions, **_):
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def draws(completions: list[str], **_: Any) -> list[float]:
+    """A reward that draws from the global generators, which an evaluation must not disturb."""
+    return [len(text) / 20 + random.random() + float(torch.rand(())) for text in completions]
+
+
+def vowels(completions: list[str], **_: Any) -> list[float]:
+    return [sum(letter in "aeiou" for letter in text) / 10 for text in completions]
+
+
+REWARDS = [draws, RewardTerm(vowels, weight=0.0, name="vowels")]
+
+
+@pytest.fixture(scope="module")
+def whole(policy, tmp_path_factory) -> Path:
+    """A run that evaluates; a judge scores the responses."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "judge.py").write_text(JUDGE)
+    judge = {"evaluate.judge": f"{folder / 'judge.py'}:length", "checkpoint.keep_best": "eval/win_rate"}
+    config = configure(policy, folder / "whole", **EVAL, **judge)
+    run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=REWARDS)
+    return folder / "whole"
+
+
+def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_path):
+    off = {"eval_every": None, "critic_check": None}
+    run_ppo(configure(policy, tmp_path / "plain", **{**EVAL, **off}), prompts=PROMPTS, reward=REWARDS)
+    evaluated = [
+        {name: value for name, value in row.items() if not name.startswith(("eval/", "critic/"))}
+        for row in metrics_without_times(whole)
+    ]
+    assert evaluated == metrics_without_times(tmp_path / "plain")
+    weights = "model/model.safetensors"
+    assert (whole / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+
+
+def test_the_start_every_interval_and_the_end_are_measured(whole):
+    rows = read_evaluations(whole)
+    assert [row["update"] for row in rows] == [0, 2, 4, 5]
+    measured = {"eval/score", "eval/kl", "eval/length", "eval/eos_rate", "eval/win_rate"}
+    assert all(measured | {"eval/score/draws", "eval/score/vowels"} == row.keys() - {"update"} for row in rows)
+    assert rows[0]["eval/kl"] == pytest.approx(0.0, abs=1e-5)
+    assert rows[0]["eval/win_rate"] == 0.5
+    assert abs(rows[-1]["eval/kl"]) > 1e-3  # an estimate from three responses may be negative
+    logged = {row["update"]: row for row in metrics_without_times(whole)}
+    assert "eval/score" not in logged[3]
+    assert all(logged[row["update"]]["eval/score"] == row["eval/score"] for row in rows[1:])
+
+
+def test_the_best_checkpoint_is_kept_and_named(whole):
+    rates = {row["update"]: row["eval/win_rate"] for row in read_evaluations(whole)}
+    best = max(rates, key=lambda update: rates[update])  # the first of equal ones
+    assert best_checkpoint(whole) == best
+    assert {best, 5} <= set(kept_checkpoints(whole))
+    assert find_model(f"{whole}@best") == str(whole / f"checkpoints/update-{best:06d}/model")
+    finished = json.loads((whole / "finished.json").read_text())
+    assert finished["best"] == {"update": best, "metric": "eval/win_rate", "value": rates[best]}
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypatch):
+    write = MetricsLog.write
+
+    def stop(log: MetricsLog, update: int, metrics: Any) -> None:
+        write(log, update, metrics)
+        if update == 3:
+            monkeypatch.setattr(MetricsLog, "write", write)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(MetricsLog, "write", stop)
+    judge = {"evaluate.judge": f"{whole.parent / 'judge.py'}:length", "checkpoint.keep_best": "eval/win_rate"}
+    config = configure(policy, tmp_path / "split", **EVAL, **judge)
+    data = {"prompts": PROMPTS, "eval_prompts": HELD_OUT, "reward": REWARDS}
+    with pytest.raises(Terminated):
+        run_ppo(config, **data)
+    run_ppo(config, **data, resume=Resume())
+    assert metrics_without_times(tmp_path / "split") == metrics_without_times(whole)
+    for name in (
+        "evaluations.jsonl",
+        "critic_checks.jsonl",
+        "finished.json",
+        "checkpoints/best.json",
+        "model/model.safetensors",
+    ):
+        assert (tmp_path / "split" / name).read_bytes() == (whole / name).read_bytes()
+
+
+def scripted(monkeypatch, scores: list[float]) -> None:
+    """Replace the evaluations by given scores."""
+    left = iter(scores)
+    monkeypatch.setattr(evaluating.HeldOutEvaluation, "_measure", lambda *_: {"eval/score": next(left), "eval/kl": 0.0})
+
+
+def test_the_run_ends_when_the_held_out_metric_has_not_improved(policy, tmp_path, monkeypatch, capsys):
+    scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
+    config = configure(policy, tmp_path / "run", eval_every=1, eval_patience=2, num_updates=9, **{"checkpoint.keep": 1})
+    result = run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    assert [row["update"] for row in result.metrics] == [1, 2, 3]
+    finished = json.loads((tmp_path / "run/finished.json").read_text())
+    assert finished["updates"] == 3
+    assert finished["best"]["update"] == 1
+    assert finished["ended"] == (
+        "eval/score has not improved in 2 evaluations (ppo.eval_patience); its best value is 0.3, after update 1"
+    )
+    assert "The run ends after update 3: eval/score has not improved" in capsys.readouterr().err
+    assert kept_checkpoints(tmp_path / "run") == [1, 3]
+    assert (result.model / "config.json").is_file()
+
+
+def test_the_run_ends_when_the_kl_passes_its_bound(policy, tmp_path):
+    config = configure(policy, tmp_path / "run", max_kl=1e-4, learning_rate=1e-2, num_updates=9)
+    result = run_ppo(config, prompts=PROMPTS, reward=vowels)
+    assert [row["update"] for row in result.metrics] == [1, 2]  # the first update's responses are the start's
+    assert "above ppo.max_kl=0.0001" in json.loads((tmp_path / "run/finished.json").read_text())["ended"]
+
+
+def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path):
+    config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1, eval_num_prompts=2, **{
+        "data.eval_fraction": 0.5, "checkpoint.keep_best": "none", "checkpoint.keep_last": False,
+    })  # fmt: skip
+    run_ppo(config, prompts=PROMPTS, reward=vowels)
+    assert json.loads((tmp_path / "run/data.json").read_text())["prompts"]["held_out"] == 2
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"checkpoint.keep_best": "eval/scor", "eval_every": 2}, "did you mean eval/score?"),
+        ({"checkpoint.keep_best": "eval/accuracy", "eval_every": 2}, "eval/accuracy is not a metric of ppo"),
+        ({"checkpoint.keep_best": "eval/score"}, "set ppo.eval_every"),
+        *(
+            ({"checkpoint.keep_best": name, "eval_every": 2}, f"{name} is not a metric of ppo that tells which model")
+            for name in (
+                "eval/kl",
+                "objective/kl",
+                "eval/eos_rate",
+                "response/eos_rate",
+                "eval/length",
+                "policy/entropy",
+            )
+        ),
+        (
+            {"checkpoint.keep_best": "eval/score/vowels", "eval_every": 2, "reward": {"judge.py:vowels": -1.0}},
+            "the weight of this term is negative",
+        ),
+        ({"checkpoint.keep_best": "eval/win_rate", "eval_every": 2}, "set evaluate.judge"),
+        ({"eval_patience": 2}, "set ppo.eval_every"),
+        ({"eval_every": 1, "eval_patience": 2, "checkpoint.keep_best": "reward/score_mean"}, "a held-out metric"),
+        ({"max_kl": 1.0, "kl_coef": 0.0}, "set ppo.measure_kl=true"),
+        ({"eval_every": 1, "data.eval_fraction": 0.0}, "set data.eval_prompts, or data.eval_fraction > 0"),
+        ({"data.eval_prompts": "x.jsonl"}, "only read with ppo.eval_every"),
+    ],
+)
+def test_mistakes_are_one_line(policy, tmp_path, settings, said):
+    with pytest.raises(ConfigError) as error:
+        run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels)
+    assert said in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_schedule_says_what_the_evaluations_cost():
+    said = schedule_in_words(load_config(None, ["ppo.eval_every=30", "ppo.num_updates=100", "rollout.num_prompts=64"]))
+    assert "At most 64 held-out prompts are answered before the first update, every 30 updates and at the end" in said
+    assert "5 evaluations, at most 320 responses (5.0% of those trained on)" in said

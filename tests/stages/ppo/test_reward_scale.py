@@ -1,0 +1,109 @@
+"""The critic learns in the unit of its returns: what a run learns does not depend on the unit of the reward."""
+
+import pytest
+import torch
+
+from kedge.config import config_from_settings
+from kedge.stages.ppo import run_ppo
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+PROMPTS = ["The boat lay", "Once upon a time", "A little sailor", "The crew hauled"]
+UNITS = {
+    "hundredth": (0.01, 0.0),
+    "16": (16.0, 0.0),
+    "1,024": (1024.0, 0.0),
+    "shifted": (1.0, 10.0),
+    "low": (1.0, -10.0),
+}
+ROUNDING = 2e-3
+"""Of float32 after six updates: a shift of 10 takes four binary digits from scores below 1."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return save_tiny_policy(folder / "policy"), save_tiny_reward_model(folder / "reward")
+
+
+def run(models, out, unit, *, critic, by_model, **settings):
+    """A run's policy, and in its unit of the reward, explained variance and error of the mean value per update."""
+    scale, shift = unit
+    policy, scorer = models
+    if by_model:
+        settings["reward"] = {str(scorer): scale}
+        shift = 0.0
+    config = config_from_settings(
+        "ppo",
+        {
+            "model": str(policy),
+            "out": str(out),
+            "critic": critic,
+            "kl_coef": 0.0,
+            "num_updates": 6,
+            "num_prompts": 4,
+            "num_responses": 4,
+            "max_new_tokens": 8,
+            "learning_rate": 3e-3,
+            "missing_eos_score": None,
+            **settings,
+        },
+    )
+    weights: list[torch.Tensor] = []
+
+    def score(completions):
+        return [shift + scale * sum(map(str.isalpha, text)) / 8 for text in completions]
+
+    def keep(update, roles):
+        weights[:] = [each.detach().clone() for each in roles.actor_critic.policy.causal.parameters()]
+
+    rows = run_ppo(config, prompts=PROMPTS, reward=None if by_model else [score], on_update=keep).metrics
+    explained = [row["value/explained_variance"] for row in rows]
+    errors = [(row["value/mean"] - row["value/returns_mean"]) / scale for row in rows]
+    return torch.cat([each.flatten() for each in weights]), explained, errors
+
+
+@pytest.mark.parametrize("by_model", [False, True], ids=["function", "reward model"])
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_what_is_learned_does_not_depend_on_the_unit(critic, by_model, models, tmp_path):
+    policy, explained, errors = run(models, tmp_path / "1", (1.0, 0.0), critic=critic, by_model=by_model)
+    assert max(map(abs, explained)) > 0.05, "there is something to lose"
+    for name, unit in UNITS.items():
+        if by_model and unit[1]:
+            continue
+        other, others_explained, others_errors = run(models, tmp_path / name, unit, critic=critic, by_model=by_model)
+        assert others_explained == pytest.approx(explained, abs=ROUNDING), name
+        assert others_errors == pytest.approx(errors, abs=ROUNDING), name
+        assert float((policy - other).abs().max()) < ROUNDING, name
+
+
+def test_the_papers_unit_is_the_score(models, tmp_path):
+    _, _, errors = run(models, tmp_path, (1024.0, 0.0), critic="separate", by_model=False, value_unit="score")
+    assert min(map(abs, errors)) > 0.3, "the mean value is still far from the mean return"
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_returns_that_are_all_equal_are_no_unit(critic, models, tmp_path):
+    """The first responses score the same; the critic starts when they no longer do."""
+    scores = iter([[5.0] * 16, [5.0] * 16, *([5.0, 105.0] * 8 for _ in range(3))])
+
+    def rare(completions):
+        return next(scores) if len(completions) == 16 else [5.0] * len(completions)
+
+    config = config_from_settings(
+        "ppo",
+        {
+            "model": str(models[0]),
+            "out": str(tmp_path / "run"),
+            "critic": critic,
+            "kl_coef": 0.0,
+            "num_updates": 4,
+            "num_prompts": 4,
+            "num_responses": 4,
+            "max_new_tokens": 4,
+            "missing_eos_score": None,
+            "gae_lambda": 1.0,
+        },
+    )
+    rows = run_ppo(config, prompts=PROMPTS, reward=[rare]).metrics
+    assert [row["value/mean"] for row in rows[:2]] == pytest.approx([5.0, 5.0])
+    assert rows[2]["value/mean"] == pytest.approx(55.0, rel=1e-5)

@@ -1,0 +1,147 @@
+"""A sweep runs its trials in processes, compares them, continues, and stops them when it is stopped.
+
+Stand-ins that write the files of a run in milliseconds take the place of `kedge STAGE`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kedge.config import load_config
+from kedge.errors import ConfigError, OutputError
+from kedge.inspect.sweeps import read_sweep
+from kedge.stages.sweep import main as sweep_main
+from kedge.stages.sweep import plan_trials, processes, run_sweep
+from kedge.stages.sweep.grid import Trial
+
+STAND_IN = """
+import json, os, pathlib, signal, sys
+out, score, seed = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+if score == 0.3:
+    sys.exit("error: this setting cannot run")
+if score == 0.5:
+    print("ppo 3/20", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+out.mkdir()
+rows = [{"update": n, "reward/score_mean": score * n + seed, "objective/kl": n / 10} for n in range(1, 21)]
+(out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+(out / "finished.json").write_text("{}")
+"""
+
+
+def trials(*values: str, seeds: int = 2, preset: list[str] | None = None) -> list[Trial]:
+    return plan_trials(
+        {"ppo.clip_range": list(values)},
+        range(seeds),
+        lambda settings: load_config(None, [f"{field}={value}" for field, value in settings.items()], preset=preset),
+    )
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+
+    def start(trial: Trial, folder: Path, stage: str, num_processes: int) -> subprocess.Popen[bytes]:
+        names.append(trial.name)
+        arguments = [str(folder / trial.name), trial.values["ppo.clip_range"], str(trial.seed)]
+        with (folder / "logs" / f"{trial.name}.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-S", "-c", STAND_IN, *arguments], stderr=log)
+
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(sweep_main, "write_report", lambda *_, **__: "report.html")
+    return names
+
+
+def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
+    tmp_path: Path, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    result = run_sweep(trials("0.1", "0.2"), "ppo", folder, num_processes=2)
+    assert len(started) == 4
+    assert [row.label for row in result.rows] == ["ppo.clip_range=0.2", "ppo.clip_range=0.1"]
+    # The mean of updates 19 and 20, the last tenth: 0.2 · 19.5, and one more with seed 1.
+    assert result.rows[0].values == pytest.approx([3.9, 4.9])
+    printed = capsys.readouterr().out
+    assert "reward/score_mean at the end, highest first" in printed
+    saved = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert saved["results"][0]["interval"]["value"] == pytest.approx(4.4)
+
+    again = run_sweep(trials("0.1", "0.2", "0.4"), "ppo", folder, num_processes=2)
+    assert len(started) == 6
+    assert again.rows[0].label == "ppo.clip_range=0.4"
+
+
+def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A longer name of the same number is another setting."""
+    three = trials("0.1", "0.10", "0.05", seeds=1, preset=["small-cpu", "s2-defaults"])
+    run_sweep(three, "ppo", tmp_path, num_processes=1)
+    printed = capsys.readouterr().err
+    assert printed.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
+    assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1' / 'model'}\n" in printed
+
+
+def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_sweep(trials("0.3", "0.1", "0.5", seeds=1), "ppo", tmp_path / "sweep", num_processes=1)
+    assert result.failed == ["clip_range=0.3", "clip_range=0.5"]
+    printed = capsys.readouterr().err
+    assert "clip_range=0.3 failed: error: this setting cannot run" in printed
+    assert "clip_range=0.5 failed: killed by SIGKILL" in printed
+    assert [run.error for run in read_sweep(result.folder).runs] == [
+        "error: this setting cannot run",
+        None,
+        "killed by SIGKILL",
+    ]
+    assert [row.interval is None for row in result.rows] == [False, True, True]
+    assert math.isnan(result.rows[0].interval.low)  # type: ignore[union-attr]
+    json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+
+
+def test_a_stopped_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import signal, sys, pathlib, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); "
+    code += "pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(trial: Trial, folder: Path, stage: str, num_processes: int) -> subprocess.Popen[bytes]:
+        running.append(subprocess.Popen([sys.executable, "-S", "-c", code, str(tmp_path / trial.name)]))
+        return running[-1]
+
+    sleep, signals = time.sleep, iter([signal.SIGINT])
+
+    def interrupt_once_all_run(seconds: float) -> None:
+        if all((tmp_path / trial.name).exists() for trial in both):
+            for signum in signals:
+                signal.raise_signal(signum)
+        sleep(seconds)
+
+    both = trials("0.1", "0.2", seeds=1)
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes.time, "sleep", interrupt_once_all_run)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(both, "ppo", tmp_path / "sweep", num_processes=2)
+    assert [process.returncode for process in running] == [7, 7]
+
+
+def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path) -> None:
+    run_sweep(trials("0.1", seeds=2), "ppo", tmp_path / "sweep", num_processes=2)
+    changed = plan_trials(
+        {"ppo.clip_range": ["0.1"]},
+        range(2),
+        lambda values: load_config(
+            overrides=["ppo.num_epochs=2", *(f"{key}={value}" for key, value in values.items())]
+        ),
+    )
+    with pytest.raises(ConfigError, match="holds a sweep with other settings"):
+        run_sweep(changed, "ppo", tmp_path / "sweep")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="is not empty"):
+        run_sweep(trials("0.1"), "ppo", tmp_path / "mine")

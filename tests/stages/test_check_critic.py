@@ -1,0 +1,108 @@
+"""`kedge evaluate --critic`: a finished critic is checked as it was during its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli import main
+from kedge.config import config_from_settings
+from kedge.errors import ConfigError, KedgeError
+from kedge.inspect.doctor import examine
+from kedge.inspect.page.critic import critic
+from kedge.inspect.page.verdict import describe_run
+from kedge.inspect.record import read_run
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations
+from kedge.stages.check_critic import run_check_critic
+from kedge.stages.ppo import run_ppo
+from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
+from tests.stages.ppo.test_ppo import PROMPTS, configure
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+CHECK = {"critic_prefixes": 2, "critic_continuations": 3, "runtime.report": False}
+
+
+def check(out: Path, **settings: Any) -> dict[str, Any]:
+    """The row of a check of a critic on the held-out prompts."""
+    config = config_from_settings("evaluate", {**CHECK, "out": str(out), **settings})
+    run_check_critic(config, prompts=HELD_OUT, reward=vowels)
+    [row] = read_evaluations(out, CRITIC_CHECKS_FILE)
+    return row
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    policy = save_tiny_policy(folder / "policy")
+    trained = save_tiny_reward_model(folder / "critic", seed=3)
+    runs: dict[str, dict[str, Any]] = {
+        "shared": {"missing_eos_score": "auto"},
+        "separate": {"critic_init": str(trained), "checkpoint.every": 1, "checkpoint.keep": 9},
+        "adapter": {"critic_init": str(trained), "adapter": {"kind": "lora", "rank": 4}},
+    }
+    for name, more in runs.items():
+        config = configure(policy, folder / name, **{**SETTINGS, "num_updates": 2, "critic_check": 1, **more})
+        run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "update"), [("shared", "shared", 2), ("separate", "separate@1", 1), ("adapter", "adapter", 2)]
+)
+def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name, update):
+    rows = {row["update"]: row for row in read_evaluations(place / run, CRITIC_CHECKS_FILE)}
+    assert check(tmp_path / "check", critic=str(place / name)) == rows[update]
+
+
+def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp_path, capsys):
+    out, settings = tmp_path / "check", {**CHECK, "runtime.report": True}
+    result = kedge.check_critic(critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=out, **settings)
+    last = "".join(capsys.readouterr().err.splitlines(keepends=True)[-2:])
+    assert last == f"Result: {out / 'summary.json'}\nReport: {out / 'report.html'}\n"
+    row = read_evaluations(place / "shared", CRITIC_CHECKS_FILE)[-1]
+    assert result.summary["pairs_across"] == row["pairs_across"]
+    assert "pairs, different prompts" in repr(result)
+
+
+def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
+    ours = {name: value for name, value in SETTINGS.items() if not name.startswith(("critic", "missing"))}
+    settings = {f"ppo.{name}": value for name, value in ours.items()}
+    settings |= {"rollout.max_new_tokens": 8, "rollout.missing_eos_score": -2.0, "model": str(place / "policy")}
+    found = check(tmp_path / "check", critic=str(place / "critic"), **settings)
+    assert found == read_evaluations(place / "separate", CRITIC_CHECKS_FILE)[0]
+    record = read_run(tmp_path / "check")
+    assert critic(record)["figures"][0]["critic"]["value"] == pytest.approx(found["pairs_across"]["value"], rel=1e-4)
+    assert describe_run(record)[0].startswith("The critic of ")
+    assert not [gap for gap in examine(record).gaps if not gap.rule.startswith("critic")]
+
+
+def refused(**settings: Any) -> str:
+    with pytest.raises(KedgeError) as error:
+        run_check_critic(config_from_settings("evaluate", settings), prompts=HELD_OUT)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_reward_without_a_critic_is_refused(monkeypatch, capsys):
+    flags = ["--model", "m", "--prompts", "Once upon a time", "--judge", "j", "--reward", "r"]
+    monkeypatch.setattr("sys.argv", ["kedge", "evaluate", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "a comparison takes --judge" in capsys.readouterr().err
+
+
+def test_what_cannot_be_checked_is_refused_in_one_line(place, tmp_path):
+    small = {"num_updates": 1, "num_epochs": 1, "advantage": "to_go"}
+    run_ppo(configure(place / "policy", tmp_path / "free", **small), prompts=PROMPTS, reward=vowels)
+    assert "the run has no critic (ppo.advantage=to_go)" in refused(critic=str(tmp_path / "free"))
+    critic = str(place / "critic")
+    assert "pass --model" in refused(critic=critic)
+    assert "pass --reward" in refused(critic=critic, model=str(place / "policy"))
+    assert "that run's policy" in refused(critic=str(place / "shared"), model=str(place / "policy"))
+    assert "no checkpoint of update 7" in refused(critic=str(place / "shared@7"))
+    with pytest.raises(ConfigError, match=r"leave out evaluate\.judge"):
+        config_from_settings("evaluate", {"critic": critic, "judge": "judge.py:better"})

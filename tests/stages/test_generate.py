@@ -1,0 +1,198 @@
+"""Sampling to a file: complete rows, independent of batching, with scores checked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from kedge.config import Config, load_config
+from kedge.errors import KedgeError, OutputError, RewardError
+from kedge.logs.json_lines import read_json_lines
+from kedge.stages.generate import run_generate
+from tests.forking import forked_kedge
+from tests.stages.evaluation.speakers import run_kedge, save_speaker
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]
+
+
+def count_letters(completions: list[str], **columns: Any) -> list[float]:
+    return [float(text.count("e")) for text in completions]
+
+
+def config_for(tmp_path: Path, *more: str, model: Path | None = None, out: str = "run") -> Config:
+    flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / out)}
+    return load_config(None, ["generate.max_new_tokens=4", *more], flags)
+
+
+def test_every_row_has_response_columns_and_score(tmp_path, capsys):
+    result = run_generate(config_for(tmp_path), prompts=ROWS, reward=lambda completions, topic: topic)
+    assert result.responses == [
+        {
+            "prompt": row["prompt"],
+            "completion": "eeee",
+            "stopped": False,
+            "score": float(row["topic"]),
+            "given_completion": row["completion"],
+            "topic": row["topic"],
+        }
+        for row in ROWS
+    ]
+    assert result.score is not None
+    assert result.score.low < result.score.value == 2.0 < result.score.high
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary == result.summary
+    assert (summary["num_prompts"], summary["length"], summary["eos_rate"]) == (5, 4, 0.0)
+    assert summary["score"] == {"value": 2.0, "low": result.score.low, "high": result.score.high}
+    assert "2.00 (" in capsys.readouterr().out
+
+
+def test_a_stopped_response_is_marked(tmp_path):
+    result = run_generate(config_for(tmp_path, model=save_speaker(tmp_path / "mute", "<eos>")), prompts=["Ready?"])
+    assert result.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
+    assert (result.summary["length"], result.summary["eos_rate"], result.score) == (1, 1.0, None)
+
+
+def test_it_stops_where_the_model_declares_its_end_and_says_so(tmp_path, capsys):
+    policy = save_speaker(tmp_path / "policy", ".")
+    period = tiny_tokenizer().convert_tokens_to_ids(".")
+    (policy / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, period]}), encoding="utf-8")
+    stopped, endless = (
+        run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Ready?"])
+        for out, more in (("own", []), ("named", ["rollout.stop_token=[<eos>, <bos>]"]))
+    )
+    assert stopped.responses == [{"prompt": "Ready?", "completion": "", "stopped": True}]
+    assert endless.responses == [{"prompt": "Ready?", "completion": "....", "stopped": False}]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "end with" in line]
+    assert lines == ["responses end with <eos> or .", "responses end with <eos> or <bos>"]
+
+
+def test_the_interval_is_over_prompts_not_responses(tmp_path):
+    # Three equal responses to each prompt carry no more information than one: same mean, same interval.
+    one, three = (
+        run_generate(
+            config_for(tmp_path, f"generate.num_responses={count}", out=f"run{count}"),
+            prompts=ROWS,
+            reward=lambda completions, topic: topic,
+        )
+        for count in (1, 3)
+    )
+    assert len(three.responses) == 15
+    assert [row["topic"] for row in three.responses[:6]] == [0, 0, 0, 1, 1, 1]
+    assert one.score == three.score
+
+
+def test_batches_change_nothing_and_seeds_do(tmp_path):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    judge = f"reward={save_tiny_reward_model(tmp_path / 'judge')}"
+    sampling = ["generate.temperature=1", "generate.max_new_tokens=12", "generate.num_responses=2", judge]
+    runs = [
+        run_generate(config_for(tmp_path, *sampling, more, model=policy, out=out), prompts=ROWS)
+        for out, more in (("a", "generate.batch_size=1"), ("b", "generate.batch_size=7"), ("c", "runtime.seed=1"))
+    ]
+    texts = [[row["completion"] for row in run.responses] for run in runs]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) > 5
+    scores = [[row["score"] for row in run.responses] for run in runs]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert runs[0].score is not None
+    assert runs[0].score.value == pytest.approx(mean(scores[0]), abs=1e-6)
+
+
+def test_missing_scores_are_left_out_of_the_mean(tmp_path):
+    def even_topics(completions, topic):
+        return [float(each) if each % 2 == 0 else None for each in topic]
+
+    result = run_generate(config_for(tmp_path), prompts=ROWS, reward=even_topics)
+    assert [row["score"] for row in result.responses] == [0.0, None, 2.0, None, 4.0]
+    assert result.score is not None
+    assert result.score.value == 2.0
+    with pytest.raises(RewardError, match="scored none of 5 responses"):
+        run_generate(config_for(tmp_path, out="b"), prompts=ROWS, reward=lambda completions: [None] * len(completions))
+    assert len(read_json_lines(tmp_path / "b" / "responses.jsonl")) == 5
+
+
+def test_rows_with_different_columns_share_a_reward(tmp_path):
+    rows = [{"prompt": "a", "topic": 3.0}, {"prompt": "b"}]
+    config = config_for(tmp_path, "generate.batch_size=1")
+    result = run_generate(config, prompts=rows, reward=lambda completions, topic: topic)
+    assert [row["score"] for row in result.responses] == [3.0, None]
+
+
+@pytest.mark.parametrize(
+    ("more", "reward", "said"),
+    [
+        (["reward=nowhere.py:f"], None, "reward file 'nowhere.py' does not exist"),
+        ([], lambda completions, mood: [], "takes 'mood', but no column"),
+        (["rollout.stop_token=nothing"], None, "rollout.stop_token 'nothing'"),
+        (["generate.max_new_tokens=500"], None, "no room for a prompt"),
+        (["data.max_prompt_tokens=1"], None, "5 of 5 rows"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_sampled(tmp_path, more, reward, said):
+    with pytest.raises(KedgeError, match=said) as caught:
+        run_generate(config_for(tmp_path, *more), prompts=ROWS, reward=reward)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "responses.jsonl").exists()
+
+
+def test_a_reward_that_fails_on_its_first_call_leaves_no_folder(tmp_path):
+    def broken(completions):
+        raise KeyError("letter")
+
+    with pytest.raises(RewardError, match="broken raised KeyError"):
+        run_generate(config_for(tmp_path), prompts=ROWS, reward=broken)
+    assert not (tmp_path / "run").exists()
+    assert len(run_generate(config_for(tmp_path), prompts=ROWS, reward=count_letters).responses) == 5
+
+
+def test_a_reward_that_fails_later_leaves_what_was_sampled(tmp_path):
+    def fragile(completions, topic):
+        return [1 / (2 - each) for each in topic]
+
+    with pytest.raises(RewardError, match="fragile raised ZeroDivisionError"):
+        run_generate(config_for(tmp_path, "generate.batch_size=1"), prompts=ROWS, reward=fragile)
+    assert [row["score"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")] == [0.5, 1.0]
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError):
+        run_generate(config_for(tmp_path), prompts=ROWS)
+
+
+def test_the_command_runs_and_reports_errors(tmp_path):
+    policy, data = save_speaker(tmp_path / "policy"), tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    done = forked_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "new_tokens=4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: new_tokens is not a setting of generate; did you mean")
+    assert done.stderr.count("\n") == 1
+    done = run_kedge("generate", "--model", policy, "--prompts", data, "--out", tmp_path / "run", "max_new_tokens=3")
+    assert done.returncode == 0, done.stderr
+    assert {row["completion"] for row in read_json_lines(tmp_path / "run" / "responses.jsonl")} == {"eee"}
+
+
+def test_several_responses_to_a_prompt_differ_and_the_only_one_is_greedy(tmp_path, capsys):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    several = ["generate.max_new_tokens=12", "generate.num_responses=8"]
+    free = run_generate(config_for(tmp_path, *several, model=policy, out="free"), prompts=["Deck"])
+    assert free.summary["num_distinct"] >= 7
+    assert "8 responses to each prompt at temperature 1 (generate.temperature)" in capsys.readouterr().err
+    as_trained = run_generate(
+        config_for(tmp_path, *several, "rollout.temperature=0.02", model=policy, out="trained"), prompts=["Deck"]
+    )
+    greedy = run_generate(
+        config_for(tmp_path, *several, "generate.temperature=0.02", model=policy, out="greedy"), prompts=["Deck"]
+    )
+    assert as_trained.responses == greedy.responses
+    alone = [
+        run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Deck"]).responses
+        for out, more in (("one", []), ("cold", ["generate.temperature=0.01"]))
+    ]
+    assert alone[0] == alone[1]

@@ -1,0 +1,387 @@
+"""A run that was stopped and resumed is bit-identical to an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kedge.config import Config, config_from_settings, load_config
+from kedge.errors import ConfigError, DataError, ModelError, OutputError
+from kedge.logs.metrics import MetricsLog
+from kedge.runs.run import Resume
+from kedge.stages.ppo import run_ppo
+from kedge.stages.reward import run_reward
+from kedge.stages.rlhf import run_rlhf
+from kedge.stages.sft import run_sft
+from kedge.training.checkpoint.store import newest_valid
+from kedge.training.stopping import Terminated
+from tests.forking import fork_context, forked_kedge
+from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
+
+ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(10)]
+PAIRS = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": " rope rope"} for row in ROWS]
+MUON = "muon" if hasattr(torch.optim, "Muon") else "adafactor"
+DRAWS = """
+import random
+
+def noisy(completions, seed, **_):
+    draw = random.Random(seed)
+    return [len(text) / 20 + draw.random() + random.random() for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    return save_tiny_reward_model(tmp_path_factory.mktemp("models") / "reward", seed=3)
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Send this very process SIGTERM as it writes a stage's metrics of one step: a scheduler that takes the machine."""
+
+    def arrange(folder: Path, step: int) -> None:
+        write = MetricsLog.write
+
+        def written(log: MetricsLog, update: int, metrics: Any) -> None:
+            write(log, update, metrics)
+            if update == step and Path(log._lines._file.name).parent == folder:
+                monkeypatch.setattr(MetricsLog, "write", write)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(MetricsLog, "write", written)
+
+    return arrange
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    """Every weight that a run leaves."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("model/*.safetensors"))}
+
+
+def assert_same(resumed: Path, whole: Path) -> None:
+    assert metrics_without_times(resumed) == metrics_without_times(whole)
+    assert model_bytes(resumed) == model_bytes(whole) != {}
+    for name in ("samples.jsonl", "details.jsonl"):
+        if (whole / name).exists():
+            assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"critic": "shared", "num_fixed_prompts": 3},
+        {"critic": "separate", "adam_eps_mode": "tf1", "value_loss": "hl_gauss", "num_critic_epochs": 2},
+        {"kl_controller": "ziegler", "kl_target": 0.5, "kl_wait_fraction": 0.0, "kl_horizon": 20},
+        {"policy_loss": "kl_penalty_adaptive", "score_at": "after_last", "num_responses": 2},
+        {"entropy_coef": 0.01, "entropy_target": 3.0, "value_warmup_updates": 3, "value_loss": "hl_gauss"},
+        # The second update explains 0.015: the warm-up ends after it.
+        {"value_warmup_until": 0.01, "value_warmup_updates": 4, "kl_controller": "schulman"},
+        {"spike_sigma": 8.0, "spike_history": 2, "value_warmup_updates": 2, "kl_controller": "schulman"},
+        {"kl_coef": 0.0, "precision": "bf16", "num_minibatches": 1},
+        {"optimizer": MUON, "critic": "separate", "critic_learning_rate": 1e-3, "value_warmup_updates": 2},
+    ],
+    ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
+)
+def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings):
+    (tmp_path / "reward.py").write_text(DRAWS)
+    rewards = [f"{tmp_path / 'reward.py'}:noisy"]
+    # Six prompts, four an update: the run stops in the middle of an epoch over them.
+    whole, split = (configure(policy, tmp_path / name, num_updates=5, **settings) for name in ("whole", "split"))
+    run_ppo(whole, prompts=PROMPTS, reward=rewards)
+    for stopped_after, resume in ((1, None), (3, Resume())):
+        stop_at(tmp_path / "split", stopped_after)
+        with pytest.raises(Terminated):
+            run_ppo(split, prompts=PROMPTS, reward=rewards, resume=resume)
+        assert len(metrics_without_times(tmp_path / "split")) == stopped_after
+    run_ppo(split, prompts=PROMPTS, reward=rewards, resume=Resume())
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, reward_model, stop_at):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"The tide {n}"}) + "\n" for n in range(9)))
+    settings = {"num_updates": 4, "ptx_coef": 0.5, "data.pretraining": [str(tmp_path / "texts.jsonl")]}
+    whole, split = (
+        configure(policy, tmp_path / name, reward=[{"source": str(reward_model), "weight": 9.0}], **settings)
+        for name in ("whole", "split")
+    )
+    [first, *_] = run_ppo(whole, prompts=PROMPTS).metrics
+    assert first["reward/missing_eos_score"] < -1  # set by the first update, hence part of the state
+    stop_at(tmp_path / "split", 2)
+    with pytest.raises(Terminated):
+        run_ppo(split, prompts=PROMPTS)
+    run_ppo(split, prompts=PROMPTS, resume=Resume())
+    assert_same(tmp_path / "split", tmp_path / "whole")
+
+
+def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at):
+    in_8_bits = {"sft.optimizer": "adamw8bit"}
+    stages = {
+        "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2, **in_8_bits}),
+        "reward": (
+            run_reward,
+            {"comparisons": PAIRS, "demonstrations": ROWS},
+            {
+                "reward_model.batch_size": 3,
+                "reward_model.num_epochs": 2,
+                "reward_model.normalize_scale": True,
+                "reward_model.optimizer": "adafactor",
+            },
+        ),
+    }  # fmt: skip
+    for stage, (run, data, settings) in stages.items():
+        whole, split = (
+            config_from_settings(
+                stage,
+                {
+                    "model": str(policy),
+                    "out": str(tmp_path / stage / name),
+                    "runtime.plots": False,
+                    "runtime.report": False,
+                    **settings,
+                },
+            )
+            for name in ("whole", "split")
+        )
+        expected = run(whole, **data)
+        for stopped_after, resume in ((1, None), (4, Resume())):
+            stop_at(tmp_path / stage / "split", stopped_after)
+            with pytest.raises(Terminated):
+                run(split, **data, resume=resume)
+            assert len(metrics_without_times(tmp_path / stage / "split")) == stopped_after
+        actual = run(split, **data, resume=Resume())
+        assert_same(tmp_path / stage / "split", tmp_path / stage / "whole")
+        assert run(split, **data, resume=Resume()) == actual  # it has ended: what it came to is read
+        assert vars(actual) | {"folder": None} == vars(expected) | {"folder": None}
+
+
+def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_at):
+    def judge(completions: list[str], **_: Any) -> list[float]:
+        return [float(text.count("e")) for text in completions]
+
+    def configured(name: str) -> Config:
+        settings = [
+            "sft.batch_size=4", "reward_model.batch_size=3", "data.eval_fraction=0", "rollout.num_prompts=4",
+            "rollout.max_new_tokens=6", "ppo.num_updates=2", "ppo.num_epochs=1", "rlhf.num_rounds=2",
+            "rlhf.num_prompts=4", "rlhf.num_responses=3", "runtime.plots=false", "runtime.report=false",
+            "rlhf.labeler=x:y",
+        ]  # fmt: skip
+        return load_config(None, settings, {"model": str(policy), "out": str(tmp_path / name)})
+
+    data = {"demonstrations": ROWS, "comparisons": PAIRS, "prompts": ROWS, "labeler": judge}
+    run_rlhf(configured("whole"), **data)
+    resume = None
+    for stage, step in (("sft", 2), ("reward", 1), ("ppo", 1), ("reward-2", 2), ("ppo-2", 1)):
+        stop_at(tmp_path / "split" / stage, step)
+        with pytest.raises(Terminated):
+            run_rlhf(configured("split"), **data, resume=resume)
+        assert len(metrics_without_times(tmp_path / "split" / stage)) == step
+        resume = Resume()
+    # A chain may be moved, and its folder written in another way.
+    (tmp_path / "split").rename(tmp_path / "moved")
+    moved = f"../{tmp_path.name}/moved"
+    run_rlhf(configured(moved), **data, resume=resume)
+    for part in ("sft", "reward", "ppo", "reward-2", "ppo-2"):
+        assert metrics_without_times(tmp_path / moved / part) == metrics_without_times(tmp_path / "whole" / part)
+    assert model_bytes(tmp_path / moved) == model_bytes(tmp_path / "whole") != {}
+
+
+def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+
+    def configured(**settings: Any) -> Config:
+        return configure(policy, tmp_path / "run", **{"num_updates": 3, "data.prompts": [str(prompts)], **settings})
+
+    stop_at(tmp_path / "run", 1)
+    with pytest.raises(Terminated):
+        run_ppo(configured(), reward=len_of)
+    with pytest.raises(
+        ConfigError, match=r"ppo\.learning_rate: 0\.001 in the run, 0\.002 now.*--allow-changes ppo\.lea"
+    ):
+        run_ppo(configured(learning_rate=2e-3), reward=len_of, resume=Resume())
+    prompts.write_text(prompts.read_text().replace("tide", "ebb"))
+    with pytest.raises(ConfigError, match=r"data\.prompts: the files have changed since the run started"):
+        run_ppo(configured(), reward=len_of, resume=Resume())
+    result = run_ppo(
+        configured(learning_rate=2e-3), reward=len_of, resume=Resume(("data.prompts", "ppo.learning_rate"))
+    )
+    assert [row["update"] for row in result.metrics] == [1, 2, 3]
+
+
+def len_of(completions: list[str], **_: Any) -> list[float]:
+    return [len(text) / 10 for text in completions]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, policy, stop_at, capsys):
+    settings = {"num_updates": 5, "checkpoint.every": 1, "checkpoint.keep": 3}
+    whole, split = (configure(policy, tmp_path / name, **settings) for name in ("whole", "split"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    stop_at(tmp_path / "split", 3)
+    with pytest.raises(Terminated):
+        run_ppo(split, prompts=PROMPTS, reward=len_of)
+    damaged = tmp_path / "split/checkpoints/update-000003/actor_critic.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    capsys.readouterr()
+    run_ppo(split, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert "update-000003/actor_critic.safetensors" in capsys.readouterr().err.replace("\n", "")
+    assert_same(tmp_path / "split", tmp_path / "whole")
+    # A checkpoint is a model: PPO starts from it as from the folder itself.
+    folder = tmp_path / "whole/checkpoints/update-000003/model"
+    for name, source in (("by-name", f"{tmp_path / 'whole'}@3"), ("by-folder", folder)):
+        run_ppo(configure(source, tmp_path / name, num_updates=1), prompts=PROMPTS, reward=len_of)
+    assert_same(tmp_path / "by-name", tmp_path / "by-folder")
+    with pytest.raises(ModelError, match=r"has no checkpoint of update 1; it has checkpoints of updates 3, 4, 5"):
+        run_ppo(configure(f"{tmp_path / 'whole'}@1", tmp_path / "more"), prompts=PROMPTS, reward=len_of)
+
+
+def test_a_run_without_a_checkpoint_starts_over_in_its_folder(tmp_path, policy):
+    settings = {"num_updates": 3, "checkpoint.every_minutes": None}
+    whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    process = fork_context().Process(target=_run_slowly, args=(killed,))
+    process.start()
+    _wait_for_rows(tmp_path / "killed", 1)
+    process.kill()
+    process.join()
+    assert not list((tmp_path / "killed").glob("checkpoints/*"))
+    run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def _run_slowly(config: Config) -> None:
+    run_ppo(config, prompts=PROMPTS, reward=len_of, on_update=lambda *_: time.sleep(0.3))
+
+
+def _wait_for_rows(folder: Path, count: int) -> None:
+    log = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.read_bytes().count(b"\n") >= count):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int) -> int:
+    """Kill a run that saves after every update, again and again, at random moments; then let it finish.
+
+    Returns:
+        How many of the kills left a save half done.
+    """
+    settings = {"num_updates": num_updates, "checkpoint.every": 1}
+    whole, killed = (configure(policy, tmp_path / name, **settings) for name in ("whole", "killed"))
+    run_ppo(whole, prompts=PROMPTS, reward=len_of)
+    context, chooser = fork_context(), random.Random(0)
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    newest, halves = 0, 0
+    for _ in range(kills):
+        told, telling = context.Pipe(duplex=False)
+        process = context.Process(target=_run_and_tell, args=(killed, telling))
+        process.start()
+        for _ in range(chooser.randint(1, 4)):
+            assert told.poll(60), "no update came"
+            told.recv()
+        time.sleep(chooser.uniform(0.0, 0.05))
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        rejected: list[str] = []
+        found = newest_valid(checkpoints, on_rejected=rejected.append)
+        assert not rejected
+        assert found is None or found.update >= newest
+        newest = found.update if found else newest
+        halves += any(path.name.startswith(".tmp-") for path in checkpoints.glob(".*"))
+    run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    return halves
+
+
+def _run_and_tell(config: Config, telling: Connection) -> None:
+    run_ppo(config, prompts=PROMPTS, reward=len_of, resume=Resume(), on_update=lambda update, _: telling.send(update))
+
+
+def test_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
+    survive_kills(tmp_path, policy, kills=2, num_updates=20)
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_moments_cost_nothing_but_time(tmp_path, policy):
+    assert survive_kills(tmp_path, policy, kills=50, num_updates=400) > 5
+
+
+def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, policy):
+    (tmp_path / "reward.py").write_text(DRAWS.replace("    draw =", "    import time; time.sleep(0.05)\n    draw ="))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    command = [
+        sys.executable, "-m", "kedge", "ppo", "--model", str(policy), "--prompts", "prompts.jsonl", "--reward",
+        "reward.py:noisy", "--out", "run", "--resume", "auto", "ppo.num_updates=40", "rollout.num_prompts=4",
+        "rollout.max_new_tokens=6", "runtime.plots=false", "runtime.report=false",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as process:
+        _wait_for_rows(tmp_path / "run", 2)
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+    assert 2 <= len(metrics_without_times(tmp_path / "run")) < 40
+    done = forked_kedge("ppo", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["update"] for row in metrics_without_times(tmp_path / "run")] == list(range(1, 41))
+    again = forked_kedge("ppo", "--resume", "run", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (
+        0,
+        "run has finished: there is nothing to resume. To extend it, raise ppo.num_updates.\n",
+    )
+    for more, said in (
+        (["ppo.gamma=0.9"], "run has finished, with other settings (ppo.gamma: 1.0 in the run, 0.9 now)"),
+        (["--allow-changes", "ppo.gama"], "--allow-changes ppo.gama: there is no such field or section; did you mean"),
+    ):
+        other = forked_kedge("ppo", "--resume", "run", *more, cwd=tmp_path)
+        assert (other.returncode, said in other.stderr) == (2, True), other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--resume", "nowhere"], "--resume: nowhere is not the folder of a run"),
+        (["--allow-changes", "ppo.clip_range"], "--allow-changes needs --resume"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, policy, arguments, said):
+    done = forked_kedge("ppo", "--model", policy, "--prompts", "p.jsonl", "--reward", "r:f", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_damaged_note_of_the_end_is_one_line(tmp_path, policy):
+    config = config_from_settings(
+        "sft", {"model": str(policy), "out": str(tmp_path / "run"), "runtime.plots": False, "runtime.report": False}
+    )
+    run_sft(config, demonstrations=ROWS)
+    for damaged in ("{", "[]", "{}"):
+        (tmp_path / "run/finished.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"finished\.json is damaged"):
+            run_sft(config, demonstrations=ROWS, resume=Resume())
+
+
+def test_a_home_that_nobody_has_is_one_line(policy):
+    config = configure(policy, "~nobody-of-this-name/run", num_updates=1)
+    with pytest.raises(OutputError, match="the user in `~user` does not exist"):
+        run_ppo(config, prompts=PROMPTS, reward=len_of, resume=Resume())

@@ -1,0 +1,164 @@
+"""Reward models end to end: they learn an order, report their accuracy, and score the same after a reload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+from kedge.config import load_config
+from kedge.data import Comparison, Demonstration, Ranking, encode_example
+from kedge.errors import ConfigError
+from kedge.logs.metrics import read_metrics
+from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
+from kedge.stages.reward import run_reward, train_reward_model
+from tests.forking import forked_kedge
+from tests.stages.evaluation.speakers import run_kedge
+from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
+
+# The shorter answers are preferred.
+COMPARISONS = [Comparison(f"Deck {number}:", " sun and sea", " rope rope rope rope rope") for number in range(12)]
+ROWS = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in COMPARISONS]
+DEMONSTRATIONS = [Demonstration(f"Deck {number}:", " the tide went out") for number in range(5)]
+SETTINGS = ["reward_model.learning_rate=0.01", "reward_model.batch_size=4", "reward_model.num_epochs=3"]
+TRAINING = {"learning_rate": 0.01, "batch_size": 4, "num_epochs": 3}
+
+
+def config_for(tmp_path: Path, *more: str):
+    if not (tmp_path / "base").exists():
+        save_tiny_policy(tmp_path / "base")
+    flags = {"model": str(tmp_path / "base"), "out": str(tmp_path / "run")}
+    return load_config(
+        None, [*SETTINGS, "runtime.plots=false", "runtime.report=false", "data.eval_fraction=0.25", *more], flags
+    )
+
+
+def scores(model: ScalarModel, records: list[Demonstration]) -> torch.Tensor:
+    tokenizer = tiny_tokenizer()
+    examples = [encode_example(tokenizer, record.prompt, record.completion) for record in records]
+    with torch.no_grad():
+        return model.scores(TokenRows.of([[*example.prompt, *example.completion] for example in examples]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_learns_an_order_and_knows_that_length_does_not_explain_it(family):
+    model = ScalarModel(tiny_reward_model(family), tiny_tokenizer())
+    report = train_reward_model(model, tiny_tokenizer(), COMPARISONS[:8], held_out=COMPARISONS[8:], **TRAINING)
+    assert report.agreement is not None
+    assert report.agreement.accuracy.value == 1.0
+    assert report.agreement.length_accuracy.value == 0.0
+    assert len(report.agreement.leads) == 4
+    assert report.outcome.evaluation["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("normalize_scale", [False, True])
+def test_the_mean_score_on_the_demonstrations_becomes_0(normalize_scale):
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+    report = train_reward_model(
+        model, tiny_tokenizer(), COMPARISONS, demonstrations=DEMONSTRATIONS, normalize_scale=normalize_scale, **TRAINING
+    )
+    after = scores(model, DEMONSTRATIONS)
+    assert report.mean != 0.0
+    assert after.mean().item() == pytest.approx(0.0, abs=1e-5)
+    if normalize_scale:
+        assert after.std(correction=0).item() == pytest.approx(1.0, abs=1e-4)
+    else:
+        assert report.std == 1.0
+
+
+def test_without_demonstrations_the_preferred_answers_are_the_zero():
+    chosen = [Demonstration(pair.prompt, pair.chosen) for pair in COMPARISONS]
+    for normalize in (None, "comparisons"):
+        model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+        train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize=normalize, **TRAINING)
+        assert scores(model, chosen).mean().item() == pytest.approx(0.0, abs=1e-5)
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+    train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize="none", **TRAINING)
+    assert model.shift.item() == 0.0
+    with pytest.raises(ConfigError, match="needs demonstrations"):
+        train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize="demonstrations", **TRAINING)
+
+
+def test_two_ranked_responses_are_a_comparison():
+    rankings = [Ranking(pair.prompt, (pair.rejected, pair.chosen), (2.0, 1.0)) for pair in COMPARISONS]
+    trained = []
+    for records in (COMPARISONS, rankings):
+        model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+        train_reward_model(model, tiny_tokenizer(), records, **TRAINING)
+        trained.append(scores(model, DEMONSTRATIONS))
+    assert torch.equal(*trained)
+
+
+def test_ranked_lists_of_different_lengths_are_learned_together():
+    good, fair, bad = " sun and sea", " the boat lay", " rope rope rope"
+    records = [
+        Ranking(f"Deck {number}:", (bad, good, fair)[: 2 + number % 2], (3.0, 1.0, 2.0)[: 2 + number % 2])
+        for number in range(12)
+    ]
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+    train_reward_model(model, tiny_tokenizer(), records, learning_rate=0.01, batch_size=4, num_epochs=10)
+    ordered = scores(model, [Demonstration("Deck 99:", text) for text in (good, fair, bad)]).tolist()
+    assert ordered == sorted(ordered, reverse=True)
+
+
+def test_a_run_leaves_a_model_that_scores_the_same_after_a_reload(tmp_path):
+    config = config_for(tmp_path)
+    rows = [{"prompt": record.prompt, "completion": record.completion} for record in DEMONSTRATIONS]
+    result = run_reward(config, comparisons=ROWS, demonstrations=rows)
+    model = load_scalar_model(result.model, tokenizer=load_tokenizer(result.model))
+    assert model.shift.item() != 0.0
+    assert scores(model, DEMONSTRATIONS).mean().item() == pytest.approx(0.0, abs=1e-5)
+    torch.testing.assert_close(
+        scores(model, DEMONSTRATIONS), scores(model, DEMONSTRATIONS[::-1]).flip(0), rtol=0, atol=1e-5
+    )
+    plain = AutoModelForSequenceClassification.from_pretrained(result.model)
+    assert plain.config.num_labels == 1
+
+    summary = json.loads((result.folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary == result.summary
+    assert summary["num_comparisons"] == 9
+    assert summary["num_pairs"] == 3
+    assert summary["accuracy"]["value"] == 1.0
+    assert summary["length_accuracy"]["value"] == 0.0
+    assert sum(part["num_pairs"] for part in summary["calibration_bins"]) == 3
+    assert "held-out accuracy" in (result.model / "README.md").read_text(encoding="utf-8")
+    assert read_metrics(result.folder)[-1]["eval/accuracy"] == 1.0
+
+
+def test_a_reward_model_is_trained_further_from_its_trained_head(tmp_path, capfd):
+    save_tiny_reward_model(tmp_path / "base", seed=3)
+    rate = "reward_model.learning_rate=1e-12"
+    result = run_reward(config_for(tmp_path, rate, "reward_model.normalize=none"), comparisons=ROWS)
+    trained = [AutoModelForSequenceClassification.from_pretrained(each) for each in (tmp_path / "base", result.model)]
+    torch.testing.assert_close(trained[1].score.weight, trained[0].score.weight)
+    said = capfd.readouterr().err
+    assert f"{tmp_path / 'base'} is a reward model: it is trained further, with its head." in said
+    [following] = [line for line in said.splitlines() if line.startswith("Next:")]
+    assert "ppo" in following
+    assert str(tmp_path / "base") not in following, "the reward model that it started from is no policy"
+
+
+def test_an_encoder_that_scores_whole_texts_is_trained_further(tmp_path):
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1,
+        initializer_range=0.2, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    result = run_reward(config_for(tmp_path), comparisons=ROWS)
+    assert result.summary["accuracy"]["value"] == 1.0
+
+
+def test_the_command_runs_the_same_twice(tmp_path):
+    save_tiny_policy(tmp_path / "base")
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    for name, run in (("a", run_kedge), ("b", forked_kedge)):
+        command = ["reward", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / name, *SETTINGS]
+        done = run(*command, "runtime.plots=false", "runtime.report=false")
+        assert done.returncode == 0, done.stderr
+    summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
+    assert summaries[0] == summaries[1]

@@ -1,0 +1,211 @@
+"""The whole chain on tiny models: folders, rounds, labeling, interruptions and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kedge.config import Config, load_config
+from kedge.errors import KedgeError
+from kedge.logs.json_lines import read_json_lines
+from kedge.plan.machine import MachinePlan, Part, Phase
+from kedge.stages.rlhf import main as rlhf
+from kedge.stages.rlhf import run_rlhf
+from tests.forking import forked_kedge
+from tests.stages.evaluation.speakers import run_kedge
+from tests.tiny import save_tiny_policy
+
+PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]
+DEMONSTRATIONS = [{"prompt": row["prompt"], "completion": " the sea"} for row in PROMPTS]
+COMPARISONS = [{"prompt": row["prompt"], "chosen": " the sea", "rejected": " rope rope"} for row in PROMPTS]
+SETTINGS = [
+    "sft.batch_size=4",
+    "sft.learning_rate=0.01",
+    "reward_model.batch_size=4",
+    "data.eval_fraction=0.2",
+    "rollout.num_prompts=4",
+    "rollout.max_new_tokens=6",
+    "ppo.num_updates=2",
+    "ppo.num_epochs=1",
+    "ppo.num_minibatches=2",
+    "ppo.critic=separate",
+    "rlhf.num_prompts=4",
+    "rlhf.num_responses=3",
+    "runtime.plots=false",
+    "runtime.report=false",
+]
+ROWS: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "comparisons": COMPARISONS, "prompts": PROMPTS}
+
+
+def config_for(tmp_path: Path, *more: str) -> Config:
+    model = tmp_path / "base"
+    if not model.exists():
+        save_tiny_policy(model)
+    return load_config(None, [*SETTINGS, *more], {"model": str(model), "out": str(tmp_path / "run")})
+
+
+def like_vowels(completions: list[str], topic: list[int]) -> list[float]:
+    return [sum(text.count(vowel) for vowel in "aeiou") for text in completions]
+
+
+def stage(folder: Path) -> Config:
+    return load_config(folder / "config.yaml")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
+    with_critic = ["rlhf.train_critic=true", "critic.num_responses=1", "critic.batch_size=4"]
+    stages = ("sft", "reward", "critic", "ppo")
+    planned = {name: MachinePlan(name, (Phase("train", (Part("policy", "weights", 2.0**30),)),)) for name in stages}
+    result = run_rlhf(config_for(tmp_path, *with_critic), **ROWS, planned=planned)
+    run = tmp_path / "run"
+    for name in stages:
+        assert json.loads((run / name / "finished.json").read_text())["memory"]["planned_bytes"] == 2**30
+    assert stage(run / "reward").reward_model.base == str(run / "sft" / "model")
+    critic = stage(run / "critic")
+    assert (critic.model, [term.source for term in critic.reward]) == (
+        str(run / "sft" / "model"),
+        [str(run / "reward/model")],
+    )
+    assert stage(run / "ppo").ppo.value.critic_init == str(run / "critic" / "model")
+    ppo = stage(run / "ppo")
+    assert (ppo.model, [term.source for term in ppo.reward]) == (
+        str(run / "sft" / "model"),
+        [str(run / "reward/model")],
+    )
+    assert len(result.rounds) == 1
+    assert [row["update"] for row in result.rounds[0].ppo.metrics] == [1, 2]
+
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary == result.summary
+    assert summary["sft"]["num_steps"] == 1
+    assert summary["rounds"][0]["reward_model"]["num_comparisons"] == 4
+    assert summary["rounds"][0]["ppo"]["score_last"] == result.rounds[0].ppo.metrics[-1]["reward/score_mean"]
+    assert summary["rounds"][0]["critic"]["kind"] == "separate"
+    printed = capsys.readouterr().out
+    assert "round 1" in printed
+    assert "explained by" in printed
+
+    assert AutoTokenizer.from_pretrained(result.model).pad_token_id == 0
+    final, last, first = (weights(folder) for folder in (result.model, run / "ppo" / "model", tmp_path / "base"))
+    assert all(torch.equal(final[name], last[name]) for name in last)
+    assert any(not torch.equal(final[name], first[name]) for name in first)
+
+
+def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
+    result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeler=like_vowels)
+    run = tmp_path / "run"
+    rankings = read_json_lines(run / "comparisons-2.jsonl")
+    assert 1 <= len(rankings) <= 4
+    for row in rankings:
+        scores = like_vowels(row["responses"], [])
+        ordered = [score for _, score in sorted(zip(row["ranks"], scores, strict=True))]
+        assert ordered == sorted(scores, reverse=True)
+    assert stage(run / "reward-2").data.comparisons == [
+        str(run / "comparisons.jsonl"),
+        str(run / "comparisons-2.jsonl"),
+    ]
+    assert stage(run / "reward-2").reward_model.base == str(run / "sft" / "model")
+    assert stage(run / "ppo-2").model == str(run / "ppo" / "model")
+    assert [term.source for term in stage(run / "ppo-2").reward] == [str(run / "reward-2" / "model")]
+    counts = [each["reward_model"]["num_comparisons"] for each in result.summary["rounds"]]
+    assert counts[1] > counts[0] == 4
+    final, last = weights(result.model), weights(run / "ppo-2" / "model")
+    assert all(torch.equal(final[name], last[name]) for name in last)
+
+
+def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path, capsys):
+    more = [
+        "preset=[small-cpu,s2-defaults]",
+        "rlhf.num_rounds=2",
+        "rlhf.keep_comparisons=false",
+        "rlhf.restart_policy=true",
+        "data.eval_fraction=0",
+    ]
+    penalty = "reward={source: 'kedge.rewards.penalties:too_long', weight: 0.5}"
+    result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeler=like_vowels)
+    run = tmp_path / "run"
+    assert capsys.readouterr().err.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
+    assert stage(run / "ppo-2").preset == ["small-cpu", "s2-defaults"]
+    assert stage(run / "reward-2").data.comparisons == [str(run / "comparisons-2.jsonl")]
+    assert stage(run / "ppo-2").model == str(run / "sft" / "model")
+    assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, 0.5]
+    assert "score/too_long" in result.rounds[1].ppo.metrics[0]
+
+
+def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
+    def interrupted(config, **rows):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rlhf, "run_ppo", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_rlhf(config_for(tmp_path), **ROWS)
+    saved, newest = weights(tmp_path / "run" / "model"), weights(tmp_path / "run" / "sft" / "model")
+    assert all(torch.equal(saved[name], newest[name]) for name in newest)
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "said"),
+    [
+        ({"prompts": [{"topic": 1}]}, [], "field 'prompt' is missing"),
+        ({"comparisons": [{"prompt": "a", "chosen": "b"}]}, [], "field 'rejected' is missing"),
+        ({"comparisons": ["a", "b"]}, [], "the row is text"),
+        ({"demonstrations": [{"prompt": "a"}]}, [], "field 'completion' is missing"),
+        ({"labeler": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
+        ({"labeler": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
+        ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeler"),
+        ({}, ["rlhf.train_critic=true", "ppo.critic=auto", "ppo.advantage=to_go"], "ppo.advantage=to_go needs none"),
+        ({}, ["rlhf.train_critic=true", "critic.kind=shared"], "ppo.critic=separate does not fit critic.kind=shared"),
+        (
+            {},
+            ["rlhf.train_critic=true", "ppo.critic_init=policy"],
+            "starts from is critic.base",
+        ),
+        ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
+        ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
+        ({}, ["rollout.max_new_tokens=256"], "no room for a prompt"),
+    ],
+)
+def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
+    with pytest.raises(KedgeError, match=said) as caught:
+        run_rlhf(config_for(tmp_path, *more), **{**ROWS, **changed})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "sft").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_rejected_rows_of_every_source_are_written_before_the_start(tmp_path):
+    bad: dict[str, Any] = {name: [*rows, {"unusable": name}] for name, rows in ROWS.items()}
+    with pytest.raises(KedgeError, match="1 of 7 rows"):
+        run_rlhf(config_for(tmp_path), **{**bad, "prompts": PROMPTS, "demonstrations": DEMONSTRATIONS})
+    [row] = read_json_lines(tmp_path / "run" / "rejected.jsonl")
+    assert "comparisons" in row["preview"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["rejected.jsonl"]
+    with pytest.raises(KedgeError, match="reward file"):
+        run_rlhf(config_for(tmp_path, "data.max_rejected_fraction=0.2", "reward=nowhere.py:f"), **bad)
+    previews = [row["preview"] for row in read_json_lines(tmp_path / "run" / "rejected.jsonl")]
+    assert [next(name for name in ROWS if name in preview) for preview in previews] == list(ROWS)
+
+
+def test_the_command_runs_and_reports_errors(tmp_path):
+    save_tiny_policy(tmp_path / "base")
+    command: list[str | Path] = ["rlhf", "--model", tmp_path / "base"]
+    for name, rows in ROWS.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        command += [f"--{name}", path]
+    done = run_kedge(*command, "--out", tmp_path / "run", *SETTINGS, "ppo.num_updates=1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    wrong = forked_kedge(*command, "--out", tmp_path / "run", *SETTINGS)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: ")
+    assert wrong.stderr.count("\n") == 1

@@ -1,0 +1,85 @@
+"""The `kedge` command with a fault in one of its ranks: `python -m tests.system.ranks.faulty RANK PLACE FAULT ppo …`.
+
+PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `step-N`, before a step
+of supervised training; `sampled`, after the first batch of responses that a frozen policy has sampled; or `save`, where
+a rank writes its part of the second checkpoint; or `pass`, in every training pass of PPO over more than 20 tokens.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kedge.algorithm.experience import Experience
+from kedge.cli import main
+from kedge.errors import RewardError
+from kedge.stages.evaluation import policy
+from kedge.stages.ppo.steps import PpoSteps
+from kedge.training.checkpoint import shards
+from kedge.training.learner import LanguageLearner
+from kedge.training.supervised import loop
+
+FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+learner, describe, write_files = PpoSteps.learner, policy.describe_responses, shards.write_files
+take_step, taken, evaluate = loop._take_step, count(1), LanguageLearner.evaluate
+
+
+def fail_at(place: str) -> None:
+    if place == PLACE and int(os.environ["RANK"]) == FAULTY_RANK:
+        if FAULT == "exception":
+            raise ZeroDivisionError("a bug on one rank")
+        if FAULT == "user error":
+            raise RewardError("the reward on one rank failed")
+        if FAULT == "out of memory":
+            torch.empty(2**50, dtype=torch.uint8)
+        if FAULT == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if FAULT == "hang":
+            print("now hanging", flush=True)
+            time.sleep(600)
+        os.kill(os.getpid(), {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}[FAULT])
+
+
+def failing_learner(steps: PpoSteps, update: int, *arguments: Any) -> Any:
+    fail_at(str(update))
+    return learner(steps, update, *arguments)
+
+
+def failing_description(*arguments: Any, **named: Any) -> Any:
+    fail_at("sampled")
+    return describe(*arguments, **named)
+
+
+def failing_write(part: Path, *arguments: Any) -> Any:
+    if part.name.endswith("update-000002"):
+        fail_at("save")
+    return write_files(part, *arguments)
+
+
+def failing_step(*arguments: Any, **named: Any) -> Any:
+    fail_at(f"step-{next(taken)}")
+    return take_step(*arguments, **named)
+
+
+def failing_pass(learner: LanguageLearner, batch: Experience) -> Any:
+    outputs = evaluate(learner, batch)
+    if batch.rollout.num_tokens > 20:
+        fail_at("pass")
+    return outputs
+
+
+loop._take_step = failing_step
+LanguageLearner.evaluate = failing_pass  # type: ignore[method-assign]
+shards.write_files = failing_write
+PpoSteps.learner = failing_learner  # type: ignore[method-assign]
+policy.describe_responses = failing_description
+sys.argv[1:4] = []
+main()

@@ -1,0 +1,115 @@
+"""Checks before writing: free folders, and system errors as one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kedge.errors import OutputError
+from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.stages import reward
+from kedge.system.output import REJECTED_FILE, REWARD_LOG, check_output, free_folders, replace_file, writing
+from tests.tiny import save_tiny_policy
+
+
+def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "ppo"
+    assert check_output(folder) == folder
+    assert not folder.parent.exists()
+    folder.mkdir(parents=True)
+    assert check_output(str(folder)) == folder
+    (folder / REJECTED_FILE).touch()
+    (folder / REWARD_LOG).touch()
+    assert check_output(folder) == folder
+    (folder / "notes.txt").touch()
+    with pytest.raises(OutputError, match="ppo is not empty; choose another --out, or empty it"):
+        check_output(folder)
+
+
+def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_output("~/run") == tmp_path / "run"
+
+
+def test_what_cannot_be_created_is_refused_without_creating_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
+        with pytest.raises(OutputError, match=r"cannot be created: .*file is not a folder$"):
+            check_output(folder)
+    with pytest.raises(OutputError, match=r"^/dev/null/run cannot be created: /dev/null is not a folder$"):
+        check_output("/dev/null/run")
+
+
+def test_a_write_protected_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Real permissions would not do: root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
+    with pytest.raises(OutputError, match=f"cannot be created: {tmp_path} is write-protected"):
+        check_output(tmp_path / "runs" / "ppo")
+    (tmp_path / "open").mkdir()
+    assert check_output(tmp_path / "open" / "ppo") == tmp_path / "open" / "ppo"
+
+
+def test_the_free_folders(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    assert next(free_folders(demo)) == demo
+    for name in ("demo", "demo-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / REJECTED_FILE).touch()
+    assert next(free_folders(demo)) == demo
+    (demo / "metrics.jsonl").touch()
+    assert next(free_folders(demo)) == tmp_path / "demo-2"
+    (tmp_path / "demo-2" / "metrics.jsonl").touch()
+    assert next(free_folders(demo)) == tmp_path / "demo-3"
+
+
+def test_a_system_error_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "file"
+    with (
+        pytest.raises(OutputError, match=r"^\S+/none/file cannot be written: No such file or directory$"),
+        writing(path),
+    ):
+        path.write_text("text")
+
+
+def test_a_file_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    replace_file(path, [b"a", b"b"])
+    assert path.read_bytes() == b"ab"
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match=r"log cannot be written: No space left on device"):
+        replace_file(path, [b"c"])
+    assert path.read_bytes() == b"ab"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_summary_of_a_stage_is_complete_or_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = SimpleNamespace(mean=0.0, std=1.0, agreement=None, outcome=SimpleNamespace(num_steps=3))
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match=r"summary.json cannot be written: No space left on device"):
+        reward._write_summary(tmp_path, report, num_comparisons=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saved_files_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        model = save_tiny_policy(tmp_path / "source")
+        tokenizer = load_tokenizer(model)
+        policy = load_language_model(str(model), tokenizer=tokenizer, value_head=True)
+        saved = save_policy(policy, tokenizer, tmp_path / "model", card=ModelCard("sft", "base"))
+    finally:
+        os.umask(before)
+    files = {path.relative_to(saved).as_posix(): path for path in saved.rglob("*") if path.is_file()}
+    assert {oct(path.stat().st_mode & 0o777) for path in files.values()} == {"0o640"}
+    assert {"model.safetensors", "value_head/model.safetensors"} <= set(files)

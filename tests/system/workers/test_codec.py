@@ -1,0 +1,74 @@
+"""Messages between kedge and a worker: values survive a round trip on one line, and anything else is rejected."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.system.workers.codec import decode, encode
+
+texts = st.text(st.characters())
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts, st.binary(),
+    st.decimals(allow_nan=False), st.dates(), st.times(), st.datetimes(),
+    st.datetimes(timezones=st.just(datetime.timezone.utc)),
+)  # fmt: skip
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=12)
+
+
+@given(st.dictionaries(texts, values))
+def test_what_goes_in_comes_out(message):
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    back = decode(line)
+    assert back == message
+    assert [type(value) for value in back.values()] == [type(value) for value in message.values()]
+
+
+def test_not_a_number_passes_and_lone_surrogates_do():
+    back = decode(encode({"x": [float("nan"), float("-inf"), "\ud800"]}))
+    assert repr(back) == "{'x': [nan, -inf, '\\ud800']}"
+
+
+def itself() -> list:
+    looped: list = []
+    looped.append(looped)
+    return looped
+
+
+def deep() -> list:
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, {Decimal(1): 2}, 1j, itself(), deep()], ids=type)
+def test_what_cannot_be_sent_is_refused(value):
+    with pytest.raises((TypeError, ValueError, RecursionError)):
+        encode({"value": value})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"kedge:type": "code", "value": "x"},
+        {"kedge:type": "date", "value": "never"},
+        {"kedge:type": "decimal", "value": "many"},
+        {"kedge:type": ["date"], "value": "x"},
+        {"kedge:type": "date", "value": 1},
+    ],
+)
+def test_rows_that_look_like_a_type_of_ours_pass_as_they_are(row):
+    assert decode(encode({"row": row})) == {"row": row}
+
+
+@pytest.mark.parametrize("line", [b"", b"garbage\n", b"[1]\n", b"\xff\n", b"nul"])
+def test_what_is_no_message_is_refused(line):
+    with pytest.raises(ValueError, match=r"Expecting value|not a message|can't decode byte"):
+        decode(line)
