@@ -62,7 +62,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.stages.planning.before.plan_before", lambda *_, **__: None)
     monkeypatch.setattr("kedge.stages.planning.before.plan_chain_before", lambda *_, **__: {})
     for stage in (*STAGES, "demo", "check_critic"):
-        module = types.ModuleType(f"kedge.stages.{stage}")
+        module = types.ModuleType("kedge.stages.demo.main" if stage == "demo" else f"kedge.stages.{stage}")
         setattr(module, f"run_{stage}", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
