@@ -12,10 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from handbook.svg import save_svg
-from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
-from kedge.logs.plots.style import label_axes, new_axes
-from kedge.plan import (
+from bench.cluster import (
     CARDS,
     KINDS,
     NUMBERS,
@@ -30,6 +27,9 @@ from kedge.plan import (
     typical_shape,
     update_time,
 )
+from handbook.svg import save_svg
+from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
+from kedge.logs.plots.style import label_axes, new_axes
 
 __all__ = ["SCALING_PICTURES", "draw_scaling", "with_scaling"]
 

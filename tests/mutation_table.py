@@ -8,7 +8,6 @@ from __future__ import annotations
 from tests.mutation import Mutation
 from tests.mutation_table_control import CONTROL
 from tests.mutation_table_doctor import DOCTOR
-from tests.mutation_table_plan import PLAN
 from tests.mutation_table_reliability import RELIABILITY
 from tests.mutation_table_vllm import VLLM
 
@@ -944,7 +943,6 @@ MUTATIONS = (
     ),
     *RELIABILITY,
     *DOCTOR,
-    *PLAN,
     *VLLM,
     *CONTROL,
     Mutation(

@@ -89,7 +89,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "push", "report", "sweep", "watch")
-    mentioned = mentioned or command[1:] in (("plan",), ("plan", "--cluster"), ("launch",), ("merge",))
+    mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",))
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
         main()

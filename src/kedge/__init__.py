@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kedge.control_api import control, load_control_policy
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
-    from kedge.plan import plan_cluster
     from kedge.runs.callbacks import Update
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "generate",
     "load_control_policy",
     "merge",
-    "plan_cluster",
     "ppo",
     "preview_data",
     "push",
@@ -83,7 +81,6 @@ _MODULES |= {
     "load_control_policy": "kedge.control_api",
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.loaded_model",
-    "plan_cluster": "kedge.plan",
     "Update": "kedge.runs.callbacks",
 }
 

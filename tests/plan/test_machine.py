@@ -229,6 +229,7 @@ def test_devices_have_names_and_sizes() -> None:
     assert find_device("A100-40").memory == pytest.approx(40 * 2**30, rel=0.03)
     assert find_device("cpu:24GiB").memory == 24 * 2**30
     assert find_device("cpu:1.5 GB").memory == 1.5e9
+    assert (find_device("gpu:80GiB").memory, find_device("gpu:80GiB").accelerator) == (80 * 2**30, True)
     for name in ("b300", "cpu:", "cpu:0GiB", "cpu:24", "h100:80GB"):
         with pytest.raises(ConfigError, match="is unknown; name one of h100, h200"):
             find_device(name)
@@ -301,3 +302,32 @@ def test_data_that_cannot_be_read_is_said_and_not_replaced_by_assumptions(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "gone.jsonl" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate"], "'generate' cannot be planned; kedge plan takes sft, reward, critic, ppo, rlhf"),
+        (["pppo"], "'pppo' is no stage; kedge plan takes sft, reward, critic, ppo, rlhf"),
+        (["ppo"], "kedge plan ppo needs model: pass --model"),
+        (["ppo", "--model", "./no-such"], "model './no-such': no such folder"),
+    ],
+)
+def test_an_impossible_plan_is_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kedge", "plan", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_a_card_is_named_by_device_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """--card was an option of the calculator for clusters, and without --cluster gave the figures of the CPU."""
+    monkeypatch.setattr(sys, "argv", ["kedge", "plan", "ppo", "--model", "m", "--card", "H100"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--card" in capsys.readouterr().err

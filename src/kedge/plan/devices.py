@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final
 
 from kedge.errors import ConfigError
-from kedge.plan.cards import CARDS
 from kedge.plan.machine import Speed
 
 __all__ = ["DEVICES", "Device", "find_device"]
@@ -18,7 +17,7 @@ UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**
 PRODUCTS, STREAMS, LAUNCH = 0.35, 0.7, 8e-6
 """Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
-The first is that of the cluster's cost model, fitted to published updates on H100 (`plan/practice.py`).
+The first is fitted to published updates on H100: docs/scaling.md.
 """
 
 USABLE = 0.98
@@ -53,20 +52,17 @@ def _card(name: str, memory: float, flops: float, bandwidth: float, source: str)
     return Device(name, memory * USABLE, accelerator=True, speed=speed, bound=f"the memory of {name}")
 
 
-def _known(name: str) -> Device:
-    card = CARDS[name]
-    return _card(card.name, round(card.memory / 1e9) * 2**30, card.flops, card.bandwidth, card.source)
-
-
+_H100: Final = "https://www.nvidia.com/en-us/data-center/h100/"
+_H200: Final = "https://www.nvidia.com/en-us/data-center/h200/"
 _A100: Final = "https://www.nvidia.com/en-us/data-center/a100/"
 _4090: Final = "https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4090/"
 _M3: Final = "https://support.apple.com/en-us/117737"
 
 DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
     {
-        "h100": _known("H100"),
-        "h200": _known("H200"),
-        "a100": _known("A100"),
+        "h100": _card("H100", 80 * 2**30, 989e12, 3.35e12, _H100),
+        "h200": _card("H200", 141 * 2**30, 989e12, 4.8e12, _H200),
+        "a100": _card("A100", 80 * 2**30, 312e12, 2.0e12, _A100),
         "a100-40": _card("A100 40 GB", 40 * 2**30, 312e12, 1.555e12, _A100),
         "4090": _card("RTX 4090", 24 * 2**30, 165e12, 1.008e12, _4090),
         # Memory that the processor shares; 14.2 TFLOP/s in fp32 and 400 GB/s.
@@ -76,14 +72,15 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
 
 
 def find_device(name: str) -> Device:
-    """The device with this name; `cpu:24GiB` is this machine's processor with so much memory.
+    """The device with this name, or one of a memory: `cpu:24GiB` is this machine's processor, `gpu:80GiB` any GPU.
 
     Raises:
         ConfigError: There is none.
     """
     if (found := DEVICES.get(name.lower())) is not None:
         return found
-    if (size := re.fullmatch(r"cpu:(\d+(?:\.\d+)?) ?([MGT]i?B)", name, re.IGNORECASE)) and float(size[1]) > 0:
-        memory = float(size[1]) * UNITS[size[2].upper()]
-        return Device(f"a CPU with {size[1]} {size[2]}", memory, accelerator=False, bound="--device")
-    raise ConfigError(f"--device {name!r} is unknown; name one of {', '.join(DEVICES)}, or a CPU's memory: cpu:24GiB")
+    size = re.fullmatch(r"(cpu|gpu):(\d+(?:\.\d+)?) ?([MGT]i?B)", name, re.IGNORECASE)
+    if size and float(size[2]) > 0:
+        memory, kind = float(size[2]) * UNITS[size[3].upper()], size[1].upper()
+        return Device(f"a {kind} with {size[2]} {size[3]}", memory, accelerator=kind == "GPU", bound="--device")
+    raise ConfigError(f"--device {name!r} is unknown; name one of {', '.join(DEVICES)}, gpu:80GiB, cpu:24GiB")

@@ -93,8 +93,8 @@ def _changed(
     return count_stage(config, stage, accelerator=accelerator, lengths=counted.lengths)
 
 
-def _speed(config: Config, device: Device, counted: Counted) -> Speed:
-    if device.speed is not None:
+def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:
+    if device.speed is not None or (device.accelerator and not device.is_this):
         return device.speed
     set_threads(config.runtime.num_threads)
     own = resolve_device(config.runtime.device) if device.is_this else torch.device("cpu")

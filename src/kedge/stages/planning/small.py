@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kedge.config import Config
 from kedge.errors import KedgeError
-from kedge.models.pretrained import base_source
-from kedge.plan.shape import read_shape
+from kedge.models.hollow import read_blueprint
 
 __all__ = ["is_small"]
 
@@ -24,17 +23,21 @@ def is_small(config: Config, stage: str) -> bool:
     """
     source = (config.reward_model.base if stage == "reward" else None) or config.model
     try:
-        shape = read_shape(Path(base_source(str(source))))  # of an adapter, its base
+        shape = read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code).config
     except KedgeError:
         return False
+    text = shape.get_text_config()
+    width, layers, vocabulary = text.hidden_size, text.num_hidden_layers, text.vocab_size
+    wide = max(8 * width, 4 * (getattr(text, "intermediate_size", None) or 0))
+    parameters = width * (2 * vocabulary + layers * (4 * width + wide))
     samples = stage in ("critic", "ppo")
     rows, longest = _rows(config, stage)
     tokens = min(config.runtime.first_pass_tokens or rows * longest, rows * longest)
     models = 3 + len(config.reward) if samples else 1
-    states = 400 * shape.layers * shape.hidden * tokens
-    logits = 40 * min(2**24, tokens * shape.vocabulary)
-    cache = rows * longest * 2 * shape.key_value_bytes if samples else 0
-    return 16 * models * shape.parameters + states + logits + cache < LEAST
+    states = 400 * layers * width * tokens
+    logits = 40 * min(2**24, tokens * vocabulary)
+    cache = rows * longest * 8 * layers * width if samples else 0
+    return 16 * models * parameters + states + logits + cache < LEAST
 
 
 def _rows(config: Config, stage: str) -> tuple[int, int]:

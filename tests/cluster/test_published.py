@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from kedge.plan import CARDS, KINDS, Layout, Workload, band_of, checked_syncs, checked_updates, typical_shape
-from kedge.plan.published import SYNC_KIND
+from bench.cluster import CARDS, KINDS, Layout, Workload, band_of, checked_syncs, checked_updates, typical_shape
+from bench.cluster.published import SYNC_KIND
 
 
 @pytest.mark.parametrize("name", KINDS)

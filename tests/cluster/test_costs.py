@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.plan import CARDS, Layout, ModelShape, Workload, cheapest, sweep, typical_shape, update_time
-from kedge.plan.lengths import Lengths
-from kedge.plan.memory import server_memory, trainer_memory
-from kedge.plan.passes import experience_time, sync_time, training_time
-from kedge.plan.practice import Practice
-from kedge.plan.rollout import decode_step, rollout_time
+from bench.cluster import CARDS, Layout, ModelShape, Workload, cheapest, sweep, typical_shape, update_time
+from bench.cluster.lengths import Lengths
+from bench.cluster.memory import server_memory, trainer_memory
+from bench.cluster.passes import experience_time, sync_time, training_time
+from bench.cluster.practice import Practice
+from bench.cluster.rollout import decode_step, rollout_time
 
 H100 = CARDS["H100"]
 LLAMA_8B = ModelShape(8.03e9, 8.03e9, 32, 4096, 8, 128, 128256)

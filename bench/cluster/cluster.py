@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from bench.cluster.cards import CARDS, Card
+from bench.cluster.check import Band, band_of
+from bench.cluster.layouts import NUMBERS, Wish, cheapest, sweep
+from bench.cluster.report import plan_report
+from bench.cluster.shape import ModelShape, parse_parameters, read_shape, typical_shape
+from bench.cluster.update import UpdateTime
+from bench.cluster.work import Workload
 from kedge.errors import ConfigError
-from kedge.plan.cards import CARDS, Card
-from kedge.plan.check import Band, band_of
-from kedge.plan.layouts import NUMBERS, Wish, cheapest, sweep
-from kedge.plan.report import plan_report
-from kedge.plan.shape import ModelShape, parse_parameters, read_shape, typical_shape
-from kedge.plan.update import UpdateTime
-from kedge.plan.work import Workload
 
 __all__ = ["ClusterPlan", "card_of", "plan_cluster"]
 

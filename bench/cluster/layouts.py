@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kedge.plan.cards import Card
-from kedge.plan.update import UpdateTime, update_time
-from kedge.plan.work import Layout, Workload
+from bench.cluster.cards import Card
+from bench.cluster.update import UpdateTime, update_time
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["NUMBERS", "Wish", "cheapest", "layouts", "sweep"]
 

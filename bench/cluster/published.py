@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from kedge.plan.cards import CARDS
-from kedge.plan.shape import ModelShape
-from kedge.plan.work import Layout, Workload
+from bench.cluster.cards import CARDS
+from bench.cluster.shape import ModelShape
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["KINDS", "SYNCS", "SYNC_KIND", "UPDATES", "Kind", "KindName", "PublishedSync", "PublishedUpdate"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kedge.plan.practice import Practice
-from kedge.plan.shape import ModelShape
-from kedge.plan.work import Layout, Workload
+from bench.cluster.practice import Practice
+from bench.cluster.shape import ModelShape
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["MICRO_BATCHES", "ServerMemory", "TrainerMemory", "rows_of_a_server", "server_memory", "trainer_memory"]
 

@@ -11,7 +11,7 @@ __all__ = ["Practice"]
 class Practice:
     """Shares of peaks, and times that no data sheet has.
 
-    Fitted by hand to NeMo-RL 0.4 on H100 (`kedge.plan.published`); all other figures are checks.
+    Fitted by hand to NeMo-RL 0.4 on H100 (`bench.cluster.published`); all other figures are checks.
 
     Attributes:
         train: Of peak FLOP/s, forward and backward, packed rows.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.plan.practice import Practice
-from kedge.plan.rollout import attention_flops
-from kedge.plan.shape import ModelShape
-from kedge.plan.work import Layout, Workload
+from bench.cluster.practice import Practice
+from bench.cluster.rollout import attention_flops
+from bench.cluster.shape import ModelShape
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["Pass", "experience_time", "sync_time", "training_time"]
 

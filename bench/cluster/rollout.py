@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kedge.plan.lengths import Lengths
-from kedge.plan.memory import rows_of_a_server
-from kedge.plan.practice import Practice
-from kedge.plan.work import Layout, Workload
+from bench.cluster.lengths import Lengths
+from bench.cluster.memory import rows_of_a_server
+from bench.cluster.practice import Practice
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["Limit", "Rollout", "attention_flops", "decode_step", "rollout_time"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kedge.plan.memory import MICRO_BATCHES, ServerMemory, TrainerMemory, server_memory, trainer_memory
-from kedge.plan.passes import Pass, experience_time, sync_time, training_time
-from kedge.plan.practice import Practice
-from kedge.plan.rollout import Rollout, rollout_time
-from kedge.plan.work import Layout, Workload
+from bench.cluster.memory import MICRO_BATCHES, ServerMemory, TrainerMemory, server_memory, trainer_memory
+from bench.cluster.passes import Pass, experience_time, sync_time, training_time
+from bench.cluster.practice import Practice
+from bench.cluster.rollout import Rollout, rollout_time
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["UpdateTime", "update_time"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kedge.plan.passes import sync_time
-from kedge.plan.practice import Practice
-from kedge.plan.published import KINDS, SYNCS, UPDATES, KindName, PublishedSync, PublishedUpdate
-from kedge.plan.update import update_time
-from kedge.plan.work import Layout, Workload
+from bench.cluster.passes import sync_time
+from bench.cluster.practice import Practice
+from bench.cluster.published import KINDS, SYNCS, UPDATES, KindName, PublishedSync, PublishedUpdate
+from bench.cluster.update import update_time
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["Band", "band_of", "checked_syncs", "checked_updates"]
 

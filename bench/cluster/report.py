@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kedge.plan.check import Band
-from kedge.plan.layouts import cheapest
-from kedge.plan.update import UpdateTime
-from kedge.plan.work import Layout, Workload
+from bench.cluster.check import Band
+from bench.cluster.layouts import cheapest
+from bench.cluster.update import UpdateTime
+from bench.cluster.work import Layout, Workload
 
 __all__ = ["layout_name", "plan_report"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.plan.cards import Card
-from kedge.plan.shape import ModelShape
+from bench.cluster.cards import Card
+from bench.cluster.shape import ModelShape
 
 __all__ = ["Layout", "Workload"]
 
