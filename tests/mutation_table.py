@@ -160,14 +160,14 @@ MUTATIONS = (
     # Data: shares of sources, and room for the answers of a cut prompt.
     Mutation(
         "every-pass-draws-the-same-rows",
-        "data/mixing.py",
+        "data/prompts.py",
         "start=epoch * count",
         "start=0",
         "tests/data/test_mixing.py::test_a_pass_holds_the_shares_and_later_passes_the_rows_that_were_left_out",
     ),
     Mutation(
         "prompt-cut-without-room-for-its-answers",
-        "data/prompt_answers.py",
+        "data/parsing.py",
         "    room = options.max_length - lengths[name]\n",
         "    room = options.max_length\n",
         "tests/data/test_readers.py::test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer",
@@ -872,14 +872,14 @@ MUTATIONS = (
     ),
     Mutation(
         "token-decoded-alone",
-        "data/token_pieces.py",
+        "data/tokens.py",
         "_CONTEXT = 4",
         "_CONTEXT = 0",
         f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
     ),
     Mutation(
         "window-begins-within-a-character",
-        "data/token_pieces.py",
+        "data/tokens.py",
         "        whole.append(end)\n",
         "",
         f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from kedge.data.templates import render_tldr
+from kedge.data.truncation import render_tldr
 from kedge.models import load_tokenizer
 from kedge.stages.critic import run_critic
 from kedge.stages.demo import recipe

@@ -10,7 +10,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from bench.study.task import QUIET, Problem, Task
-from kedge.data.templates import render_tldr
+from kedge.data.truncation import render_tldr
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardTerm
 from kedge.stages.demo import recipe

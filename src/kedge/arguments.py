@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kedge.config import Config, config_from_settings, initial_critic
-from kedge.data.tables import table_rows
+from kedge.data.records import table_rows
 from kedge.errors import ConfigError
 from kedge.loaded_model import LoadedModel, is_pretrained
 from kedge.rewards import RewardSpec, RewardTerm

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kedge.data import memory_limit
+from kedge.data import sources
 from kedge.errors import DataError
 
 GIB = 2**30
@@ -22,9 +22,9 @@ def blocks(count: int) -> Iterator[bytes]:
 
 
 def test_only_rows_that_are_kept_count(monkeypatch):
-    monkeypatch.setattr(memory_limit, "free_memory", lambda: 2 * GIB)
-    assert sum(1 for _ in memory_limit.within_free_memory(blocks(200), "blocks")) == 200
+    monkeypatch.setattr(sources, "free_memory", lambda: 2 * GIB)
+    assert sum(1 for _ in sources.within_free_memory(blocks(200), "blocks")) == 200
     kept: list[bytes] = []
     with pytest.raises(DataError, match=r"^blocks: reading past row \d+ needs more than the 1\.80 GiB"):
-        kept.extend(memory_limit.within_free_memory(blocks(200), "blocks"))
+        kept.extend(sources.within_free_memory(blocks(200), "blocks"))
     assert 16 <= len(kept) <= 64  # 28 fit, and what was free already in what the process holds

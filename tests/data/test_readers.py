@@ -20,8 +20,8 @@ from kedge.data import (
     read_prompts,
     write_rejections,
 )
-from kedge.data.rejections import RowError
-from kedge.data.rendering import apply_template
+from kedge.data.chat import apply_template
+from kedge.data.records import RowError
 from kedge.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 

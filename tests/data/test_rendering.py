@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from kedge.data import rendering
-from kedge.data.rejections import RowError
-from kedge.data.rendering import apply_template
+from kedge.data import chat
+from kedge.data.chat import apply_template
+from kedge.data.records import RowError
 from kedge.errors import DataError
 from kedge.system.workers import chat_templates
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -30,16 +30,16 @@ EVERYTHING = (
 
 
 def process_of() -> Any:
-    return rendering._renderer()._process  # pyright: ignore[reportPrivateUsage]
+    return chat._renderer()._process  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """A process of the test's own."""
-    rendering._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    chat._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
     yield
     process_of().kill()
-    rendering._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    chat._renderer.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("settings", [{}, {"add_generation_prompt": True}, {"chat_template": CHAT_TEMPLATE}])
@@ -67,7 +67,7 @@ def test_a_process_that_ended_or_was_killed_is_replaced(monkeypatch: pytest.Monk
     os.kill(first._process.pid, signal.SIGKILL)
     assert apply_template(tokenizer, [QUESTION]) == "Why?"
     assert process_of() is not first
-    monkeypatch.setattr(rendering, "TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.3)
     tokenizer.chat_template = "{{ 7 ** 3000000 % 3 ** 1500000 }}"
     with pytest.raises(DataError, match=r"needs over 0\.3 s"):
         apply_template(tokenizer, [QUESTION])
@@ -98,11 +98,11 @@ DATED = "{{ strftime_now('%d %b %Y, %H:%M') }}"
 @pytest.mark.usefixtures("fresh")
 def test_templates_write_the_date_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer(chat_template=DATED)
-    monkeypatch.setattr(rendering, "_day", None)
+    monkeypatch.setattr(chat, "_day", None)
     today = {tokenizer.apply_chat_template([QUESTION], tokenize=False)}
     today |= {apply_template(tokenizer, [QUESTION]), tokenizer.apply_chat_template([QUESTION], tokenize=False)}
     assert len(today) <= 2  # the minute may have passed
-    rendering.render_as_of("2024-02-29")
+    chat.render_as_of("2024-02-29")
     assert apply_template(tokenizer, [QUESTION]) == "29 Feb 2024, 00:00"
 
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.data import encode_prompt, read_prompts, render_tldr, tldr_response
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(add_bos=True)

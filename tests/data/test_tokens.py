@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left, pad_right
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from kedge.errors import ModelError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 

@@ -362,7 +362,7 @@ def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkey
     make, said = BOMBS[bomb]
     path = make(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000_000
-    monkeypatch.setattr("kedge.data.memory_limit.free_memory", lambda: 2**27)
+    monkeypatch.setattr("kedge.data.sources.free_memory", lambda: 2**27)
     line = line_or_result(read_prompts, path, tokenizer=PLAIN)
     assert isinstance(line, str)
     assert str(path) in line
@@ -408,9 +408,9 @@ def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkey
 )
 def test_chat_templates(template: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kedge.data.rendering.TEMPLATE_SECONDS", 0.5)
-    monkeypatch.setattr("kedge.data.rendering.TEMPLATE_MEMORY", 2**27)
-    monkeypatch.setattr("kedge.data.rendering.LONGEST_TEXT", 1_000_000)
+    monkeypatch.setattr("kedge.data.chat.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("kedge.data.chat.TEMPLATE_MEMORY", 2**27)
+    monkeypatch.setattr("kedge.data.chat.LONGEST_TEXT", 1_000_000)
     tokenizer = tiny_tokenizer(chat_template=template)
     row = {"messages": [{"role": "user", "content": "Why?"}]}
     line = line_or_result(read_prompts, [row], tokenizer=tokenizer, seconds=10)

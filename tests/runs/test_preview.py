@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli import app
 from kedge.data import Demonstration
-from kedge.data.example import example_lines, parts_of
-from kedge.data.preview import histogram
+from kedge.data.preview import example_lines, histogram, parts_of
 from kedge.errors import KedgeError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 

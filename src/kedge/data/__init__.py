@@ -1,16 +1,21 @@
 """Data records: reading, chat templates, tokenization and batching."""
 
-from kedge.data.mixing import Mixture
-from kedge.data.preview import Preview
-from kedge.data.prompt_form import TLDR_ENDING, PromptForm, prompt_form
-from kedge.data.prompts import PromptStream, room_for_prompt
+from kedge.data.chat import TLDR_ENDING, PromptForm, prompt_form
+from kedge.data.preview import DataUsage, Preview
+from kedge.data.prompts import Mixture, PromptStream, Split, room_for_prompt, split_eval
 from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, Record
-from kedge.data.rejections import Rejection, Table, check_rejections, write_rejections
+from kedge.data.records import (
+    Comparison,
+    Demonstration,
+    Prompt,
+    Ranking,
+    Record,
+    Rejection,
+    Table,
+    check_rejections,
+    write_rejections,
+)
 from kedge.data.sources import Source, Sources, rows_of
-from kedge.data.splitting import Split, split_eval
-from kedge.data.templates import render_tldr, tldr_response
-from kedge.data.token_pieces import token_pieces
 from kedge.data.tokens import (
     EncodedExample,
     Padded,
@@ -22,8 +27,9 @@ from kedge.data.tokens import (
     end_with_eos,
     pad_left,
     pad_right,
+    token_pieces,
 )
-from kedge.data.usage import DataUsage
+from kedge.data.truncation import render_tldr, tldr_response
 
 __all__ = [
     "TLDR_ENDING",

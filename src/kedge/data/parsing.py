@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from kedge.data.chat import render_prompt
-from kedge.data.columns import Role, columns_of, rename_columns
+from kedge.data.chat import render_answer, render_demonstration, render_prompt
 from kedge.data.fields import (
     Fields,
+    Messages,
+    Role,
     check_fields,
+    columns_of,
     entries_of,
     field_of,
     is_conversation,
     is_given,
     messages_of,
     number_of,
+    rename_columns,
     text_of,
 )
 from kedge.data.forms import standard_form
-from kedge.data.prompt_answers import (
-    ReadingOptions,
-    as_messages,
-    check_lengths,
-    conversation_or_text,
-    conversation_to_learn,
-    cut_conversation,
-    cut_text,
-    prompt_and_answers,
-    tldr_prompt,
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
+from kedge.data.tokens import encode_completion, encode_example, encode_prompt
+from kedge.data.truncation import (
+    Truncate,
+    oversized_prefix,
+    reject_oversized,
+    render_tldr,
+    tldr_response,
+    truncate_answer,
+    truncate_conversation,
+    truncate_prompt,
 )
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
-from kedge.data.rejections import RowError
-from kedge.data.tokens import encode_example
-from kedge.data.truncation import reject_oversized
 
-__all__ = ["parse_comparison", "parse_demonstration", "parse_prompt"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ReadingOptions", "Template", "TrainOn", "parse_comparison", "parse_demonstration", "parse_prompt"]
 
 
 def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:
@@ -168,3 +174,273 @@ def _has_conversation(fields: Fields) -> bool:
 
 def _columns(fields: Fields, *used: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in used}
+
+
+Template: TypeAlias = Literal["none", "tldr"]
+TrainOn: TypeAlias = Literal["all", "last"]
+_TLDR_FIELDS = ("subreddit", "title", "post")
+
+
+@dataclass
+class CutCounter:
+    """Number of times that something was cut to fit."""
+
+    count: int = 0
+
+    def note(self, kept: object, whole: object) -> None:
+        """Count texts of which something is missing."""
+        self.count += kept != whole
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How rows are parsed.
+
+    Attributes:
+        tokenizer: renders conversations and measures lengths.
+        template: `tldr` builds prompts from the fields `subreddit`, `title` and `post`.
+        max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
+        max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
+        truncate: what to do with a prompt that is too long by itself or with its answers; answers to learn are never
+            cut, those of comparisons lose their end.
+        columns: names of columns, ours → theirs; see `columns_of`.
+        train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.
+        cuts: counts the prompts that were cut.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    template: Template = "none"
+    max_prompt_tokens: int | None = None
+    max_length: int | None = None
+    truncate: Truncate = "never"
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    train_on: TrainOn = "all"
+    cuts: CutCounter = field(default_factory=lambda: CutCounter())
+
+
+def prompt_and_answers(
+    fields: Fields, answers: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
+) -> tuple[str, ...]:
+    """The texts of a row: the prompt, followed by the answers.
+
+    Args:
+        fields: the row.
+        answers: the answers' fields by name, unchecked.
+        options: how rows are parsed.
+        cuts_answers: cut answers as well as prompts, if `options.truncate` allows it; False for answers to learn.
+
+    Raises:
+        RowError: A part is missing, empty, of the wrong type or too long.
+        DataError: The row is a conversation and the tokenizer has no chat template.
+    """
+    if options.template == "tldr":
+        texts = {name: tldr_response(text_of(answer, name)) for name, answer in answers.items()}
+        if cuts_answers:
+            texts = _cut_answers(tldr_prompt(fields, options, budget=options.max_prompt_tokens), texts, options)
+        prompt = tldr_prompt(fields, options, budget=_prompt_budget(texts, options))
+        return check_lengths(prompt, texts, options)
+    prompt = conversation_or_text(fields, "prompt", options)
+    return render_prompt_and_answers(prompt, answers, options, cuts_answers=cuts_answers)
+
+
+def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
+    """A prompt, or the conversation of the row's `messages` that its text repeats.
+
+    It repeats the first question, as in UltraChat, or is the rendering of all messages, as in the rows that kedge
+    writes.
+    """
+    prompt, messages = field_of(fields, name), fields.get("messages")
+    if isinstance(prompt, str) and isinstance(messages, list) and messages and options.tokenizer.chat_template:
+        conversation = messages_of(messages, "messages")
+        asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
+        if asked is not None and conversation[asked]["content"] == prompt:
+            return conversation[: asked + 1]
+        with suppress(RowError):
+            return conversation if render_prompt(options.tokenizer, conversation) == prompt else prompt
+    return prompt
+
+
+def render_prompt_and_answers(
+    prompt: object, answers: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
+) -> tuple[str, ...]:
+    """The texts of a prompt and its answers, any of which may be a conversation; all answers share one cut prompt."""
+    if not any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *answers.values())):
+        texts = {name: text_of(answer, name) for name, answer in answers.items()}
+        if cuts_answers:
+            texts = _cut_answers(text_of(prompt, "prompt"), texts, options)
+        return check_lengths(cut_text(text_of(prompt, "prompt"), texts, options), texts, options)
+    messages = as_messages(prompt, "prompt", "user")
+    ends = {name: as_messages(answer, name, "assistant") for name, answer in answers.items()}
+    texts = _render_answers(messages, ends, options)
+    if cuts_answers:
+        cut = _cut_answers(render_prompt(options.tokenizer, messages), texts, options)
+        for name in (name for name in texts if cut[name] != texts[name]):
+            # The end that the template writes stays: the answer loses as many characters as its rendering.
+            *before, last = ends[name]
+            kept_text = last["content"][: len(cut[name]) - len(texts[name])]
+            ends[name] = [*before, {**last, "content": text_of(kept_text, name)}]
+        texts = _render_answers(messages, ends, options)
+    kept = cut_conversation(messages, texts, options)
+    if kept != messages:
+        texts = _render_answers(kept, ends, options)
+    return check_lengths(render_prompt(options.tokenizer, kept), texts, options)
+
+
+def conversation_to_learn(messages: Messages, first: int, name: str, options: ReadingOptions) -> Demonstration:
+    """A conversation as a demonstration of its assistant's messages.
+
+    Args:
+        messages: the conversation.
+        first: number of messages that belong to the prompt in any case, at least 1.
+        name: the field that holds its end.
+        options: how rows are parsed.
+
+    Raises:
+        RowError: The last message is not an answer, the template leaves out a part of a message, or the conversation is
+            too long.
+        DataError: The tokenizer has no chat template.
+    """
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise RowError(f"field {name!r} must end with an assistant message that follows another message")
+    several = options.train_on == "all" and any(message["role"] == "assistant" for message in messages[first:-1])
+    if not several:
+        prompt, completion = render_prompt_and_answers(messages[:-1], {name: messages[-1:]}, options)
+        return Demonstration(prompt, completion)
+    if options.truncate != "never":
+        # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
+        whole = replace(options, max_prompt_tokens=None)
+        answer = _render_answers(messages[:-1], {name: messages[-1:]}, options)
+        kept = cut_conversation(messages[:-1], answer, whole)
+        first = max(first - (len(messages) - 1 - len(kept)), 1)
+        messages = [*kept, messages[-1]]
+    learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
+    prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
+    check_lengths(prompt, {}, options)
+    _reject_oversized({name: text_of(completion, name)}, options)
+    if options.max_length is not None:
+        example = encode_example(options.tokenizer, prompt, completion, read=read)
+        length = len(example.prompt) + len(example.completion)
+        if length > options.max_length:
+            raise RowError(
+                f"the conversation is {length} tokens long, at most {options.max_length} fit",
+                f"prompt and answer longer than max_length={options.max_length}",
+            )
+    return Demonstration(prompt, completion, read)
+
+
+def cut_text(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> str:
+    """A plain-text prompt, cut to what its answers leave if `options.truncate` allows it.
+
+    Raises:
+        RowError: An answer alone is too long.
+    """
+    if options.truncate == "never" or (budget := _prompt_budget(answers, options)) is None:
+        return prompt
+    kept = truncate_prompt(options.tokenizer, prompt, budget, options.truncate, _kind(budget, options))
+    options.cuts.note(kept, prompt)
+    return kept
+
+
+def cut_conversation(prompt: Messages, answers: Mapping[str, str], options: ReadingOptions) -> Messages:
+    """A conversation, cut to what its answers leave if `options.truncate` allows it; errors as in `cut_text`."""
+    if options.truncate == "never" or (budget := _prompt_budget(answers, options)) is None:
+        return prompt
+    kept = truncate_conversation(options.tokenizer, prompt, budget, options.truncate, _kind(budget, options))
+    options.cuts.note(kept, prompt)
+    return kept
+
+
+def _cut_answers(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> dict[str, str]:
+    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs."""
+    if options.truncate == "never" or options.max_length is None:
+        return dict(answers)
+    tokenizer, half = options.tokenizer, options.max_length // 2
+    start = oversized_prefix(tokenizer, prompt, half) or prompt
+    limits = (len(encode_prompt(tokenizer, start)), half, options.max_prompt_tokens or half)
+    cut = {name: truncate_answer(tokenizer, text, options.max_length - min(limits)) for name, text in answers.items()}
+    options.cuts.note(cut, answers)
+    return cut
+
+
+def _render_answers(prompt: Messages, answers: Mapping[str, Messages], options: ReadingOptions) -> dict[str, str]:
+    return {name: text_of(render_answer(options.tokenizer, prompt, turn), name) for name, turn in answers.items()}
+
+
+def as_messages(value: object, name: str, role: str) -> Messages:
+    """A conversation; a plain text among conversations becomes one message with the given role."""
+    return [{"role": role, "content": text_of(value, name)}] if isinstance(value, str) else messages_of(value, name)
+
+
+def tldr_prompt(fields: Fields, options: ReadingOptions, *, budget: int | None) -> str:
+    """The TL;DR prompt of a row, at most `budget` tokens long."""
+    subreddit, title, post = (text_of(field_of(fields, name), name) for name in _TLDR_FIELDS)
+    prompt = render_tldr(subreddit, title, post, options.tokenizer, budget)
+    options.cuts.note(post.strip() in prompt, True)
+    return prompt
+
+
+def check_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> tuple[str, ...]:
+    """The texts, after their lengths have been checked against the limits."""
+    tokenizer, longest, longest_prompt = options.tokenizer, options.max_length, options.max_prompt_tokens
+    if longest_prompt is not None:
+        reject_oversized(tokenizer, prompt, longest_prompt, "the prompt", _prompt_kind(longest_prompt))
+    if longest is not None:
+        reject_oversized(
+            tokenizer, prompt, longest, "the prompt", f"prompt and answer longer than max_length={longest}"
+        )
+    _reject_oversized(answers, options)
+    length = len(encode_prompt(tokenizer, prompt))
+    if length == 0:
+        raise RowError("the prompt has no tokens")
+    if longest_prompt is not None and length > longest_prompt:
+        raise RowError(
+            f"the prompt is {length} tokens long, at most {longest_prompt} fit", _prompt_kind(longest_prompt)
+        )
+    if longest is not None:
+        for name, answer in answers.items():
+            own = len(encode_completion(tokenizer, answer))
+            if length + own > longest:
+                parts = "answer alone" if own >= longest else "prompt and answer"
+                raise RowError(
+                    f"prompt and {name!r} are {length + own} tokens long, at most {longest} fit",
+                    f"{parts} longer than max_length={longest}",
+                )
+    return (prompt, *answers.values())
+
+
+def _prompt_kind(limit: int) -> str:
+    return f"prompt longer than max_prompt_tokens={limit}"
+
+
+def _kind(budget: int, options: ReadingOptions) -> str:
+    """The kind of a prompt that is over a budget: which of the two limits it comes from."""
+    if budget == options.max_prompt_tokens:
+        return _prompt_kind(budget)
+    return f"prompt and answer longer than max_length={options.max_length}"
+
+
+def _prompt_budget(answers: Mapping[str, str], options: ReadingOptions) -> int | None:
+    """The most tokens that a prompt may have next to the longest of its answers; None for no limit.
+
+    Raises:
+        RowError: An answer leaves no token for the prompt.
+    """
+    if options.max_length is None or not answers:
+        return options.max_prompt_tokens
+    _reject_oversized(answers, options)
+    lengths = {name: len(encode_completion(options.tokenizer, answer)) for name, answer in answers.items()}
+    name = max(lengths, key=lambda name: lengths[name])
+    room = options.max_length - lengths[name]
+    if room < 1:
+        raise RowError(
+            f"{name!r} alone is {lengths[name]} tokens long, at most {options.max_length} fit with its prompt",
+            f"answer alone longer than max_length={options.max_length}",
+        )
+    return room if options.max_prompt_tokens is None else min(room, options.max_prompt_tokens)
+
+
+def _reject_oversized(answers: Mapping[str, str], options: ReadingOptions) -> None:
+    if options.max_length is not None:
+        kind = f"answer alone longer than max_length={options.max_length}"
+        for name, answer in answers.items():
+            reject_oversized(options.tokenizer, answer, options.max_length, repr(name), kind)

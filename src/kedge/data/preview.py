@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from kedge.data.example import Part, example_lines
-from kedge.data.usage import DataUsage
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
+from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
+from kedge.system.texts import printable
 
-__all__ = ["Preview"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["DataUsage", "Part", "Preview", "example_lines", "parts_of"]
+
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_BINS = 16
@@ -93,3 +100,172 @@ def histogram(values: Sequence[int]) -> str:
         counts[min(NUM_BINS - 1, (value - low) * NUM_BINS // (high - low))] += 1
     most = max(counts)
     return "".join(" " if not count else BARS[(count * len(BARS) - 1) // most] for count in counts)
+
+
+LONGEST_PART = 200
+"""Tokens at each end of a part that are decoded for display."""
+
+CONTEXT = 16
+"""Tokens before a part that are decoded with it: SentencePiece drops the space of a first token."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an example.
+
+    Attributes:
+        name: `prompt`, `completion`, `chosen`, …
+        use: what the stage does with it: `read`, `trained on`, `scored`, `continued by the policy`.
+        length: its tokens, special tokens included.
+        pieces: the text of each token; of a very long part those at both ends.
+    """
+
+    name: str
+    use: str
+    length: int
+    pieces: tuple[str, ...]
+
+
+def parts_of(
+    record: Demonstration | Comparison | Ranking | Prompt, tokenizer: PreTrainedTokenizerBase, *, display: bool = True
+) -> list[Part]:
+    """The parts of a record as the stage encodes them.
+
+    Args:
+        record: the record.
+        tokenizer: the model's.
+        display: decode the pieces; False if only lengths are needed.
+    """
+
+    def part(name: str, use: str, ids: Sequence[int], before: Sequence[int] = ()) -> Part:
+        return Part(name, use, len(ids), _pieces(tokenizer, ids, before) if display else ())
+
+    if isinstance(record, Prompt):
+        return [part("prompt", "continued by the policy", encode_prompt(tokenizer, record.text))]
+    if isinstance(record, Demonstration):
+        example = encode_example(tokenizer, record.prompt, record.completion, read=record.read)
+        prompt = [part("prompt", "read", example.prompt)] if example.prompt else []
+        ids, done, turns = example.completion, 0, list[Part]()
+        for first, end in (*example.read, (len(ids), len(ids))):
+            before = [*example.prompt, *ids[:done]]
+            turns.append(part("completion" if record.prompt else "text", "trained on", ids[done:first], before))
+            turns += [part("messages", "read", ids[first:end], [*before, *ids[done:first]])] if end > first else []
+            done = end
+        return [*prompt, *turns]
+    answers = (
+        {"chosen": record.chosen, "rejected": record.rejected}
+        if isinstance(record, Comparison)
+        else {f"rank {rank:g}": text for rank, text in zip(record.ranks, record.responses, strict=True)}
+    )
+    prompt = encode_prompt(tokenizer, record.prompt)
+    scored = [part(name, "scored", encode_completion(tokenizer, text), prompt) for name, text in answers.items()]
+    return [part("prompt", "read", prompt), *scored]
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: Sequence[int]) -> tuple[str, ...]:
+    """The text of each token, in the context of those before it; of a long part only both ends."""
+    if len(ids) > 2 * LONGEST_PART:
+        head, tail = ids[:LONGEST_PART], ids[-LONGEST_PART:]
+        return (*_pieces(tokenizer, head, before), *_pieces(tokenizer, tail, ids[:-LONGEST_PART]))
+    context = list(before[-CONTEXT:])
+    return tuple(token_pieces(tokenizer, [*context, *ids])[len(context) :])
+
+
+def example_lines(parts: Sequence[Part], *, width: int, num_lines: int = 1, separator: str = "|") -> list[str]:
+    """Each part: name, length, use, and the text of its tokens.
+
+    Args:
+        parts: the parts.
+        width: characters per line.
+        num_lines: lines per part; a longer one loses its middle.
+        separator: printed between tokens.
+    """
+    names = max((len(part.name) for part in parts), default=0)
+    uses = max((len(part.use) for part in parts), default=0)
+    lines: list[str] = []
+    for part in parts:
+        head = f"  {part.name:{names}} {part.length:6,} {part.use:{uses}}  "
+        room = max(width - len(head), 20)
+        text = _shortened(separator.join(map(printable, part.pieces)), room * num_lines)
+        rows = [text[start : start + room] for start in range(0, len(text), room)] or [""]
+        lines += [(head if number == 0 else " " * len(head)) + row for number, row in enumerate(rows)]
+    return lines
+
+
+def _shortened(text: str, most: int) -> str:
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[len(text) - half :]}"
+
+
+MOST_NAMED = 3
+"""Sources named in the line."""
+
+
+@dataclass(frozen=True)
+class DataUsage:
+    """The rows of one role of the data, such as the prompts of a PPO run.
+
+    Attributes:
+        sources: Names of files, folders or hub data sets; empty for rows passed from Python.
+        rows: Rows that the sources hold.
+        used: Rows that the run uses, those held out included.
+        held_out: Rows that are measured on but not trained on.
+        cut: Rows of which a part was cut to fit.
+        dropped: Unusable rows, by reason.
+        shares: The share of each source in the rows that are drawn; empty if every row is drawn once per pass.
+        notes: Further facts, such as how rows were held out.
+    """
+
+    sources: Sequence[str] = ()
+    rows: int = 0
+    used: int = 0
+    held_out: int = 0
+    cut: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    shares: Sequence[float] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def line(self) -> str:
+        """`212 of 400 rows of a.jsonl used, 10 of them held out; 188 dropped: 180 longer than …, 8 empty`."""
+        return self._line(self.sources)
+
+    @property
+    def public_line(self) -> str:
+        """The line with the last part of each local path, which tells a stranger nothing about the machine."""
+        return self._line([os.path.basename(name.rstrip("/")) if _is_path(name) else name for name in self.sources])
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, and the line."""
+        return {
+            "sources": list(self.sources),
+            "rows": self.rows,
+            "used": self.used,
+            "held_out": self.held_out,
+            "cut": self.cut,
+            "dropped": dict(self.dropped),
+            "shares": list(self.shares),
+            "notes": list(self.notes),
+            "line": self.line,
+        }
+
+    def _line(self, names: Sequence[str]) -> str:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        where = f" of {', '.join(names[:MOST_NAMED])}{more}" if names else ""
+        count = f"all {self.rows:,}" if self.used == self.rows else f"{self.used:,} of {self.rows:,}"
+        head = f"{count} rows{where} used"
+        parts = [f"{head}, {self.held_out:,} of them held out" if self.held_out else head]
+        if self.dropped:
+            counted = [f"{number:,} {reason}" for reason, number in self.dropped.items()]
+            reasons = ", ".join(counted if len(counted) > 1 else self.dropped)
+            parts.append(f"{sum(self.dropped.values()):,} dropped: {reasons}")
+        if self.cut:
+            parts.append(f"{self.cut:,} row{'s' * (self.cut > 1)} cut to fit")
+        if self.shares:
+            drawn = (f"{share:.0%} {name}" for share, name in zip(self.shares, names, strict=True))
+            parts.append(f"drawn as {', '.join(drawn)}")
+        return "; ".join([*parts, *self.notes])
+
+
+def _is_path(name: str) -> bool:
+    return os.path.exists(name) or name.startswith((".", "~", os.sep))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from kedge.data.mixing import Mixture
-from kedge.data.records import Prompt
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
 from kedge.errors import ConfigError, DataError
 
-__all__ = ["PromptStream", "difficulties", "room_for_prompt"]
+__all__ = ["Mixture", "PromptStream", "RecordT", "Split", "difficulties", "room_for_prompt", "split_eval"]
 
 
 def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
@@ -132,3 +134,129 @@ class PromptStream:
             order = self._mixture.order(self._epoch)
         levels = self._levels
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Passes over records of several sources, each with a fixed share of the rows.
+
+    A pass has as many rows as there are records. Every source is a stream of its own shuffled passes, from which each
+    pass of the mixture takes its share: no row of a large source is lost, and a small source repeats as often as its
+    share demands, each time complete before it starts over.
+
+    Attributes:
+        origins: index of the source of each record.
+        shares: weight of each source, at least 0; only their proportions count.
+        seed: seed of the shuffles.
+    """
+
+    origins: Sequence[int]
+    shares: Sequence[float]
+    seed: int
+
+    def order(self, epoch: int) -> list[int]:
+        """The records of a pass, counted from 0, as indices. Depends on the seed and the pass only."""
+        order = [
+            row
+            for source, count in enumerate(self.counts)
+            for row in self._stretch(source, start=epoch * count, count=count)
+        ]
+        random.Random(f"mixture {self.seed} {epoch}").shuffle(order)
+        return order
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each source in a pass: its share of all records, rounded so that they add up (largest remainder)."""
+        present = set(self.origins)
+        weights = [weight if source in present else 0.0 for source, weight in enumerate(self.shares)]
+        exact = [weight / sum(weights) * len(self.origins) for weight in weights]
+        counts = [int(count) for count in exact]
+        for source in sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])[
+            : len(self.origins) - sum(counts)
+        ]:
+            counts[source] += 1
+        return counts
+
+    def _stretch(self, source: int, *, start: int, count: int) -> list[int]:
+        """A stretch of the endless stream of a source's shuffled passes."""
+        rows = [row for row, origin in enumerate(self.origins) if origin == source]
+        drawn: list[int] = []
+        while len(drawn) < count:
+            number, offset = divmod(start + len(drawn), len(rows))
+            shuffled = random.Random(f"source {self.seed} {source} {number}").sample(rows, len(rows))
+            drawn += shuffled[offset : offset + count - len(drawn)]
+        return drawn
+
+
+RecordT = TypeVar("RecordT", Demonstration, Prompt, Comparison | Ranking)
+
+
+@dataclass(frozen=True)
+class Split(Generic[RecordT]):
+    """Training and evaluation records.
+
+    Attributes:
+        train: Records to train on.
+        eval: Records held out.
+        train_rows: Positions of the training records among all.
+        by_prompt: Whether the two share no prompt; False if all records have the same one.
+    """
+
+    train: list[RecordT]
+    eval: list[RecordT]
+    train_rows: list[int]
+    by_prompt: bool = True
+
+
+def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[RecordT]:
+    """Hold out whole prompts, drawn at random, until they cover the given fraction of the records.
+
+    Records that all have the same prompt, such as a classification turned into preferences, are held out one by one
+    instead; equal records stay together. Both parts keep the order of the records. With a fraction above 0, each part
+    gets at least one prompt or record.
+
+    Args:
+        records: all records.
+        fraction: share of the records to hold out, in [0, 1); exceeded where the last prompt has many records.
+        seed: seed of the draw.
+
+    Raises:
+        DataError: All records are equal, or there is only one, so that nothing can be held out.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction is {fraction}, expected 0 ≤ fraction < 1")
+    if fraction == 0:
+        return Split(list(records), [], list(range(len(records))))
+    by_prompt = len({_prompt(record) for record in records}) > 1
+    keys = [_prompt(record) if by_prompt else repr(record) for record in records]
+    counts = Counter(keys)
+    if len(counts) < 2:
+        raise DataError(
+            f"all {len(records)} rows are equal, so none can be held out; set data.eval_fraction=0"
+            if len(records) > 1
+            else "the only row cannot be held out; set data.eval_fraction=0"
+        )
+    held = _drawn(counts, fraction * len(records), seed)
+    rows = [row for row, key in enumerate(keys) if key not in held]
+    held_out = [record for key, record in zip(keys, records, strict=True) if key in held]
+    return Split([records[row] for row in rows], held_out, rows, by_prompt)
+
+
+def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:
+    order = list(counts)
+    random.Random(f"evaluation {seed}").shuffle(order)
+    held: set[str] = set()
+    num_records = 0
+    for key in order[:-1]:
+        if held and num_records >= wanted:
+            break
+        held.add(key)
+        num_records += counts[key]
+    return held
+
+
+def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:
+    if isinstance(record, Prompt):
+        return record.text
+    # Plain texts have no prompt; equal texts must be in the same part as well.
+    return record.completion if isinstance(record, Demonstration) and not record.prompt else record.prompt

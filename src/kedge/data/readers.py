@@ -8,19 +8,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.data.columns import Role, columns_of, name_missing_columns
-from kedge.data.parsing import parse_comparison, parse_demonstration, parse_prompt
-from kedge.data.prompt_answers import ReadingOptions, Template, TrainOn
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
-from kedge.data.rejections import (
+from kedge.data.fields import Role, columns_of, name_missing_columns
+from kedge.data.parsing import ReadingOptions, Template, TrainOn, parse_comparison, parse_demonstration, parse_prompt
+from kedge.data.records import (
     MAX_REJECTED_FRACTION,
+    Comparison,
+    Demonstration,
+    Prompt,
+    Ranking,
     Rejection,
+    Row,
     RowError,
     Table,
     check_rejections,
     write_rejections,
 )
-from kedge.data.rows import Row
 from kedge.data.sources import Source, numbered_rows
 from kedge.data.truncation import Truncate
 from kedge.errors import DataError

@@ -1,16 +1,38 @@
-"""The records that stages train on: one frozen record per usable row.
-
-Texts are plain strings: conversations are rendered through the chat template when they are read, so later stages never
-handle messages. `prompt + completion` is the whole text, character by character.
-"""
+"""Records that stages train on, rows as they come from files and lists, and rows that cannot be used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from reprlib import Repr
+from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["Comparison", "Demonstration", "Prompt", "Ranking", "Record"]
+from kedge.errors import DataError
+from kedge.system.output import writing
+
+__all__ = [
+    "MAX_REJECTED_FRACTION",
+    "Comparison",
+    "Demonstration",
+    "Prompt",
+    "Ranking",
+    "Record",
+    "Rejection",
+    "Row",
+    "RowError",
+    "Table",
+    "check_rejections",
+    "check_row_count",
+    "is_missing",
+    "listed_rows",
+    "parquet_rows",
+    "table_rows",
+    "write_rejections",
+]
 
 
 @dataclass(frozen=True)
@@ -74,3 +96,293 @@ class Prompt:
 
 
 Record: TypeAlias = "Demonstration | Comparison | Ranking | Prompt"
+
+
+_DEEPEST = 16
+"""Levels of a value that are searched for arrays: in contents of messages they are four levels deep."""
+
+
+def table_rows(data: Any, name: str) -> Iterable[Any]:
+    """The rows of a table that was passed from Python; any other iterable is its own rows.
+
+    Args:
+        data: a list of rows, a `Dataset`, an `IterableDataset`, a `DatasetDict` (its split `train`, or its only one) or
+            a DataFrame or Arrow table; of a pandas DataFrame, missing values are left out of their rows.
+        name: what it is, for errors.
+
+    Raises:
+        DataError: It is no table, or has several splits and none is called `train`.
+    """
+    if isinstance(data, Mapping) and type(data).__name__ in ("DatasetDict", "IterableDatasetDict"):
+        splits = list(data)
+        if "train" in data or len(splits) == 1:
+            return data["train" if "train" in data else splits[0]]
+        raise DataError(f"{name} has several splits ({', '.join(map(str, splits))}); pass one of them")
+    to_dict: Any = getattr(data, "to_dict", None)
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        rows: list[dict[str, Any]] = to_dict("records")
+        # A missing value is NaN, the only value that differs from itself.
+        return [{key: value for key, value in row.items() if not is_missing(value)} for row in rows]
+    for method in ("to_dicts", "to_pylist"):  # polars, Arrow
+        if hasattr(data, method) and hasattr(data, "columns"):
+            return getattr(data, method)()
+    if isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
+        raise DataError(
+            f"{name} must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a {type(data).__name__}"
+        )
+    return data
+
+
+def plain_value(value: Any, deepest: int = _DEEPEST) -> Any:
+    """A value with its arrays and tensors as lists, and their scalars as numbers.
+
+    Rows of a DataFrame that was read from Parquet hold lists as arrays, and so do formatted data sets.
+    """
+    if not deepest:
+        return value
+    if hasattr(value, "tolist"):
+        return plain_value(value.tolist(), deepest - 1)
+    if isinstance(value, dict):
+        return {key: plain_value(entry, deepest - 1) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (str, int, float)):
+        return [plain_value(entry, deepest - 1) for entry in value]
+    return value
+
+
+def is_missing(value: object) -> bool:
+    """Tell a missing value: null, and what tables write in its place (NaN, NaT, NA)."""
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    )
+
+
+_PARQUET_BATCH = 256
+
+# Equal rows take almost no space in a columnar file; a row count beyond this is implausible.
+_MOST_ROWS_PER_BYTE, _ANY_FILES_ROWS = 100, 1_000_000
+# A text that all rows share is stored once. Compression makes real texts five to ten times shorter.
+_MOST_BYTES_PER_BYTE, _ANY_FILES_BYTES = 1000, 2**28
+
+_PREVIEW_CHARACTERS = 120
+_SHORT = Repr()  # unlike repr, it handles any nesting depth
+_SHORT.maxstring = _PREVIEW_CHARACTERS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row and its location.
+
+    Attributes:
+        source: the file, data set or list, as the user named it.
+        line: counted from 1; in a text file the line, elsewhere the row.
+        value: the decoded value; None if `fault` is set.
+        fault: why the row could not be decoded; None for a good row.
+        raw: the bytes it was decoded from, if any.
+    """
+
+    source: str
+    line: int
+    value: Any
+    fault: str | None = None
+    raw: bytes | None = None
+
+    @property
+    def place(self) -> str:
+        """`file:line`, as editors open it."""
+        return f"{self.source}:{self.line}"
+
+    @property
+    def preview(self) -> str:
+        """The row's first characters, always short and printable."""
+        if self.raw is not None:
+            return self.raw[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")[:_PREVIEW_CHARACTERS]
+        return _SHORT.repr(self.value)[:_PREVIEW_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """The rows of a Parquet file.
+
+    Raises:
+        DataError: The file cannot be read as Parquet, or its row count or the size of its rows is implausible.
+    """
+    from pyarrow.parquet import ParquetFile  # slow to import, and rarely needed
+
+    number, read, size = 0, 0, path.stat().st_size
+    try:
+        with ParquetFile(path) as table:
+            check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=size)
+            for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
+                read += sum(map(_decoded_size, batch.columns))
+                if read > max(_ANY_FILES_BYTES, _MOST_BYTES_PER_BYTE * size):
+                    raise DataError(
+                        f"{path} has {size:,} bytes, and its first {number + len(batch):,} rows {read:,}, which is "
+                        "implausible"
+                    )
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(str(path), number, value)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # damaged files raise many kinds of errors
+        raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
+
+
+def _decoded_size(column: Any) -> int:
+    """Bytes of a column's values, each counted as often as it occurs."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
+
+
+def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:
+    """Reject a file with an implausible row count: a few bytes can encode "the same row, a billion times".
+
+    Args:
+        name: The file, as the user named it.
+        num_rows: Row count in its metadata.
+        num_bytes: Its size on disk.
+
+    Raises:
+        DataError: The row count is implausible.
+    """
+    if num_rows > max(_ANY_FILES_ROWS, _MOST_ROWS_PER_BYTE * num_bytes):
+        raise DataError(f"{name} claims to hold {num_rows:,} rows in {num_bytes:,} bytes, which is implausible")
+
+
+def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:
+    """The entries of a list or any other iterable as rows."""
+    for number, value in enumerate(values, start=1):
+        yield Row(source, number, plain_value(value))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+MAX_REJECTED_FRACTION = 0.05
+
+RecordT = TypeVar("RecordT")
+
+
+class RowError(ValueError):
+    """The reason why a row cannot be used; the reader turns it into a `Rejection`.
+
+    Args:
+        reason: What is wrong with this row.
+        kind: The reason without what differs between rows, under which rows are counted; by default what precedes the
+            first detail of `reason`, without numbers.
+    """
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind or _kind_of(reason)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """An unusable row.
+
+    Attributes:
+        source: the file, data set or list that holds it.
+        line: its line or row number, counted from 1.
+        reason: what is wrong with it.
+        preview: its first characters, safe to print.
+        kind: the reason without what differs between rows; rows are counted by it.
+    """
+
+    source: str
+    line: int
+    reason: str
+    preview: str = ""
+    kind: str = ""
+
+    @classmethod
+    def of(cls, row: Row, error: RowError) -> Rejection:
+        """The rejection of a row."""
+        return cls(row.source, row.line, str(error), row.preview, error.kind)
+
+
+@dataclass(frozen=True)
+class Table(Generic[RecordT]):
+    """The content of a source.
+
+    Attributes:
+        records: the usable rows, in order.
+        rejected: the unusable rows.
+        num_cut: usable rows of which a part was cut to fit.
+        origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
+    """
+
+    records: list[RecordT]
+    rejected: list[Rejection]
+    num_cut: int = 0
+    origins: list[int] = field(default_factory=list[int])
+
+    def dropped(self) -> dict[str, int]:
+        """Number of unusable rows by reason, most frequent first."""
+        return dict(Counter(rejection.kind or rejection.reason for rejection in self.rejected).most_common())
+
+
+def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
+    """Append rejections to a JSON-lines file: `file`, `line`, `reason`, `preview`. An empty list writes nothing.
+
+    Raises:
+        OutputError: The file or its folder cannot be written.
+    """
+    if not rejections:
+        return
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            for entry in rejections:
+                row = {"file": entry.source, "line": entry.line, "reason": entry.reason, "preview": entry.preview}
+                stream.write(json.dumps(row) + "\n")
+
+
+def check_rejections(
+    table: Table[RecordT], *, name: str = "the data", max_rejected_fraction: float = MAX_REJECTED_FRACTION
+) -> None:
+    """Raise before any training if too many rows of a source are unusable.
+
+    Args:
+        table: the rows that were read.
+        name: name of the source, for the message.
+        max_rejected_fraction: the largest accepted share of unusable rows, 0 to 1.
+
+    Raises:
+        DataError: No row is usable, or too many are not.
+    """
+    rejected, total = len(table.rejected), len(table.records) + len(table.rejected)
+    if total == 0:
+        raise DataError(f"{name} has no rows")
+    if table.records and rejected <= max_rejected_fraction * total:
+        return
+    reason, count, first = _commonest_reason(table.rejected)
+    allowed = f"data.max_rejected_fraction={max_rejected_fraction:g}"
+    limit = f", {allowed} allows {max_rejected_fraction:.1%}" if table.records else ""
+    raise DataError(
+        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
+        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{_hint(first.kind)}"
+    )
+
+
+def _hint(kind: str) -> str:
+    """Which setting may make the rows of the most common reason usable."""
+    if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
+        return f"; data.columns.{missing[1]}=… names a column that holds it"
+    if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):
+        cut = {"answer alone": "; data.truncate cuts answers of comparisons", "text": ""}.get(
+            limit[1], "; data.truncate cuts prompts"
+        )
+        return f"; the limit is data.{limit[2]}, or the model's context{cut}"
+    return ""
+
+
+def _commonest_reason(rejections: Sequence[Rejection]) -> tuple[str, int, Rejection]:
+    kinds = [rejection.kind for rejection in rejections]
+    [(kind, count)] = Counter(kinds).most_common(1)
+    first = rejections[kinds.index(kind)]
+    return first.reason, count, first
+
+
+def _kind_of(reason: str) -> str:
+    """`field 'x' is missing (the row has 'y')` → `field 'x' is missing`; `3 responses …` → `N responses …`."""
+    return re.sub(r"\d[\d,]*", "N", re.split(r": | \(|, expected ", reason, maxsplit=1)[0])

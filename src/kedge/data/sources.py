@@ -1,4 +1,4 @@
-"""Data sources: a file, a folder, a hub data set, a list of rows, or several of these."""
+"""Finds the rows of files, folders, hub data sets and Python tables."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from kedge.data.memory_limit import within_free_memory
-from kedge.data.rows import Row, check_row_count, listed_rows, parquet_rows
-from kedge.data.tables import table_rows
+from kedge.data.records import Row, check_row_count, listed_rows, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
+from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import pointer_fault
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = ["Source", "Sources", "numbered_rows", "rows_of"]
+
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
@@ -271,3 +271,40 @@ def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Ite
             f"{name!r} is not a local file and cannot be read from the Hugging Face Hub: {reason}"
         ) from error
     return _iterate_rows(dataset, name)
+
+
+T = TypeVar("T")
+
+GIB = 2**30
+SHARE = 0.9
+"""Share of the free memory that one source may use, so that the machine keeps running."""
+
+AT_ONCE = 8
+"""Rows read per limit: setting the limit takes longer than reading a row."""
+
+
+def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
+    """Yield the rows of a source as long as they, and the records made from them, fit into the free memory.
+
+    A small file may expand to more than any machine holds: compression, or a million references to one long text.
+
+    Args:
+        rows: Rows, produced lazily.
+        name: The source, as the user named it.
+
+    Raises:
+        DataError: The next rows do not fit.
+    """
+    free = int(SHARE * free_memory())
+    most, iterator, count = private_memory() + free, iter(rows), 0
+    while True:
+        try:
+            with memory_limit(most):
+                few = list(islice(iterator, AT_ONCE))
+        except MemoryError as error:
+            room = f"the {free / GIB:.2f} GiB of free memory"
+            raise DataError(f"{name}: reading past row {count:,} needs more than {room}") from error
+        if not few:
+            return
+        count += len(few)
+        yield from few

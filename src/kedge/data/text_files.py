@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kedge.data.rows import Row, listed_rows
+from kedge.data.records import Row, listed_rows
 from kedge.errors import DataError
 
 __all__ = ["COMPRESSIONS", "csv_rows", "json_rows"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from kedge.errors import ModelError
 
 if TYPE_CHECKING:
@@ -24,15 +25,19 @@ __all__ = [
     "EncodedExample",
     "Padded",
     "Rendered",
+    "character_tokenizer",
     "encode_completion",
     "encode_example",
     "encode_prompt",
     "encode_text",
     "end_with_eos",
+    "is_character_tokenizer",
     "pad_left",
     "pad_right",
     "special_wrapping",
+    "token_pieces",
 ]
+
 
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
@@ -253,3 +258,101 @@ def _without_padding(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list
 def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     first = tokenizer.convert_ids_to_tokens(_encode(tokenizer, "a")[:1])
     return bool(first) and str(first[0]).startswith(_SPACE_MARKS)
+
+
+# A token is decoded with the tokens before it: alone, SentencePiece drops its space, WordPiece its word boundary.
+_CONTEXT = 4
+_WINDOW = 16
+_LONGEST_WINDOW = 64
+
+
+def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds: `"".join(token_pieces(tokenizer, ids)) == tokenizer.decode(ids)`.
+
+    A character whose bytes are split over several tokens belongs to the last of them; the pieces of the others are
+    empty. The cost is linear in the number of tokens: every token is decoded in a short window.
+
+    Args:
+        tokenizer: Any kind: SentencePiece, byte-level BPE, WordPiece.
+        ids: The tokens, special tokens included.
+
+    Returns:
+        One piece per token, possibly empty.
+    """
+    text = _decode(tokenizer, ids)
+    ends, whole = [0], [0]  # where each token's text ends; the tokens before which no character is left incomplete
+    # The text of the window `ids[first:end]` is expected at `text[start:]`.
+    first = start = retry = 0
+    for end in range(1, len(ids)):
+        if end - first > _LONGEST_WINDOW:
+            # The windows have lost their place. The whole beginning finds it again; its decoding is linear in total
+            # because it is tried at geometrically growing lengths only.
+            if end < retry:
+                ends.append(ends[-1])
+                continue
+            first, start, retry = 0, 0, end + end // 4
+        window = _decode(tokenizer, ids[first:end])
+        common = _common_length(window, text, start)
+        ends.append(max(ends[-1], start + common))
+        if common < len(window):
+            continue
+        whole.append(end)
+        if end - first >= _WINDOW:
+            begin = next(place for place in reversed(whole) if place <= end - _CONTEXT)
+            context = _decode(tokenizer, ids[begin:end])
+            if text.endswith(context, 0, ends[-1]):
+                first, start = begin, ends[-1] - len(context)
+    ends.append(len(text))
+    return [text[begin:end] for begin, end in pairwise(ends)][: len(ids)]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids)))
+
+
+def _common_length(window: str, text: str, start: int) -> int:
+    """The number of characters of `window` that `text[start:]` begins with: fewer if it ends within a character."""
+    if text.startswith(window, start):
+        return len(window)
+    pairs = enumerate(zip(window, text[start : start + len(window)], strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(window), len(text) - start))
+
+
+END = 0x110000
+"""The id of the end, one above the last character's."""
+
+
+class _Characters:
+    """The part of a tokenizer's interface that reading data needs."""
+
+    bos_token_id = pad_token_id = pad_token = None
+    eos_token_id, eos_token = END, "<end>"
+    chat_template = "{{ messages }}"
+    all_special_tokens, all_special_ids = ("<end>",), (END,)
+    added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
+
+    def __len__(self) -> int:
+        return END + 1
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        return "".join(self.convert_ids_to_tokens(ids))
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.eos_token if index == END else chr(index) for index in ids]
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **settings: object) -> str:
+        text = "\n".join(f"[{message['role']}] {message['content']}" for message in messages)
+        return f"{text}\n[assistant] " if settings.get("add_generation_prompt") else text
+
+
+def character_tokenizer() -> PreTrainedTokenizerBase:
+    """The stand-in. Conversations are shown as `[role] text`; rows of token ids need a model and are refused."""
+    return cast("PreTrainedTokenizerBase", _Characters())
+
+
+def is_character_tokenizer(tokenizer: object) -> bool:
+    """Whether it is the stand-in, which can read no token ids."""
+    return isinstance(tokenizer, _Characters)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.data.token_pieces import token_pieces
+from kedge.data.tokens import token_pieces
 from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
 from kedge.system.output import INCIDENTS_FILE, replace_file
 

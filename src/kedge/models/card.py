@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from kedge.data.prompt_form import PromptForm
+from kedge.data.chat import PromptForm
 from kedge.models.origin import Origin, read_origin
 from kedge.system.texts import markdown, names_function, printable
 from kedge.version import DISTRIBUTION, __version__

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 from transformers.utils.hub import cached_file
 
-from kedge.data.prompt_form import PromptForm
+from kedge.data.chat import PromptForm
 from kedge.errors import ModelError
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.run_models import find_model

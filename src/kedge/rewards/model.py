@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from transformers import PreTrainedTokenizerBase
 
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from kedge.errors import DataError, RewardError
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.rewards.reading import Reader

@@ -5,9 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from kedge.data import encode_example, encode_prompt, encode_text, end_with_eos
-from kedge.data.chat import closing_of, render_answer, render_prompt
+from kedge.data.chat import apply_template, closing_of, render_answer, render_prompt
 from kedge.data.fields import Messages
-from kedge.data.rendering import apply_template
 from kedge.data.tokens import special_wrapping
 from kedge.errors import RewardError
 from kedge.rewards.source import MESSAGES_COLUMN, Responses

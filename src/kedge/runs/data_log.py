@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import DataUsage, Mixture, Split, Table, split_eval
-from kedge.data.example import Part, example_lines, parts_of
-from kedge.data.preview import PLAIN_WIDTH
-from kedge.data.splitting import RecordT
+from kedge.data.preview import PLAIN_WIDTH, Part, example_lines, parts_of
+from kedge.data.prompts import RecordT
 from kedge.errors import DataError
 from kedge.logs.progress import say
 from kedge.system.output import DATA_FILE, replace_file

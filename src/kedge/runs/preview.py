@@ -8,13 +8,12 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.data import DataUsage, Preview, Source, Sources, rows_of
-from kedge.data.characters import character_tokenizer
-from kedge.data.columns import Role, rename_columns
-from kedge.data.example import parts_of
-from kedge.data.fields import is_conversation, is_given
+from kedge.data.fields import Role, is_conversation, is_given, rename_columns
 from kedge.data.forms import is_comparison
-from kedge.data.prompt_answers import ReadingOptions
+from kedge.data.parsing import ReadingOptions
+from kedge.data.preview import parts_of
 from kedge.data.readers import read_table
+from kedge.data.tokens import character_tokenizer
 from kedge.errors import ConfigError, DataError
 from kedge.models import load_tokenizer
 

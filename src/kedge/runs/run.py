@@ -23,7 +23,7 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
-from kedge.data.rendering import render_as_of
+from kedge.data.chat import render_as_of
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say

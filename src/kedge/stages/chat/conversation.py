@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt
 from kedge.data.chat import render_prompt
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from kedge.errors import DataError
 from kedge.rewards import MESSAGES_COLUMN
 

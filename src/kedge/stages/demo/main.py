@@ -18,7 +18,7 @@ from typing import Any
 
 from kedge.config import Config, config_from_settings, field_advice
 from kedge.data import Comparison
-from kedge.data.templates import render_tldr
+from kedge.data.truncation import render_tldr
 from kedge.inspect.report import REPORT_FILE, leave_report
 from kedge.logs.run_folder import create_run_folder
 from kedge.models.untrained import save_untrained_llama, train_tokenizer

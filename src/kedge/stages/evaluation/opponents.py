@@ -9,7 +9,7 @@ from typing import Any
 from kedge.data import Prompt, encode_prompt, room_for_prompt, tldr_response
 from kedge.data.chat import render_prompt
 from kedge.data.fields import messages_of
-from kedge.data.rejections import RowError
+from kedge.data.records import RowError
 from kedge.errors import DataError
 from kedge.rewards import MESSAGES_COLUMN
 from kedge.stages.evaluation.policy import Policy

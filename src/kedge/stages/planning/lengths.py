@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kedge.config import Config
 from kedge.data import Sources
-from kedge.data.prompt_answers import ReadingOptions
+from kedge.data.parsing import ReadingOptions
 from kedge.data.readers import read_table
 from kedge.data.tokens import encode_example, encode_prompt
 from kedge.errors import KedgeError

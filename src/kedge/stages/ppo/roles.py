@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
-from kedge.data.columns import columns_of
+from kedge.data.fields import columns_of
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
 from kedge.models import (
