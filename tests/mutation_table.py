@@ -68,7 +68,7 @@ MUTATIONS = (
     # Positions: spec §1.
     Mutation(
         "off-by-one-states",
-        "models/actor_critic.py",
+        "models/language.py",
         "newest[slots], slots, mask",
         "newest[slots] - 1, slots, mask",
         EACH_TOKEN,
@@ -110,7 +110,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reward-model-read-at-the-first-token",
-        "models/packing/rows.py",
+        "models/packing/packed.py",
         "torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1",
         "torch.tensor(self.starts, device=self.ids.device)",
         f"{SCALAR}::test_the_score_is_read_at_the_last_real_token_whatever_the_padding[order0-False-llama]",
@@ -196,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         "positions-count-padding",
-        "models/packing/decoding.py",
+        "models/packing/trunk.py",
         "(self._mask.long().cumsum(dim=-1) - 1)",
         "torch.arange(self._mask.shape[1]).expand_as(self._mask)",
         f"{DECODING}::test_reading_token_by_token_is_reading_all_at_once[padded-gpt2]",
@@ -261,7 +261,7 @@ MUTATIONS = (
     # Rollout: spec §4.
     Mutation(
         "no-temperature-in-the-trainer",
-        "models/actor_critic.py",
+        "models/language.py",
         "partial(token_logprobs_and_entropy, temperature=temperature, entropy_gradient=entropy_gradient)",
         "partial(token_logprobs_and_entropy, entropy_gradient=entropy_gradient)",
         EACH_TOKEN,
@@ -503,7 +503,7 @@ MUTATIONS = (
     ),
     Mutation(
         "extra-passes-train-the-trunk",
-        "models/actor_critic.py",
+        "models/language.py",
         "with torch.no_grad():\n                    shared",
         "with torch.enable_grad():\n                    shared",
         "tests/training/test_critic_steps.py::test_a_shared_trunk_is_read_without_a_graph",
@@ -718,23 +718,23 @@ MUTATIONS = (
     # wrongly is found out when it is made, and run in a slower way: such mistakes show in the way that is chosen.
     Mutation(
         "positions-not-reset-between-rows",
-        "models/packing/rows.py",
+        "models/packing/packed.py",
         "(torch.arange(len(starts)) - starts).to(self.ids.device)",
         "torch.arange(len(starts)).to(self.ids.device)",
         f"{PACKABLE}[gpt2]",
     ),
     Mutation(
         "packed-rows-see-the-future",
-        "models/packing/attention.py",
+        "models/packing/packed.py",
         "rectangle(value), scaling=scaling, is_causal=True)",
         "rectangle(value), scaling=scaling, is_causal=False)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(
-        "gradient-of-the-rectangle-shifted",
-        "models/packing/attention.py",
-        "return gradient.index_select(0, slots), None, None",
-        "return gradient.index_select(0, slots).roll(1, 0), None, None",
+        "rectangle-shifted",
+        "models/packing/packed.py",
+        "places.index_copy(0, group.slots, states)",
+        "places.index_copy(0, group.slots, states.roll(1, 0))",
         f"{PACKABLE}[gpt2]",
     ),
     Mutation(
@@ -753,35 +753,35 @@ MUTATIONS = (
     ),
     Mutation(
         "capped-scores-packed",
-        "models/packing/attention.py",
+        "models/packing/packed.py",
         'UNSUPPORTED = ("softcap", "s_aux", "position_bias")',
         'UNSUPPORTED = ("s_aux", "position_bias")',
         f"{TRUNK}::test_scores_that_are_hardly_capped_are_capped_all_the_same",
     ),
     Mutation(
         "recomputed-with-another-attention",
-        "models/packing/attention.py",
+        "models/packing/packed.py",
         "layout_attention(config) if by_layout else nullcontext()",
         "nullcontext()",
         f"{TRUNK}::test_activations_that_are_computed_again_give_the_same_gradient[llama]",
     ),
     Mutation(
         "prompts-columns-unmasked",
-        "models/packing/key_values.py",
+        "models/packing/packed.py",
         "masked_fill(hidden, -torch.inf)",
         "masked_fill(hidden, 0.0)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(
         "recurrent-state-forgotten",
-        "models/packing/decoding.py",
+        "models/packing/trunk.py",
         "Any] = {self._cache_name: self._cache}",
         "Any] = {self._cache_name: None}",
         f"{TOKEN_BY_TOKEN}[as it can-mamba]",
     ),
     Mutation(
         "dropped-rows-of-a-cache-kept",
-        "models/packing/decoding.py",
+        "models/packing/trunk.py",
         "self._cache.reorder_cache(rows)",
         "pass",
         f"{DROPPING}[as it can-mamba]",
@@ -802,7 +802,7 @@ MUTATIONS = (
     ),
     Mutation(
         "texts-padded-with-zero",
-        "models/classifier.py",
+        "models/scalar.py",
         "part.pad(classifier.config.get_text_config().pad_token_id or 0,",
         "part.pad(0,",
         f"{UNUSUAL}::test_padding_is_the_tokenizers",
@@ -816,14 +816,14 @@ MUTATIONS = (
     ),
     Mutation(
         "mask-of-dropped-rows-kept",
-        "models/packing/key_values.py",
+        "models/packing/packed.py",
         "self._mask = self._mask.index_select(0, rows)",
         "self._mask = self._mask[: len(rows)]",
         f"{DROPPING}[as it can-llama]",
     ),
     Mutation(
         "wrong-rows-positions-dropped",
-        "models/packing/decoding.py",
+        "models/packing/packed.py",
         "self._positions, self.hidden = self._positions[rows], self.hidden[rows]",
         "self._positions, self.hidden = self._positions[: len(rows)], self.hidden[rows]",
         f"{DROPPING}[as it can-gpt2]",

@@ -11,7 +11,7 @@ ENGINE = "tests/rollout/vllm/test_engine.py"
 VLLM = (
     Mutation(
         "tied-weights-sent-once",
-        "models/published.py",
+        "models/language.py",
         "in self._causal.state_dict().items():",
         "in self._causal.named_parameters():",
         f"{ENGINE}::test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights",

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-import kedge.models.actor_critic
+import kedge.models.language
 import kedge.rollout.collect
 import kedge.stages.ppo.settings
 import kedge.stages.sft
@@ -149,7 +149,7 @@ def temperature_ignored() -> Bug:
     def at_one(*tensors: Any, temperature: float, **options: Any) -> Any:
         return token_logprobs_and_entropy(*tensors, temperature=1.0, **options)
 
-    return patch.object(kedge.models.actor_critic, "token_logprobs_and_entropy", at_one)
+    return patch.object(kedge.models.language, "token_logprobs_and_entropy", at_one)
 
 
 def off_by_one() -> Bug:
@@ -158,7 +158,7 @@ def off_by_one() -> Bug:
     def shifted(logits: Tensor, *others: Any, **options: Any) -> Any:
         return token_logprobs_and_entropy(logits.roll(1, dims=0), *others, **options)
 
-    return patch.object(kedge.models.actor_critic, "token_logprobs_and_entropy", shifted)
+    return patch.object(kedge.models.language, "token_logprobs_and_entropy", shifted)
 
 
 def dropout_on() -> Bug:

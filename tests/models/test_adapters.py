@@ -29,8 +29,8 @@ from kedge.models import (
     load_tokenizer,
     model_width,
 )
-from kedge.models.bases import Bases
-from kedge.models.packing.rows import TokenRows
+from kedge.models.loading import Bases
+from kedge.models.packing.packed import TokenRows
 from kedge.models.quantized import hold_bases
 from kedge.runs.fingerprint import input_hashes
 from tests.models.registry.builder import save_policy_folder, save_reward_folder

@@ -11,7 +11,6 @@ from kedge.models import (
     LanguageModel,
     ScalarModel,
     TokenRows,
-    at_hand,
     autocast,
     hold_frozen,
     score_rows,
@@ -79,9 +78,9 @@ def test_weights_in_the_hosts_memory_change_no_score() -> None:
     """Here the device is the CPU, too; what can be tested is that every weight is there, and is put back."""
     model = ScalarModel(tiny_reward_model(), tiny_tokenizer()).requires_grad_(False)
     expected = score_rows(model, IDS)
-    model.host = HostWeights(model, torch.device("cpu"))
+    model.host = HostWeights(model, torch.device("cpu")).on_device
     before = {name: each.data_ptr() for name, each in model.named_parameters()}
-    with at_hand(model.host):
+    with model.host():
         for weight in model.parameters():
             weight.data = weight.data.clone()  # as on another device
     assert {name: each.data_ptr() for name, each in model.named_parameters()} == before

@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertConf
 
 from kedge.errors import ModelError
 from kedge.models import ModelCard, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 

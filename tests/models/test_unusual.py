@@ -41,8 +41,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from kedge.algorithm.experience import Rollout
 from kedge.errors import ModelError
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
-from kedge.models.classifier import find_batching
-from kedge.models.packing.decoding import GroupedDecoder, PackedDecoder
+from kedge.models.packing.packed import PackedDecoder
+from kedge.models.packing.trunk import GroupedDecoder
+from kedge.models.scalar import find_batching
 from kedge.rollout import Sampler
 from tests.tiny import tiny_tokenizer
 

@@ -18,8 +18,8 @@ from kedge.data import encode_example
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.samples import read_samples
 from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_scalar_model, load_tokenizer
-from kedge.models.bases import Bases
-from kedge.models.packing.rows import TokenRows
+from kedge.models.loading import Bases
+from kedge.models.packing.packed import TokenRows
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 

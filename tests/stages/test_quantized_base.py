@@ -25,8 +25,8 @@ from kedge.models import (
     load_tokenizer,
 )
 from kedge.models.adapters import is_frozen
-from kedge.models.bases import Bases
-from kedge.models.packing.rows import TokenRows
+from kedge.models.loading import Bases
+from kedge.models.packing.packed import TokenRows
 from kedge.models.quantized import QuantizedLinear, hold_bases
 from kedge.rollout.background import frozen_copy
 from tests.models.test_adapters import adapt

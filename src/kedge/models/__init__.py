@@ -1,20 +1,17 @@
 """The four models of PPO (policy, reference, critic, reward model): loading, heads, forward pass, saving."""
 
-from kedge.models.actor_critic import ActorCritic, response_logprobs
 from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
-from kedge.models.frozen import FrozenDtype, hold_frozen
+from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
-from kedge.models.language import LanguageModel, load_language_model
-from kedge.models.offloading import HostWeights, at_hand
-from kedge.models.packing.decoding import Decoder
-from kedge.models.packing.rows import TokenRows
-from kedge.models.precision import Precision, autocast, resolve_precision
+from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
+from kedge.models.loading import load_language_model, load_scalar_model
+from kedge.models.packing.packed import Decoder, TokenRows
+from kedge.models.packing.trunk import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
-from kedge.models.published import PolicyWeights, save_architecture
 from kedge.models.run_models import find_model
-from kedge.models.saving import load_value_head, save_policy, save_scalar_model, saved_bins
-from kedge.models.scalar import ScalarModel, load_scalar_model, score_rows
+from kedge.models.saving import load_value_head, save_architecture, save_policy, save_scalar_model, saved_bins
+from kedge.models.scalar import ScalarModel, score_rows
 from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
 from kedge.models.tokenizers import load_tokenizer
 
@@ -34,7 +31,6 @@ __all__ = [
     "StopTokens",
     "TokenRows",
     "ValueHead",
-    "at_hand",
     "autocast",
     "find_model",
     "hold_frozen",

@@ -7,6 +7,9 @@ else that is computed in fp32 keep fp32 weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any, Literal, cast
 
 import torch
@@ -15,12 +18,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.models.language import LanguageModel
-from kedge.models.precision import Precision
+from kedge.models.packing.trunk import Precision
 from kedge.models.quantized import quantize
 from kedge.models.scalar import ScalarModel
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["FrozenDtype", "factors_of", "hold_frozen"]
+__all__ = ["FrozenDtype", "HostWeights", "factors_of", "hold_frozen"]
 
 FrozenDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 
@@ -98,3 +101,36 @@ def _loses_nothing(table: nn.Embedding) -> bool:
 def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """A looked-up embedding in fp32, in which the layers' outputs are added to it."""
     return output.float()
+
+
+class HostWeights:
+    """Moves a frozen module's weights to the host's memory, and to its device for a while.
+
+    Nothing is copied back: the weights do not change. Buffers, which are small, stay on the device.
+
+    Args:
+        module: The module.
+        device: The device of its passes.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._weights = list(module.parameters())
+        self._device = device
+        # Scoring can run in two threads at a time; one must not take the weights away from the other.
+        self._turn = RLock()
+        pinned = device.type == "cuda"  # copied without a detour through other memory
+        for weight in self._weights:
+            weight.data = weight.data.cpu().pin_memory() if pinned else weight.data.cpu()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within this context the weights are on the device."""
+        with self._turn:
+            here = [weight.data for weight in self._weights]
+            try:
+                for weight in self._weights:
+                    weight.data = weight.data.to(self._device, non_blocking=True)
+                yield
+            finally:
+                for weight, data in zip(self._weights, here, strict=True):
+                    weight.data = data

@@ -32,9 +32,8 @@ from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import FrozenDtype, factors_of
 from kedge.models.language import LanguageModel
 from kedge.models.live_bytes import GROUPED_PRODUCT
-from kedge.models.packing.attention import UnsupportedAttention
-from kedge.models.packing.rows import TokenRows
-from kedge.models.precision import Precision
+from kedge.models.packing.packed import TokenRows, UnsupportedAttention
+from kedge.models.packing.trunk import Precision
 from kedge.models.pretrained import (
     base_source,
     disable_dropout,

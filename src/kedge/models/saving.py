@@ -32,6 +32,7 @@ from kedge.system.output import writing
 __all__ = [
     "VALUE_HEAD_FILE",
     "load_value_head",
+    "save_architecture",
     "save_model",
     "save_policy",
     "save_scalar_model",
@@ -353,3 +354,10 @@ def _generation_config(
         temperature=temperature,
         top_k=0,
     )
+
+
+def save_architecture(policy: LanguageModel, folder: Path) -> Path:
+    """Save the policy's configuration, and its code if it has its own, without weights that are worth loading."""
+    with quiet_transformers():
+        save_model(policy.causal, folder, {}, final=False)
+    return folder

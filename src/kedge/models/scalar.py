@@ -1,50 +1,45 @@
-"""Reward model and critic: a transformer with a scalar output at each position."""
+"""Reward model and critic: a transformer with a scalar output at each position, or one score per text."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from itertools import groupby
 from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.histogram import Bins
 from kedge.errors import ModelError
-from kedge.models.adapters import Adapter, AdapterSettings
-from kedge.models.bases import Bases
-from kedge.models.classifier import Batching, classify, find_batching
-from kedge.models.first_rank import give_model, inner_weights
-from kedge.models.heads import HistogramHead, ValueHead, Values, find_head, initialize_head, read_values, scale_head
-from kedge.models.offloading import HostWeights, at_hand
-from kedge.models.packing.rows import TokenRows
-from kedge.models.packing.trunk import Trunk
-from kedge.models.precision import Precision, autocast
+from kedge.models.adapters import Adapter
+from kedge.models.heads import HistogramHead, ValueHead, Values, read_values, scale_head
+from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.probe import Findings, trial_rows
+from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.pretrained import (
     NORMALIZATION_KEY,
-    check_source,
     context_length,
     disable_dropout,
-    find_adapter,
     fit_embedding,
-    load_pretrained,
-    local_folder,
-    shares_base,
-    take_settings,
+    loading_reason,
+    num_embeddings,
+    rope_switch,
 )
-from kedge.models.run_models import find_model
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
-__all__ = ["ScalarModel", "load_scalar_model", "score_rows"]
+__all__ = ["BATCHINGS", "Batching", "ScalarModel", "checked_number", "classify", "find_batching", "score_rows"]
+
+Batching = Literal["right", "left", "equal"]
+"""Rows padded on the right, padded on the left, or only rows of equal length in one batch."""
+BATCHINGS: tuple[Batching, ...] = ("right", "left", "equal")
+SCORE_TOLERANCE = 1e-3
+"""Largest error of a score, in standard deviations of the scores of different texts."""
 
 
 class ScalarModel(nn.Module):
@@ -77,7 +72,8 @@ class ScalarModel(nn.Module):
     rounding_error: float | None = None
     """How much its number format changes its scores, where that was measured."""
     on_every_rank = False  # see `Loaded`
-    host: HostWeights | None = None
+    host: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Makes a context for passes: `HostWeights.on_device` if the weights are in the host's memory between them."""
     source = ""  # the folder or hub id
     has_new_head = False
     adapter: Adapter | None = None
@@ -100,7 +96,7 @@ class ScalarModel(nn.Module):
         disable_dropout(classifier)
         self.classifier = classifier
         self.trained_here = NORMALIZATION_KEY in vars(classifier.config)
-        shift = _checked_number(classifier.config, NORMALIZATION_KEY, 0.0)
+        shift = checked_number(classifier.config, NORMALIZATION_KEY, 0.0)
         self.register_buffer("shift", torch.tensor(shift, device=device or classifier.device), persistent=False)
         self.batching: Batching
         self.trunk, self.batching = self._find_trunk(ranks)
@@ -212,7 +208,12 @@ class ScalarModel(nn.Module):
         setattr(self.classifier.config, NORMALIZATION_KEY, float(self.shift))
 
 
-def _checked_number(config: PreTrainedConfig, name: str, default: float) -> float:
+def checked_number(config: PreTrainedConfig, name: str, default: float) -> float:
+    """A number in a configuration, which comes from a file.
+
+    Raises:
+        ModelError: It is no finite number.
+    """
     value: object = getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:  # nor NaN
         raise ModelError(f"the reward model's {name} is {value!r}; it must be a finite number")
@@ -237,7 +238,8 @@ def score_rows(
         micro_batch_tokens: Tokens per forward pass; None uses a single pass. It changes scores by rounding only.
         ranks: They share the rows, which all of them have.
     """
-    scores, own = torch.empty(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
+    scores = torch.empty(len(rows))
+    own = torch.zeros(len(rows), dtype=torch.bool)
     lengths = [len(row) for row in rows]
 
     def score() -> None:
@@ -247,126 +249,90 @@ def score_rows(
             if part.counts:
                 scores[part.rows], own[part.rows] = found, True
 
-    with at_hand(model.host):
+    with model.host():
         within_memory(micro_batch_tokens, lengths, score, ranks=ranks)
     ranks.fill_in(own, scores)
     return scores
 
 
-def load_scalar_model(
-    source: str | Path,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    device: str | torch.device = "cpu",
-    trust_remote_code: bool = False,
-    init: Literal["saved", "fresh", "any"] = "saved",
-    adapter: AdapterSettings | None = None,
-    bases: Bases | None = None,
-    ranks: Ranks = ALONE,
-) -> ScalarModel:
-    """Load a reward model, or create one (or a critic) on the trunk of a causal LM.
-
-    If the ranks shard their models, `shard_model` is called next, if it can be; until then only the first has the
-    trunk's weights.
+def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching) -> Float[Tensor, " rows"]:
+    """The classifier's output for each row, float32.
 
     Args:
-        source: A folder or hub id.
-        tokenizer: Its tokenizer, from `load_tokenizer`.
-        device: Target device.
-        trust_remote_code: Run Python code from the model folder.
-        init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8); `any` keeps a trained
-            head, or creates one if the source lacks a head.
-        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
-        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
-            memory; not for ranks that shard their models.
-        ranks: The run's.
+        classifier: A sequence classifier with one label.
+        rows: Token ids.
+        batching: How rows of different lengths share a batch.
+    """
+    classifier.eval()
+    order, switch = rows.order(), rope_switch(classifier)
+    by_length = TokenRows(rows.ids[rows.token_indices(order)], tuple(rows.lengths[row] for row in order))
+
+    def batch_of(length: int) -> object:
+        return length if batching == "equal" else switch is not None and length > switch
+
+    scores = []
+    for part in by_length.split(len(list(lengths)) for _, lengths in groupby(by_length.lengths, batch_of)):
+        # A decoder finds a row's last token by its pad id, so no other filler will do.
+        ids, mask = part.pad(classifier.config.get_text_config().pad_token_id or 0, left=batching == "left")
+        scores.append(classifier(input_ids=ids, attention_mask=mask.long()).logits.float().squeeze(-1))
+    return torch.cat(scores)[torch.tensor(order, device=rows.ids.device).argsort()]
+
+
+@torch.no_grad()
+def find_batching(
+    classifier: PreTrainedModel, by_trunk: Callable[[TokenRows], Tensor] | None = None, ranks: Ranks = ALONE
+) -> Batching | Literal["trunk"]:
+    """The fastest way to score rows that gives each the score that transformers gives it alone.
+
+    Args:
+        classifier: A sequence classifier with one label.
+        by_trunk: Another way to compute its outputs, from token states; tried first.
+        ranks: If they shard their models, the first finds it out for all.
 
     Raises:
-        ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
+        ModelError: The model cannot score a text, scores it differently each time, or needs it alone in a batch.
     """
-    if bases is None and adapter is not None:
-        bases = Bases(trust_remote_code=trust_remote_code)
-    device = torch.device(device) if bases is None else bases.place(device)
-    start = find_adapter(source)
-    if init == "saved" and start is not None and start.settings.get("task_type") == "CAUSAL_LM":
+    kind = type(classifier).__name__
+    findings = Findings(classifier, ranks)
+    rows = trial_rows(classifier, ending=_ending(classifier))
+
+    def error(score: Callable[[TokenRows], Tensor]) -> float:
+        expected, again = (_each_alone(classifier, rows) for _ in range(2))
+        if _error(again, expected) > SCORE_TOLERANCE:
+            raise ModelError(f"reward model {kind} gives equal texts different scores; use another architecture")
+        return _error(score(rows), expected)
+
+    if by_trunk is not None and findings.error("scores by trunk", partial(error, by_trunk)) <= SCORE_TOLERANCE:
+        return "trunk"
+    for batching in BATCHINGS:
+        score = partial(classify, classifier, batching=batching)
+        if findings.error(f"scores, {batching}", partial(error, score)) <= SCORE_TOLERANCE:
+            return batching
+    raise ModelError(f"reward model {kind} scores a text differently if other texts are in its batch")
+
+
+def _ending(classifier: PreTrainedModel) -> int | None:
+    """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
+    config, num_tokens = classifier.config.get_text_config(), num_embeddings(classifier)
+    named = getattr(config, "eos_token_id", None)  # some encoders' configurations lack the field
+    ends = named if isinstance(named, (list, tuple)) else [named]
+    return next((end for end in ends if type(end) is int and 0 <= end < num_tokens), None)
+
+
+def _each_alone(classifier: PreTrainedModel, rows: TokenRows) -> Float[Tensor, " rows"]:
+    try:
+        return torch.cat([classifier(input_ids=row[None]).logits[0].float() for row in rows.ids.split(rows.lengths)])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the model's code may raise anything
         raise ModelError(
-            f"{str(source)!r} is the adapter of a language model; expected one of a reward model or critic"
-        )
-    if bases is not None and start is not None:
-        trained = adapter is not None
-        if not shares_base(start, tokenizer, is_trained=trained, trust_remote_code=trust_remote_code):
-            bases = None
-    base = find_model(source) if start is None else start.base
-    # Not what config.json says, which may not name the labels; the shape of the head is checked.
-    if bases is None:
-        loaded = load_pretrained(
-            AutoModelForSequenceClassification, source, trust_remote_code=trust_remote_code, ranks=ranks, num_labels=1
-        )
-    else:
-        loaded = bases.load(AutoModelForSequenceClassification, base, tokenizer, device, num_labels=1)
-    classifier, missing = loaded.model, loaded.missing
-    in_adapter = set[str]()
-    if bases is not None and start is not None:
-        in_adapter = start.whole
-        take_settings(classifier, start, in_adapter)
-    head = {name for name in missing if name.split(".")[0] in ("score", "classifier")}
-    is_fresh = init == "fresh" or not head <= in_adapter
-    foreign = _foreign_head(classifier, check_source(base)) if is_fresh and init != "fresh" else None
-    is_fresh = is_fresh and foreign is None
-    if init == "saved" and is_fresh:
-        raise ModelError(
-            f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
-            "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
-        )
-    if missing - head:
-        raise ModelError(f"model {str(source)!r} lacks weights; first: {sorted(missing - head)[0]}")
-    if foreign is not None and classifier.device.type != "meta":
-        classifier.get_submodule("score").weight = nn.Parameter(foreign.weight.detach())
-    if classifier.device.type != "meta":
-        nn.Module.to(classifier, device)  # first, so that it is checked on the device that it will run on
-    model = ScalarModel(classifier, tokenizer, device=device, ranks=ranks)
-    model.source, model.on_every_rank = str(source), loaded.on_every_rank
-    if ranks.is_sharded:
-        can_be_sharded = model.trunk is not None and model.trunk.takes_one_pass
-        left = inner_weights(model, model.trunk.model) if model.trunk is not None and can_be_sharded else ()
-        give_model(model, ranks, device=device, left=left)
-    if bases is not None and (adapter is not None or start is not None):
-        model.adapter = Adapter(classifier, adapter, base=base, start=start)
-    model.has_new_head = is_fresh
-    if not is_fresh and not model.trained_here:
-        _take_normalization(model, foreign)
-    if is_fresh:
-        if model.head is None:
-            raise ModelError(
-                f"{type(classifier).__name__} has no linear score head; start from a causal language model"
-            )
-        initialize_head(model.head, "normal")
-        model.normalize(mean=-float(model.shift))  # drops the shift of the reward model that the trunk came from
-    return model
+            f"reward model {type(classifier).__name__} cannot score a text: {loading_reason(error)}"
+        ) from error
 
 
-def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
-    """The head that another library saved with a model, if it fits a decoder's; see `find_head`."""
-    score = dict(classifier.named_children()).get("score")
-    if not isinstance(score, nn.Linear) or score.bias is not None:
-        return None
-    folder = local_folder(source)
-    if folder is None:
-        return None
-    head = find_head(folder, trunk=classifier.base_model_prefix, width=score.in_features)
-    if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
-        raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
-    return head
-
-
-def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
-    """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
-    config, mean, std = model.classifier.config, 0.0, 1.0
-    if getattr(config, "normalize_reward", False):
-        mean, std = _checked_number(config, "mean", 0.0), _checked_number(config, "std", 1.0)
-        if std <= 0:
-            raise ModelError(f"the reward model's std is {std}; it must be positive")
-    if foreign is not None and foreign.bias is not None:
-        mean -= foreign.bias.item()
-    if (mean, std) != (0.0, 1.0):
-        model.normalize(mean=mean, std=std)
+@torch.no_grad()
+def _error(ours: Float[Tensor, " rows"], theirs: Float[Tensor, " rows"]) -> float:
+    """The largest error, in standard deviations of the scores; infinite for NaN."""
+    rounding = 1e-5 * theirs.abs().max()
+    errors = ((ours - theirs).abs() - rounding).clamp(min=0) / theirs.std().clamp(min=1e-30)
+    return float(errors.nan_to_num(nan=math.inf).max())

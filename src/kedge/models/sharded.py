@@ -10,9 +10,8 @@ from kedge.errors import ModelError
 from kedge.models.first_rank import give_tensors, inner_weights, take_out
 from kedge.models.frozen import factors_of
 from kedge.models.language import LanguageModel, output_layer
-from kedge.models.packing.rows import TokenRows
-from kedge.models.packing.trunk import Trunk
-from kedge.models.precision import Precision, autocast
+from kedge.models.packing.packed import TokenRows
+from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.scalar import ScalarModel
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import fill_parts, shard, shard_weight

@@ -18,7 +18,7 @@ from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
-from kedge.models import ActorCritic, LanguageModel, Precision, at_hand, response_logprobs
+from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
 __all__ = ["Evaluated", "collect_experience", "shared_out", "still_to_evaluate"]
@@ -131,7 +131,7 @@ def collect_experience(
     ref_logprobs = None
     if reference is not None:
         refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
-        with at_hand(reference.host):
+        with reference.host():
             (ref_logprobs,) = shared_out(lambda rows: (refer(rows),), rollout, micro_batch_tokens, ranks)
 
     importance_weights = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedge.config import Config
 from kedge.models import AdapterSettings
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 
 __all__ = ["adapter_of", "bases_of", "rounds_bases"]
 

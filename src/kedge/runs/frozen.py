@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
@@ -68,7 +68,7 @@ def hold_bases_of(
     found = [each for each in models if each is not None]
     hold_bases(found, config.adapter.base_dtype, device)
     for model in found:
-        if isinstance(model, ActorCritic) or model.host is None:
+        if isinstance(model, ActorCritic) or model.host is nullcontext:
             model.to(device)
 
 
@@ -112,7 +112,7 @@ def freeze_models(
         if isinstance(model, LanguageModel) or can_be_sharded(model):
             shard_model(model, run.ranks, run.precision, offload=offload)
         if offload and not run.ranks.is_sharded:
-            model.host = HostWeights(model, run.device)
+            model.host = HostWeights(model, run.device).on_device
 
 
 def say_loaded_whole(model: LanguageModel | ScalarModel) -> None:

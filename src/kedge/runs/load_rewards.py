@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.models import Precision
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run

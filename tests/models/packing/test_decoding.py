@@ -7,9 +7,8 @@ import torch
 
 from kedge.errors import ModelError
 from kedge.models import LanguageModel
-from kedge.models.packing.decoding import Decoder, PackedDecoder, PaddedDecoder
-from kedge.models.packing.key_values import MIN_GROWTH
-from kedge.models.packing.trunk import Trunk
+from kedge.models.packing.packed import MIN_GROWTH, Decoder, PackedDecoder
+from kedge.models.packing.trunk import PaddedDecoder, Trunk
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 
 # Of different lengths, unsorted; the first and the last are the same prompt.

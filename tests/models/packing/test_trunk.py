@@ -9,9 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kedge.models import LanguageModel, TokenRows
-from kedge.models.packing.attention import group_by_length
-from kedge.models.packing.decoding import PackedDecoder, PaddedDecoder
-from kedge.models.packing.trunk import Trunk
+from kedge.models.packing.packed import PackedDecoder, group_by_length
+from kedge.models.packing.trunk import PaddedDecoder, Trunk
 from tests.models.families import ARCHITECTURES, OTHERS, PACKED, WINDOW, language_model
 from tests.tiny import tiny_tokenizer
 

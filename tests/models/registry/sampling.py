@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from kedge.algorithm.experience import Rollout
 from kedge.errors import KedgeError
 from kedge.models import LanguageModel
-from kedge.models.packing.decoding import GroupedDecoder, PackedDecoder, PaddedDecoder
+from kedge.models.packing.packed import PackedDecoder
+from kedge.models.packing.trunk import GroupedDecoder, PaddedDecoder
 from kedge.rollout import Sampler
 from tests.models.registry.alone import logprobs_alone, taken
 from tests.models.registry.checks import LOGPROB_TOLERANCE, check, phase, random_rows

@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.models.packing.decoding import Decoder
-from kedge.models.packing.rows import TokenRows
+from kedge.models.packing.packed import Decoder, TokenRows
 from kedge.models.pretrained import context_length, loading_reason, num_embeddings, quiet_transformers
 from kedge.system.memory import is_out_of_memory
 from kedge.system.ranks import ALONE, Ranks

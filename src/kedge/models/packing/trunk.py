@@ -1,29 +1,38 @@
-"""Runs a transformer without its head on real tokens only: packed where its attention allows, else padded."""
+"""Runs a transformer without its head: packed if its attention allows it, else padded; and in which number format."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, product
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from kedge.data.tokens import pad_left
 from kedge.errors import ModelError
-from kedge.models.packing.attention import Gather, Packed, group_by_length, layout_attention, recompute_attention
-from kedge.models.packing.decoding import Decoder, GroupedDecoder, PackedDecoder, PaddedDecoder
+from kedge.models.packing.packed import (
+    Decoder,
+    Gather,
+    PackedDecoder,
+    TokenRows,
+    cache_name_of,
+    group_by_length,
+    packed_states,
+    recompute_attention,
+)
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
-from kedge.models.packing.rows import TokenRows
 from kedge.models.pretrained import rope_switch
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["Trunk"]
+__all__ = ["GroupedDecoder", "PaddedDecoder", "Precision", "Trunk", "autocast", "resolve_precision"]
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""
@@ -31,6 +40,11 @@ WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 DecoderKind = Literal["padded", "grouped"]
 DECODERS: tuple[DecoderKind, ...] = ("padded", "grouped")
 """How a model that is not packed can be sampled, the faster way first."""
+
+Precision = Literal["fp32", "bf16"]
+
+MIN_CPU_WIDTH = 256
+"""Below this hidden size, casting to bf16 on a CPU costs more than the faster products save."""
 
 
 class Trunk:
@@ -63,17 +77,12 @@ class Trunk:
         if not self._packs or self._reach is not None:
             self._check_batches()
 
-    @property
-    def checkpointing(self) -> bool:
-        """Whether the backward pass recomputes activations."""
-        return bool(self._checkpointed)
-
-    @property
+    @cached_property
     def is_causal(self) -> bool:
         """Whether the state of a token depends on no later token."""
         return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= TOLERANCE
 
-    @property
+    @cached_property
     def pads(self) -> bool:
         """Whether padding on the right changes nothing; if not, rows of equal length run together."""
         return self._error("padded", self._padded) <= TOLERANCE
@@ -138,6 +147,8 @@ class Trunk:
 
     def _hidden_sorted(self, rows: TokenRows) -> Tensor:
         """The states of rows sorted by length, longest first."""
+        if self.takes_one_pass:
+            return self._packed(rows)
         parts = [rows]
         if self._rope_switch is not None:
             num_beyond = sum(length > self._rope_switch for length in rows.lengths)
@@ -145,8 +156,8 @@ class Trunk:
         return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
 
     def _packed(self, rows: TokenRows) -> Tensor:
-        with layout_attention(self.model.config):
-            return self._run(rows.ids[None], position_ids=rows.positions[None], layout=Packed.of(rows))[0]
+        with self._in_mode():
+            return packed_states(self.model, rows)
 
     def _unpacked(self, rows: TokenRows) -> Tensor:
         return self._padded(rows) if self.pads else self._by_length(rows)
@@ -160,14 +171,15 @@ class Trunk:
 
     def _pad_and_run(self, rows: TokenRows) -> Tensor:
         ids, mask = rows.pad(self._pad_id)
-        # No positions: padding on the right shifts none, and some models count from another number than 0.
-        return self._run(ids, attention_mask=mask.long())[mask]
+        with self._in_mode():
+            # No positions: padding on the right shifts none, and some models count from another number than 0.
+            return self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).last_hidden_state[mask]
 
-    def _run(self, ids: Tensor, **inputs: Any) -> Tensor:
+    def _in_mode(self) -> AbstractContextManager[None]:
+        """A context for a pass in evaluation mode, but for the layers to be checkpointed."""
         if self.model.training:
             self.model.eval()
-        with self._layers_in_training() if torch.is_grad_enabled() else nullcontext():
-            return self.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+        return self._layers_in_training() if torch.is_grad_enabled() else nullcontext()
 
     @contextmanager
     def _layers_in_training(self) -> Iterator[None]:
@@ -198,7 +210,7 @@ class Trunk:
         if not self.pads and self._error("by length", self._by_length) > TOLERANCE:
             raise self._refusal("a row's states depend on the other rows of its batch")
 
-    @property
+    @cached_property
     def _packed_decoding(self) -> bool:
         start = partial(PackedDecoder, self.model, max_new_tokens=LONGEST)
         return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= TOLERANCE
@@ -247,3 +259,143 @@ class Trunk:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class PaddedDecoder:
+    """Decodes left-padded rows with the model's own cache, for models that cannot be packed.
+
+    Args:
+        model: A trunk.
+        prompts: One per row.
+        pad_id: Token id of the padding.
+        takes_positions: Whether the model accepts position ids.
+        can_drop_rows: Whether rows of its cache can be selected.
+
+    Raises:
+        ModelError: The model has no cache.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        takes_positions: bool,
+        can_drop_rows: bool = True,
+    ) -> None:
+        self._model = model
+        self._takes_positions = takes_positions
+        self.can_drop_rows = can_drop_rows
+        self._cache_name = cache_name_of(model)
+        self._cache: Any = None
+        device = next(model.parameters()).device
+        ids, mask = pad_left(prompts, pad_id)
+        self._mask = mask.to(device)
+        self.hidden = self._run(ids.to(device))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        self._mask = nn.functional.pad(self._mask, (0, 1), value=True)
+        self.hidden = self._run(tokens[:, None])
+        return self.hidden
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        self._cache.reorder_cache(rows)
+        self._mask, self.hidden = self._mask[rows], self.hidden[rows]
+
+    def _run(self, ids: Tensor) -> Tensor:
+        inputs: dict[str, Any] = {self._cache_name: self._cache}
+        # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
+        if self._cache is None or _has_columns(self._cache):
+            inputs["attention_mask"] = self._mask.long()
+        if self._takes_positions:
+            # Positions count real tokens only, so padding shifts nothing (spec §2.3).
+            inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        outputs = self._model(input_ids=ids, use_cache=True, **inputs)
+        self._cache = outputs[self._cache_name]
+        return outputs.last_hidden_state[:, -1]
+
+
+class GroupedDecoder:
+    """Decodes rows with prompts of equal length together, for models whose states padding would change.
+
+    Args:
+        start: Creates the decoder of some prompts of equal length.
+        prompts: One per row.
+    """
+
+    def __init__(self, start: Callable[[Sequence[Sequence[int]]], Decoder], prompts: Sequence[Sequence[int]]) -> None:
+        lengths = [len(prompt) for prompt in prompts]
+        groups = [[row for row, length in enumerate(lengths) if length == each] for each in dict.fromkeys(lengths)]
+        self._groups = [start([prompts[row] for row in rows]) for rows in groups]
+        self._places = torch.tensor([row for rows in groups for row in rows], device=self._groups[0].hidden.device)
+        self.can_drop_rows = all(group.can_drop_rows for group in self._groups)
+        self._collect()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        for group, part in zip(self._groups, self._parts(tokens[self._places]), strict=True):
+            group.step(part)
+        return self._collect()
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        kept = torch.isin(self._places, rows)
+        remaining = []
+        for group, keeps in zip(self._groups, self._parts(kept), strict=True):
+            if keeps.any():
+                group.keep(keeps.nonzero().squeeze(1))
+                remaining.append(group)
+        # The place of each kept row among those that are kept.
+        self._groups, self._places = remaining, (self._places[kept][:, None] == rows).long().argmax(dim=1)
+        self._collect()
+
+    def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:
+        """Entries in the groups' order, split into the groups."""
+        return entries.split([len(group.hidden) for group in self._groups])
+
+    def _collect(self) -> Tensor:
+        hidden = torch.cat([group.hidden for group in self._groups])
+        self.hidden = torch.empty_like(hidden).index_copy_(0, self._places, hidden)
+        return self.hidden
+
+
+def _has_columns(cache: Any) -> bool:
+    """Whether a cache keeps something per token of a row; recurrent states do not, nor caches of a model's own kind."""
+    return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
+def resolve_precision(
+    precision: Precision | Literal["auto"], device: str | torch.device, *, width: int | None = None
+) -> Precision:
+    """Resolve `auto` to bf16 where the hardware supports it natively and the model is wide enough to gain, else fp32.
+
+    Native support: CUDA from compute capability 8.0, and CPUs with AVX-512-BF16 or AMX. A narrow model (hidden size
+    below 256) spends its time outside matrix products, so on a CPU it stays in fp32.
+
+    Args:
+        precision: `auto`, or the format itself.
+        device: The models' device.
+        width: The model's hidden size; None if unknown.
+
+    Raises:
+        ModelError: The name is not one of the three.
+    """
+    if precision not in ("auto", "fp32", "bf16"):
+        raise ModelError(f"runtime.precision {precision!r} is unknown; choose auto, fp32 or bf16")
+    if precision != "auto":
+        return precision
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp32"
+    if kind == "cpu" and (width is None or width >= MIN_CPU_WIDTH):
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return "bf16" if native else "fp32"
+    return "fp32"
+
+
+def autocast(precision: Precision, device: str | torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products run in `precision`; fp32 turns autocast off."""
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -15,7 +15,7 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.models import ActorCritic, Precision
 from kedge.models.hollow import Blueprint, hollow_models
-from kedge.models.packing.attention import attention_of_accelerator
+from kedge.models.packing.packed import attention_of_accelerator
 from kedge.plan.critic_memory import CriticWork, critic_flops, critic_phases, kept_bytes
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.workload import Rows, quantiles

@@ -24,7 +24,7 @@ from kedge.models.hollow import (
     layers_of,
 )
 from kedge.models.live_bytes import LiveBytes
-from kedge.models.packing.attention import attention_of_accelerator
+from kedge.models.packing.packed import attention_of_accelerator
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.optimizer import PlannedOptimizer
 from kedge.plan.ppo_memory import PpoWork, flops_of, ppo_phases

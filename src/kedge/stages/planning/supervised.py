@@ -13,7 +13,7 @@ from kedge.config import Config
 from kedge.data import EncodedExample
 from kedge.models import Precision, TokenRows, autocast
 from kedge.models.hollow import Blueprint, hollow_models
-from kedge.models.packing.attention import attention_of_accelerator
+from kedge.models.packing.packed import attention_of_accelerator
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.supervised_memory import SupervisedWork, supervised_phases
 from kedge.plan.workload import Rows, quantiles

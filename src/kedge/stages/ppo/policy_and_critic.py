@@ -19,7 +19,7 @@ from kedge.models import (
     load_scalar_model,
     load_value_head,
 )
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 from kedge.models.sharded import shard_model
 from kedge.rewards.source import ScoringModel
 from kedge.runs.adapter import adapter_of

@@ -23,7 +23,7 @@ from kedge.models import (
     named_stop_tokens,
     own_stop_tokens,
 )
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 from kedge.models.matrices import inner_matrices
 from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos

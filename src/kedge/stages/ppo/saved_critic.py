@@ -24,7 +24,7 @@ from kedge.models import (
     load_tokenizer,
     load_value_head,
 )
-from kedge.models.bases import Bases
+from kedge.models.loading import Bases
 from kedge.models.pretrained import check_source
 from kedge.models.saving import value_head_file
 from kedge.rewards.model import share_tokens

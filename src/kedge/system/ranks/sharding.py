@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from kedge.system.ranks.ranks import Ranks
 
@@ -31,7 +31,6 @@ __all__ = [
     "shard",
     "shard_weight",
     "whole",
-    "whole_for_a_pass",
     "whole_state_dict",
     "whole_weights",
 ]
@@ -96,7 +95,7 @@ def fill_parts(module: nn.Module, whole: dict[str, Tensor], *, device: torch.dev
 
 
 def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.device) -> None:
-    """Split one weight of a module over the ranks, in place; whoever reads it gathers it with `whole_for_a_pass`.
+    """Split one weight of a module over the ranks, in place; the reader gathers it.
 
     Args:
         module: The module; all ranks have the same whole weight.
@@ -109,11 +108,6 @@ def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.de
     weight, mesh = module.get_parameter(name), init_device_mesh(device.type, (ranks.count,))
     part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None).clone()
     setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
-
-
-def whole_for_a_pass(weight: Tensor) -> Tensor:
-    """The whole of a weight that may be in parts; all ranks ask for it together, and its gradients are summed."""
-    return weight.full_tensor(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
 @contextmanager

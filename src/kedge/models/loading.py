@@ -1,0 +1,376 @@
+"""Loads the models of a run: policy, reference, critic and reward models; those on one base share its weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from kedge.algorithm.histogram import Bins
+from kedge.errors import ModelError
+from kedge.models.adapters import Adapter, AdapterFolder, AdapterSettings
+from kedge.models.adapters.frozen_weights import shared_copy
+from kedge.models.first_rank import Loaded, built_without_weights, give_model, inner_weights
+from kedge.models.heads import find_head, initialize_head
+from kedge.models.language import LanguageModel
+from kedge.models.pretrained import (
+    check_source,
+    disable_dropout,
+    find_adapter,
+    fit_embedding,
+    fuse_activations,
+    load_config,
+    load_pretrained,
+    local_folder,
+    quiet_transformers,
+    shares_base,
+    take_settings,
+)
+from kedge.models.run_models import find_model
+from kedge.models.scalar import ScalarModel, checked_number
+from kedge.system.ranks import ALONE, Ranks
+
+__all__ = ["Bases", "load_language_model", "load_scalar_model"]
+
+
+class Bases:
+    """The bases of a run's adapters, each in memory once.
+
+    Every role gets modules of its own, whose weights are the base's. In them it has its adapter; so roles need no
+    turns: one can sample while another is trained, and activations can be recomputed at any time.
+
+    Args:
+        trust_remote_code: Run Python code from a model's folder.
+        on_host: Load and check the models in the host's memory. For bases that are then rounded: whole, they may not
+            fit on the device. `hold_bases` rounds them there, and the run moves the rest.
+    """
+
+    def __init__(self, *, trust_remote_code: bool = False, on_host: bool = False) -> None:
+        self._trusted = trust_remote_code
+        self._on_host = on_host
+        self._loaded: dict[str, Loaded] = {}
+
+    def place(self, device: str | torch.device) -> torch.device:
+        """Where a model for this device is loaded and checked."""
+        return torch.device("cpu" if self._on_host else device)
+
+    def load(
+        self,
+        auto_class: Any,
+        source: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        **settings: Any,
+    ) -> Loaded:
+        """A model on a base, and the names of its weights that the base has not.
+
+        Args:
+            auto_class: An `AutoModel…` class of transformers.
+            source: The base: a folder or hub id.
+            tokenizer: Its tokenizer.
+            device: The device of the weights.
+            settings: Passed to `from_pretrained`.
+
+        Raises:
+            ModelError: See `load_pretrained` and `fit_embedding`.
+        """
+        name = check_source(source)
+        key = os.path.realpath(name) if os.path.isdir(name) else name
+        config = load_config(name, trust_remote_code=self._trusted)
+        if key not in self._loaded:
+            own_class = AutoModelForCausalLM if _is_language_model(config) else auto_class
+            own_settings = {} if own_class is not auto_class else settings
+            loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
+            nn.Module.to(loaded.model, device)
+            fit_embedding(loaded.model, tokenizer)
+            # Never trained: a role has trainable weights in its adapter and its head alone.
+            self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
+        known = self._loaded[key]
+        base = shared_copy(known.model)
+        other = self._without_weights(auto_class, name, **settings)
+        if other is None or type(other) is type(base):
+            return Loaded(base, known.missing)
+        grafted = _on_trunk_of(base, other)
+        return grafted or load_pretrained(auto_class, name, trust_remote_code=self._trusted, **settings)
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The bases."""
+        return [each.model for each in self._loaded.values()]
+
+    def _without_weights(self, auto_class: Any, name: str, **settings: Any) -> PreTrainedModel | None:
+        """The model as its class builds it; None if its code needs weights for that."""
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(name, trust_remote_code=self._trusted, **settings)
+            return built_without_weights(
+                lambda: auto_class.from_config(config, dtype=torch.float32, trust_remote_code=self._trusted)
+            )
+
+
+def _is_language_model(config: PreTrainedConfig) -> bool:
+    """Whether a model was saved as a causal language model, so that it can serve a policy as well as a critic."""
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return getattr(known, "__name__", None) in (config.architectures or ())
+
+
+def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None:
+    """A model of another class on the trunk of a base; None if their trunks differ.
+
+    Args:
+        base: The base.
+        other: The model, without weights. Those beyond the trunk are missing, and get some numbers.
+    """
+    trunk = base.base_model
+    if type(trunk) is not type(other.base_model) or trunk is base or other.base_model is other:
+        return None
+    setattr(other, other.base_model_prefix, trunk)
+    missing = {name for name, weight in other.named_parameters() if weight.is_meta}
+    if any(buffer.is_meta for buffer in other.buffers()):
+        return None
+    for part in other.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            if weight.is_meta:
+                part.register_parameter(name, nn.Parameter(_numbers(weight.shape).to(base.device)))
+    disable_dropout(other)
+    fuse_activations(other)
+    return Loaded(other, missing)
+
+
+def _numbers(shape: torch.Size) -> Tensor:
+    """Numbers with which a head can be checked, without drawing from the generator that new heads start from."""
+    return 0.1 * torch.arange(1.0, shape.numel() + 1).cos().view(shape)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A transformers model on its device, before it is checked.
+
+    Attributes:
+        loaded: The model, and the names of its newly initialized weights.
+        device: Its device.
+        base: The source; of an adapter, its base.
+        start: The adapter that the source is, unless it was merged.
+        on_base: Other models may share its weights.
+    """
+
+    loaded: Loaded
+    device: torch.device
+    base: str
+    start: AdapterFolder | None
+    on_base: bool
+
+    def finish(self, model: LanguageModel | ScalarModel, adapter: AdapterSettings | None, ranks: Ranks) -> None:
+        """Give ranks the weights that only the first one has, but for those that are sharded; add the adapter."""
+        model.on_every_rank = self.loaded.on_every_rank
+        if ranks.is_sharded:
+            trunk = model.trunk if model.trunk is not None and model.trunk.takes_one_pass else None
+            left = () if trunk is None else inner_weights(model, trunk.model)
+            give_model(model, ranks, device=self.device, left=left)
+        if self.on_base and (adapter is not None or self.start is not None):
+            model.adapter = Adapter(self.loaded.model, adapter, base=self.base, start=self.start)
+
+
+def _load_body(
+    auto_class: Any,
+    source: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str | torch.device,
+    trust_remote_code: bool,
+    adapter: AdapterSettings | None,
+    bases: Bases | None,
+    ranks: Ranks,
+    **settings: Any,
+) -> _Body:
+    """Load a model; arguments as in `load_language_model`."""
+    if bases is None and adapter is not None:
+        bases = Bases(trust_remote_code=trust_remote_code)
+    device = torch.device(device) if bases is None else bases.place(device)
+    found = find_adapter(source)
+    base = find_model(source) if found is None else found.base
+    shares = bases is not None and (
+        found is None
+        or shares_base(found, tokenizer, is_trained=adapter is not None, trust_remote_code=trust_remote_code)
+    )
+    if bases is None or not shares:
+        found = None
+        loaded = load_pretrained(auto_class, source, trust_remote_code=trust_remote_code, ranks=ranks, **settings)
+    else:
+        loaded = bases.load(auto_class, base, tokenizer, device, **settings)
+    if found is not None:
+        take_settings(loaded.model, found, found.whole)
+    if loaded.model.device.type != "meta":
+        nn.Module.to(loaded.model, device)  # first, so that it is checked on the device that it will run on
+    return _Body(loaded, device, base, found, on_base=shares)
+
+
+def load_language_model(
+    source: str | Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    value_head: bool = False,
+    bins: Bins | None = None,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    adapter: AdapterSettings | None = None,
+    bases: Bases | None = None,
+    ranks: Ranks = ALONE,
+) -> LanguageModel:
+    """Load a policy or reference from a folder or hub id.
+
+    If the ranks shard their models, `shard_model` is called next; until then only the first has the trunk's weights.
+
+    Args:
+        source: The folder or hub id.
+        tokenizer: Its tokenizer.
+        value_head: See `LanguageModel`.
+        bins: See `LanguageModel`.
+        device: The device of the weights.
+        trust_remote_code: Run Python code from the model folder.
+        adapter: Train an adapter on the frozen model: this new one, or, if the source is an adapter, that one further.
+        bases: Where it finds the weights of its base, if it has them already, and which may load it in the host's
+            memory; not for ranks that shard their models.
+        ranks: The ranks that load it.
+
+    Raises:
+        ModelError: See `load_pretrained`; also if the source lacks weights of the language model.
+    """
+    if (found := find_adapter(source)) is not None and found.is_scalar:
+        raise ModelError(
+            f"{str(source)!r} is the adapter of a reward model or critic; expected one of a language model"
+        )
+    body = _load_body(
+        AutoModelForCausalLM,
+        source,
+        tokenizer,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        adapter=adapter,
+        bases=bases,
+        ranks=ranks,
+    )
+    causal = body.loaded.model
+    if type(causal.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not trust_remote_code:
+        raise ModelError(
+            f"model {str(source)!r}: {type(causal).__name__} cannot be loaded again once it is saved, since no "
+            f"AutoModelForCausalLM has its configuration; use another architecture"
+        )
+    if missing := sorted(body.loaded.missing):
+        raise ModelError(f"model {str(source)!r} lacks weights of a causal language model; first: {missing[0]}")
+    model = LanguageModel(causal, tokenizer, value_head=value_head, bins=bins, device=body.device, ranks=ranks)
+    body.finish(model, adapter, ranks)
+    return model
+
+
+def load_scalar_model(
+    source: str | Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    init: Literal["saved", "fresh", "any"] = "saved",
+    adapter: AdapterSettings | None = None,
+    bases: Bases | None = None,
+    ranks: Ranks = ALONE,
+) -> ScalarModel:
+    """Load a reward model, or create one (or a critic) on the trunk of a causal LM; arguments as above.
+
+    Args:
+        source: A folder or hub id.
+        tokenizer: Its tokenizer, from `load_tokenizer`.
+        device: Target device.
+        trust_remote_code: Run Python code from the model folder.
+        init: `saved` requires a trained head; `fresh` creates one with std 1/√(d+1) (spec §3.8); `any` keeps a trained
+            head, or creates one if the source lacks a head.
+        adapter: See `load_language_model`.
+        bases: See `load_language_model`.
+        ranks: The run's.
+
+    Raises:
+        ModelError: See `load_pretrained`; also if `saved` finds no scalar head, or weights of the trunk are missing.
+    """
+    found = find_adapter(source)
+    if init == "saved" and found is not None and found.settings.get("task_type") == "CAUSAL_LM":
+        raise ModelError(
+            f"{str(source)!r} is the adapter of a language model; expected one of a reward model or critic"
+        )
+    body = _load_body(
+        AutoModelForSequenceClassification,
+        source,
+        tokenizer,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        adapter=adapter,
+        bases=bases,
+        ranks=ranks,
+        num_labels=1,  # not that of config.json, which may not name the labels; the shape of the head is checked
+    )
+    classifier = body.loaded.model
+    head = {name for name in body.loaded.missing if name.split(".")[0] in ("score", "classifier")}
+    is_fresh = init == "fresh" or not head <= (set() if body.start is None else body.start.whole)
+    foreign = _foreign_head(classifier, check_source(body.base)) if is_fresh and init != "fresh" else None
+    is_fresh = is_fresh and foreign is None
+    if init == "saved" and is_fresh:
+        raise ModelError(
+            f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
+            "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
+        )
+    if missing := sorted(body.loaded.missing - head):
+        raise ModelError(f"model {str(source)!r} lacks weights; first: {missing[0]}")
+    if foreign is not None and classifier.device.type != "meta":
+        classifier.get_submodule("score").weight = nn.Parameter(foreign.weight.detach().to(body.device))
+    model = ScalarModel(classifier, tokenizer, device=body.device, ranks=ranks)
+    model.source = str(source)
+    body.finish(model, adapter, ranks)
+    model.has_new_head = is_fresh
+    if not is_fresh and not model.trained_here:
+        _take_normalization(model, foreign)
+    if is_fresh:
+        if model.head is None:
+            raise ModelError(
+                f"{type(classifier).__name__} has no linear score head; start from a causal language model"
+            )
+        initialize_head(model.head, "normal")
+        model.normalize(mean=-float(model.shift))  # drops the shift of the reward model that the trunk came from
+    return model
+
+
+def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
+    """The head that another library saved with a model, if it fits a decoder's; see `find_head`."""
+    score = dict(classifier.named_children()).get("score")
+    if not isinstance(score, nn.Linear) or score.bias is not None:
+        return None
+    folder = local_folder(source)
+    if folder is None:
+        return None
+    head = find_head(folder, trunk=classifier.base_model_prefix, width=score.in_features)
+    if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
+        raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
+    return head
+
+
+def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
+    """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
+    config = model.classifier.config
+    mean, std = 0.0, 1.0
+    if getattr(config, "normalize_reward", False):
+        mean, std = checked_number(config, "mean", 0.0), checked_number(config, "std", 1.0)
+        if std <= 0:
+            raise ModelError(f"the reward model's std is {std}; it must be positive")
+    if foreign is not None and foreign.bias is not None:
+        mean -= foreign.bias.item()
+    if (mean, std) != (0.0, 1.0):
+        model.normalize(mean=mean, std=std)

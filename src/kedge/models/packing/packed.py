@@ -1,0 +1,476 @@
+"""Runs rows without padding: packed rows, their attention, the key–value cache, decoding.
+
+Embeddings, projections and norms run on real tokens only. Inside the attention, where rows must not see each other,
+rows are arranged in rectangles again. It is registered as an attention implementation of transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any, Final, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from kedge.errors import ModelError
+
+__all__ = [
+    "Decoder",
+    "Gather",
+    "KeyValues",
+    "Packed",
+    "PackedDecoder",
+    "TokenRows",
+    "UnsupportedAttention",
+    "attention_of_accelerator",
+    "cache_name_of",
+    "group_by_length",
+    "packed_states",
+    "recompute_attention",
+]
+
+ATTENTION_NAME = "kedge_layout"
+MIN_FILL = 0.7
+"""Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+_on_accelerator: ContextVar[bool] = ContextVar("on_accelerator", default=False)
+MIN_GROWTH = 32
+"""Minimum number of columns that a key–value cache grows by, because growing copies it."""
+CACHE_NAMES: Final = ("cache", "cache_params", "past_key_values")
+"""Names of a trunk's argument for its cache; the first one from transformers 5.24 on."""
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Concatenated rows of different lengths.
+
+    Attributes:
+        ids: The rows' token ids, concatenated.
+        lengths: Tokens of each row, at least 1.
+    """
+
+    ids: Int[Tensor, " tokens"]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
+        """Rows from lists of token ids."""
+        ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
+        return cls(ids, tuple(len(row) for row in rows))
+
+    @classmethod
+    def unpad(cls, ids: Int[Tensor, "rows width"], mask: Bool[Tensor, "rows width"]) -> TokenRows:
+        """The counted tokens of a padded tensor, in order."""
+        return cls(ids[mask], tuple(mask.sum(dim=1).tolist()))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self.lengths)
+
+    @property
+    def starts(self) -> list[int]:
+        """Index of each row's first token."""
+        return [end - length for end, length in zip(accumulate(self.lengths), self.lengths, strict=True)]
+
+    @property
+    def last(self) -> Int[Tensor, " rows"]:
+        """Index of each row's last token."""
+        return torch.tensor(list(accumulate(self.lengths)), device=self.ids.device) - 1
+
+    @property
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Each token's position in its row, from 0."""
+        lengths = torch.tensor(self.lengths)
+        starts = torch.tensor(self.starts).repeat_interleave(lengths)
+        return (torch.arange(len(starts)) - starts).to(self.ids.device)
+
+    def pad(
+        self, pad_id: int = 0, *, left: bool = False
+    ) -> tuple[Int[Tensor, "rows longest"], Bool[Tensor, "rows longest"]]:
+        """The rows as a tensor, padded with `pad_id` on the right or left, and its mask."""
+        columns = torch.arange(self.longest)
+        mask = (columns < torch.tensor(self.lengths)[:, None]).to(self.ids.device)
+        mask = mask.flip(1) if left else mask
+        return torch.full_like(mask, pad_id, dtype=torch.long).masked_scatter(mask, self.ids), mask
+
+    def split(self, counts: Iterable[int]) -> list[TokenRows]:
+        """Parts of this many rows each, in order, without the empty ones."""
+        parts, first_row, first_token = [], 0, 0
+        for count in counts:
+            lengths = self.lengths[first_row : first_row + count]
+            if lengths:
+                parts.append(TokenRows(self.ids[first_token : first_token + sum(lengths)], lengths))
+            first_row, first_token = first_row + count, first_token + sum(lengths)
+        return parts
+
+    def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
+        """Indices of the tokens of these rows, row by row."""
+        starts = self.starts
+        indices = [index for row in rows for index in range(starts[row], starts[row] + self.lengths[row])]
+        return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
+
+    def order(self) -> list[int]:
+        """The rows' indices, longest first."""
+        return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
+
+
+@contextmanager
+def attention_of_accelerator() -> Iterator[None]:
+    """Within this context, attention has an accelerator's number formats on every device, to plan its memory."""
+    token = _on_accelerator.set(True)
+    try:
+        yield
+    finally:
+        _on_accelerator.reset(token)
+
+
+class UnsupportedAttention(Exception):
+    """The model's attention uses an unsupported feature, or never receives the layout."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Adjacent rows of similar length in a rectangle; `slots` maps tokens to places, None if the rectangle is full."""
+
+    num_rows: int
+    longest: int
+    num_tokens: int
+    slots: Int[Tensor, " tokens"] | None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows end to end in one batch entry, with causal attention within each row.
+
+    Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle.
+    """
+
+    groups: tuple[_Group, ...]
+
+    @classmethod
+    def of(cls, rows: TokenRows) -> Packed:
+        """The layout of rows sorted by length."""
+        assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
+        return cls(tuple(_group(lengths, rows.ids.device) for lengths in group_by_length(rows.lengths)))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
+        sizes = [group.num_tokens for group in self.groups]
+        queries, keys, values = (states[0].transpose(0, 1).split(sizes) for states in (query, key, value))
+        parts = zip(self.groups, queries, keys, values, strict=True)
+        return torch.cat([_attend_group(*part, scaling=scaling) for part in parts])[None]
+
+
+def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
+    """Split descending lengths where a row would fill less than `MIN_FILL` of its rectangle's width."""
+    group: list[int] = []
+    for length in lengths:
+        if group and length < MIN_FILL * group[0]:
+            yield group
+            group = []
+        group.append(length)
+    yield group
+
+
+def _group(lengths: list[int], device: torch.device) -> _Group:
+    longest, num_tokens = lengths[0], sum(lengths)
+    full = len(list(groupby(lengths))) == 1
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
+    return _Group(len(lengths), longest, num_tokens, slots)
+
+
+def _attend_group(group: _Group, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+    """Attention over `[tokens, heads, dim]`; padding comes after every real token, so the causal mask suffices."""
+
+    def rectangle(states: Tensor) -> Tensor:
+        if group.slots is not None:
+            places = states.new_zeros(group.num_rows * group.longest, *states.shape[1:])
+            states = places.index_copy(0, group.slots, states)
+        return states.reshape(group.num_rows, group.longest, *states.shape[1:]).transpose(1, 2)
+
+    outputs = attend(rectangle(query), rectangle(key), rectangle(value), scaling=scaling, is_causal=True)
+    outputs = outputs.transpose(1, 2).flatten(0, 1)
+    return outputs if group.slots is None else Gather.apply(outputs, group.slots)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float | None,
+    is_causal: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, with grouped queries if there are fewer key heads than query heads."""
+    device = query.device.type
+    dtype = attention_dtype(query)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+
+
+def attention_dtype(states: Tensor) -> torch.dtype:
+    """Number format of the attention: autocast's, but never bf16 on a CPU, where that kernel is slower."""
+    device = states.device.type
+    if _on_accelerator.get():
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    if device != "cpu" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return torch.promote_types(states.dtype, torch.float32) if device == "cpu" else states.dtype
+
+
+class Gather(torch.autograd.Function):
+    """Select distinct states: from a rectangle back to tokens, or tokens in another order.
+
+    The backward pass of `index_select` would add, since it cannot know that no state is selected twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, slots: Tensor) -> Tensor:
+        """From `[size, …]` to `[tokens, …]`."""
+        ctx.save_for_backward(slots)
+        ctx.size = states.shape[0]
+        return states.index_select(0, slots)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Scatter the tokens' gradients."""
+        (slots,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, slots, gradient), None
+
+
+def _by_layout(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Packed | KeyValues | None = None,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers' attention modules call."""
+    unsupported = [name for name in UNSUPPORTED if settings.get(name) is not None]
+    if layout is None or attention_mask is not None or unsupported:
+        raise UnsupportedAttention(f"{type(module).__name__}: {unsupported or 'its attention receives no layout'}")
+    return layout.attend(query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _by_layout)
+
+
+@contextmanager
+def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
+    """Within this context, the model with this configuration uses the layout passed to its forward call."""
+    usual = config._attn_implementation
+    config._attn_implementation = ATTENTION_NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+
+
+def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
+    """The states of rows sorted by length, longest first, in one packed pass of a trunk."""
+    with layout_attention(model.config):
+        outputs = model(
+            input_ids=rows.ids[None], position_ids=rows.positions[None], use_cache=False, layout=Packed.of(rows)
+        )
+    return outputs.last_hidden_state[0]
+
+
+def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:
+    """A context for a later recomputation (activation checkpointing): the attention that is in use now."""
+    by_layout = config._attn_implementation == ATTENTION_NAME
+    return layout_attention(config) if by_layout else nullcontext()
+
+
+class KeyValues:
+    """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
+
+    It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
+    rows; several rows may continue one prompt.
+
+    Args:
+        columns: For each row, the indices of its prompt's tokens among the tokens read, `[rows, width]`; −1 in the
+            padding of shorter prompts.
+        max_columns: Maximum width: the longest prompt plus its response.
+    """
+
+    def __init__(self, columns: Int[Tensor, "rows width"], max_columns: int) -> None:
+        self.length = columns.shape[1]
+        self.max_columns = max_columns
+        self._columns: Tensor | None = columns.clamp(min=0)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        hidden = columns < 0
+        self._mask = None
+        if hidden.any():
+            mask = torch.zeros(columns.shape[0], 1, 1, max_columns, device=columns.device)
+            mask[:, 0, 0, : self.length] = mask[:, 0, 0, : self.length].masked_fill(hidden, -torch.inf)
+            self._mask = mask
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns in use; part of the interface of a transformers cache."""
+        return self.length
+
+    def advance(self) -> None:
+        """Add a column, which each layer's `update` then fills."""
+        self._columns = None
+        self.length += 1
+
+    def keep(self, rows: Int[Tensor, " kept"]) -> None:
+        """Keep only these rows."""
+        for layer in self._layers:  # one after the other, so that only one layer exists twice
+            keys, values = self._layers[layer]
+            self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
+        if self._mask is not None:
+            self._mask = self._mask.index_select(0, rows)
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Store new keys and values; return those to attend to: the prompts' own, or all columns so far."""
+        if self._columns is not None:
+            self._layers[layer_idx] = (self._read_prompts(key), self._read_prompts(value))
+            return key, value
+        keys, values = (
+            self._append(buffer, states) for buffer, states in zip(self._layers[layer_idx], (key, value), strict=True)
+        )
+        self._layers[layer_idx] = (keys, values)
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Attention of one new token per row over its row, shaped as in `Packed.attend`.
+
+        Query heads that share a key head are passed as query tokens, so that no key is copied.
+        """
+        rows, heads, _, dim = query.shape
+        grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
+        mask = None if self._mask is None else self._mask[..., : self.length].to(attention_dtype(query))
+        return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
+
+    def _read_prompts(self, states: Tensor) -> Tensor:
+        """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
+        assert self._columns is not None
+        capacity = min(self.length + MIN_GROWTH, self.max_columns)
+        rows, heads, dim = self._columns.shape[0], states.shape[1], states.shape[-1]
+        buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states))
+        buffer[:, :, : self.length] = states[0][:, self._columns].transpose(0, 1)
+        return buffer
+
+    def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
+        """Write states to the last column, in a wider buffer if this one is full."""
+        capacity = buffer.shape[2]
+        if self.length > capacity:
+            wider = min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns)
+            buffer = nn.functional.pad(buffer, (0, 0, 0, wider - capacity))
+        buffer[:, :, self.length - 1] = states[:, :, 0]
+        return buffer
+
+
+class Decoder(Protocol):
+    """A batch of rows being sampled.
+
+    Attributes:
+        hidden: The hidden state at each row's last token.
+        can_drop_rows: Whether `keep` is supported.
+    """
+
+    hidden: Float[Tensor, "rows dim"]
+    can_drop_rows: bool
+
+    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        """Append one token per row; return its hidden state, which is also kept in `hidden`."""
+        ...
+
+    def keep(self, rows: Int[Tensor, " kept"]) -> None:
+        """Keep only these rows."""
+        ...
+
+
+class PackedDecoder:
+    """Decodes without padding; each distinct prompt is read once, however many rows continue it.
+
+    Args:
+        model: A trunk that supports layout attention.
+        prompts: One per row.
+        max_new_tokens: Maximum number of steps.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> None:
+        self._model = model
+        self._cache_name = cache_name_of(model)
+        self.can_drop_rows = True
+        device = next(model.parameters()).device
+        distinct = {tuple(prompt): None for prompt in sorted(prompts, key=len, reverse=True)}
+        places = {prompt: place for place, prompt in enumerate(distinct)}
+        rows = TokenRows.of(list(distinct), device)
+        chosen = [places[tuple(prompt)] for prompt in prompts]
+        width = rows.longest
+        columns = _columns(rows, width)[chosen].to(device)
+        self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._cache = KeyValues(columns, max_columns=width + max_new_tokens)
+        hidden = self._run(rows.ids[None], rows.positions[None], layout=Packed.of(rows))[0]
+        self.hidden = hidden[rows.last[chosen]]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        self._cache.advance()
+        self.hidden = self._run(tokens[:, None], self._positions[:, None], layout=self._cache)[:, -1]
+        self._positions = self._positions + 1
+        return self.hidden
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        self._cache.keep(rows)
+        self._positions, self.hidden = self._positions[rows], self.hidden[rows]
+
+    def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
+        with layout_attention(self._model.config):
+            outputs = self._model(
+                input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
+            )
+        return outputs.last_hidden_state
+
+
+def cache_name_of(model: PreTrainedModel) -> str:
+    """The name of a trunk's argument, and of its output, for the cache.
+
+    Raises:
+        ModelError: It has none.
+    """
+    inputs = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in inputs), None)
+    if name is None:
+        raise ModelError(
+            f"{type(model).__name__} has no key–value cache that kedge supports, so kedge cannot sample from it"
+        )
+    return name
+
+
+def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
+    """Index of each row's tokens among all tokens, right-aligned; −1 in the padding of shorter rows."""
+    starts, lengths = torch.tensor(rows.starts)[:, None], torch.tensor(rows.lengths)[:, None]
+    places = torch.arange(width) - (width - lengths)
+    return torch.where(places >= 0, starts + places, -1)
