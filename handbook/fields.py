@@ -11,7 +11,7 @@ from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type, written
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.reward_term import RewardTermConfig
-from kedge.config.stages import STAGES
+from kedge.stages.stage import stages as all_stages
 
 __all__ = ["fields_page"]
 
@@ -54,7 +54,7 @@ def fields_page() -> str:
 
 def _section_head(section: str) -> str:
     about = field_doc(Config.model_fields[section]).meaning
-    stages = [stage.name for stage in STAGES.values() if any(section in group for group in stage.sections)]
+    stages = [stage.name for stage in all_stages().values() if any(section in group for group in stage.sections)]
     readers = f" Read by {_listed(f'`kedge {name}`' for name in stages)}." if stages else ""
     return f"## {section}\n\n{about}{readers}\n"
 

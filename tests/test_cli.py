@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from kedge.cli import main
-from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Config, load_config, resolved_yaml
+from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
 from kedge.errors import ConfigError, ModelError
+from kedge.stages.stage import stages
 from kedge.version import __version__
 
 STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")
@@ -23,8 +24,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Replace the stages by functions that record their calls."""
     recorded: list[Any] = []
     for stage in STAGES:
-        module = types.ModuleType(f"kedge.stages.{stage}")
-        setattr(module, f"run_{stage}", lambda config, stage=stage, **_: recorded.append((stage, config)))
+        name, _, function = stages()[stage].run.partition(":")
+        module = types.ModuleType(name)
+        setattr(module, function, lambda config, stage=stage, **_: recorded.append((stage, config)))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     # Before a run it is planned, from the stages' own modules.
     before = types.ModuleType("kedge.stages.planning.before")
@@ -234,7 +236,7 @@ def test_an_unknown_flag_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("command", "listed"),
-    [(["ppo"], LANGUAGE_PRESETS), (["control"], CONTROL_PRESETS), (["config", "show"], PRESETS)],
+    [(["ppo"], presets_of("ppo")), (["control"], presets_of("control")), (["config", "show"], PRESETS)],
     ids=["ppo", "control", "config show"],
 )
 def test_the_help_lists_the_presets_that_the_command_takes(command, listed, monkeypatch, capsys):

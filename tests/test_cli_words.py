@@ -14,6 +14,7 @@ from kedge.cli import main
 from kedge.cli.values import literal_prompts, weighted_rewards
 from kedge.config import completions
 from kedge.errors import ConfigError
+from kedge.stages.stage import stages
 from tests.test_cli import COMMANDS, STAGES, calls, kedge  # noqa: F401
 
 
@@ -138,9 +139,8 @@ def test_texts_reach_the_pipeline(
 ) -> None:
     given: list[Any] = []
     for stage in ("generate", "evaluate"):
-        monkeypatch.setattr(
-            sys.modules[f"kedge.stages.{stage}"], f"run_{stage}", lambda config, prompts: given.append(prompts)
-        )
+        module, _, function = stages()[stage].run.partition(":")
+        monkeypatch.setattr(sys.modules[module], function, lambda config, prompts: given.append(prompts))
         flags = ["--model", "m", "--prompts", "A boat", "--prompts", "A rope", "evaluate.judge=f.py:g"]
         assert kedge(monkeypatch, stage, *flags) == 0
         assert capsys.readouterr().err.startswith("--prompts 'A boat' and 1 more")

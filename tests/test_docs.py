@@ -16,7 +16,7 @@ import pytest
 import kedge.api
 import kedge.stages.control
 from kedge.cli import main
-from kedge.config import STAGES, Config, config_from_settings, load_config
+from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
 from kedge.data import read_comparisons, read_demonstrations, read_prompts
 from kedge.logs.metrics import read_metrics
@@ -25,6 +25,7 @@ from kedge.rewards.pairwise import PairwiseJudge
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge.stages.stage import stages
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,12 +60,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
     # First of all, because these import parts of the stages.
     monkeypatch.setattr("kedge.stages.planning.machine.plan_machine", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.stages.planning.before.plan_before", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.stages.planning.before.plan_chain_before", lambda *_, **__: {})
-    for stage in (*STAGES, "demo", "check_critic"):
-        module = types.ModuleType("kedge.stages.demo.main" if stage == "demo" else f"kedge.stages.{stage}")
-        setattr(module, f"run_{stage}", lambda *_, **__: None)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
+    monkeypatch.setattr("kedge.stages.demo.main.run_demo", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
     monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
     monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
@@ -88,7 +85,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_parses(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    mentioned = len(command) == 2 and command[1] in (*STAGES, "data", "doctor", "push", "report", "sweep", "watch")
+    mentioned = len(command) == 2 and command[1] in (*stages(), "data", "doctor", "push", "report", "sweep", "watch")
     mentioned = mentioned or command[1:] in (("plan",), ("launch",), ("merge",))
     monkeypatch.setattr(sys, "argv", [*command, "--help"] if mentioned else list(command))
     with pytest.raises(SystemExit) as ended:
@@ -113,7 +110,7 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
 # The loop of docs/custom.md runs in test_custom_loop.py.
 @pytest.mark.parametrize("example", [block for page, block in blocks("python") if page != "docs/custom.md"])
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for stage in STAGES.keys() - {"control"}:
+    for stage in stages().keys() - {"control"}:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
     monkeypatch.setattr(kedge.stages.control, "run_control", lambda config, **_: played)

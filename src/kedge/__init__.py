@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         sweep,
         write_report,
     )
-    from kedge.control_api import control, load_control_policy
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
     from kedge.runs.callbacks import Update
@@ -42,12 +41,10 @@ __all__ = [
     "Update",
     "__version__",
     "check_critic",
-    "control",
     "critic",
     "doctor",
     "evaluate",
     "generate",
-    "load_control_policy",
     "merge",
     "ppo",
     "preview_data",
@@ -77,8 +74,6 @@ _FUNCTIONS = (
 )
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
-    "control": "kedge.control_api",
-    "load_control_policy": "kedge.control_api",
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.loaded_model",
     "Update": "kedge.runs.callbacks",
@@ -86,11 +81,20 @@ _MODULES |= {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_") and name in (added := _added()):
+        return importlib.import_module("kedge.stages.stage").imported(added[name])
+    raise AttributeError(f"module 'kedge' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """The names that `import kedge` provides, for completion in a shell or a notebook."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_added()})
+
+
+def _added() -> dict[str, str]:
+    """The names that registered stages add, and what they stand for."""
+    from kedge.stages.stage import registered_stages
+
+    return {name: reference for stage in registered_stages() for name, reference in stage.python.items()}

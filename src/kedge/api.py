@@ -42,7 +42,8 @@ from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.rlhf import RlhfResult, run_rlhf
 from kedge.stages.sft import SftResult, run_sft
-from kedge.stages.sweep import SWEEPABLE, SweepResult, plan_trials, run_sweep
+from kedge.stages.stage import stages
+from kedge.stages.sweep import SweepResult, plan_trials, run_sweep
 
 __all__ = [
     "LoadedModel",
@@ -560,8 +561,9 @@ def sweep(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    if stage not in SWEEPABLE:
-        raise ConfigError(f"a sweep runs {', '.join(SWEEPABLE)}, not {stage!r}")
+    swept = [each.name for each in stages().values() if each.is_swept]
+    if stage not in swept:
+        raise ConfigError(f"a sweep runs {', '.join(swept)}, not {stage!r}")
     arguments = Arguments(settings, model=model)
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
     given = {name: arguments.rows(name, rows) for name, rows in data.items()}

@@ -46,7 +46,7 @@ def test_a_longer_ppo_run_is_the_same_to_the_bit_where_nothing_is_stretched(poli
     assert finished_run(configured("split", 2)) == tmp_path / "split"
     assert finished_run(configured("split", 1)) == tmp_path / "split"
     run_ppo(configured("split", 3), prompts=PROMPTS, reward=length, resume=Resume())
-    assert "The run goes on after update 2, bit for bit" in capsys.readouterr().err
+    assert "The run continues after update 2, bit for bit" in capsys.readouterr().err
     assert_same(tmp_path / "split", tmp_path / "whole")
     assert json.loads((tmp_path / "split/finished.json").read_text())["updates"] == 3
     with pytest.raises(ConfigError, match=r"ppo\.learning_rate: 0\.001 in the run"):
@@ -74,11 +74,10 @@ def test_a_longer_control_run(settings: dict[str, Any], tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert [row["update"] for row in longer.metrics] == [1, 2, 3, 4]
     if settings:
-        assert "The run goes on after update 2, bit for bit" in said
+        assert "The run continues after update 2, bit for bit" in said
         assert untimed(longer) == untimed(play(tmp_path / "whole", updates=4, **settings))
     else:
         assert "Stretched to the new length: the linear decay of the learning rate, what control.compile=auto " in said
-        assert "update 3 has a learning rate of 0.00015" in said  # half of 3e-4
 
 
 def test_without_its_last_state_a_run_cannot_be_extended(policy, tmp_path):
@@ -94,14 +93,7 @@ def test_what_is_stretched_is_said():
     settings = ["ppo.num_updates=60", "ppo.learning_rate=6e-5", "ppo.kl_controller=ziegler", "ppo.warmup_fraction=0.1"]
     said = describe_extension(load_config(None, settings), "ppo", 40)
     assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon" in said
-    # A warm-up of 6 updates, then a decay to 0 over the other 54, of which 34 are done: 6e-5 · 20/54.
-    assert "update 41 has a learning rate of 2.22e-05" in said
-    assert "not the one of a run that was this long" in said
-    # A warm-up of the critic that ended after update 5: 55 updates of the policy, 35 of them done.
-    settings = ["ppo.num_updates=60", "ppo.learning_rate=6e-5"]
-    settings += ["ppo.value_warmup_updates=20", "ppo.value_warmup_until=0.3"]
-    said = describe_extension(load_config(None, settings), "ppo", 40, {"value warm-up": {"length": 5}})
-    assert f"update 41 has a learning rate of {6e-5 * 20 / 55:.3g}" in said
+    assert "not that of a run that was this long" in said
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     assert "the evaluation after update 42 is an additional one" in describe_extension(
         load_config(None, settings), "ppo", 42

@@ -10,8 +10,8 @@ import typer
 
 from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, stages, sweep
 from kedge.cli.command import Group
-from kedge.config import RANKED, STAGES
 from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
+from kedge.stages.stage import stages as known_stages
 from kedge.system.invocation import mark_command_line, num_ranks
 from kedge.system.memory import Exhaustion, is_out_of_memory
 from kedge.system.streams import lasting_streams, refused_output
@@ -51,11 +51,12 @@ def _root(
     if version:
         typer.echo(f"kedge {__version__}")
         raise typer.Exit
-    if num_ranks() > 1 and context.invoked_subcommand not in RANKED:
+    if num_ranks() > 1 and context.invoked_subcommand not in launch.RANKED:
         raise ConfigError(
-            f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(RANKED)} can have several ranks"
+            f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(launch.RANKED)} can have several "
+            "ranks"
         )
-    if context.invoked_subcommand not in (*STAGES, "sweep"):  # of other commands, the output is the result
+    if context.invoked_subcommand not in (*known_stages(), "sweep"):  # of other commands, the output is the result
         context.call_on_close(_check_shown)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from kedge.config import CONTROL_PRESETS, PRESETS, STAGES, full_name
+from kedge.config import PRESETS, full_name, stage_of
 from kedge.errors import ConfigError
+from kedge.stages.stage import stages
 
 __all__ = ["Command", "Group"]
 
@@ -54,7 +55,7 @@ class Group(TyperGroup):
         """
         name = args[0].lower()
         if name in PRESETS:
-            stage = "control" if name in CONTROL_PRESETS else "ppo"
+            stage = stage_of(name) or "ppo"
             raise ConfigError(f"kedge has no command {args[0]}; it is a preset: kedge {stage} --preset {name}")
         return super().resolve_command(ctx, args)
 
@@ -79,7 +80,7 @@ def _check_given_once(option: Any, args: list[str]) -> None:
 def _hint(option: str, command: str) -> str | None:
     """What to write in place of `--num_updates 3` or `--eps_clip 0.1`; None if the name is unknown here, too."""
     name = option.lstrip("-").replace("-", "_")
-    if command not in STAGES or not name:
+    if command not in stages() or not name:
         return None
     try:
         field = full_name(name, command)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from kedge.config import STAGES, completions
+from kedge.config import completions
+from kedge.stages.stage import stages
 
 __all__ = ["complete_override"]
 
@@ -14,7 +15,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, st
 
     bash splits words at `=`: for `policy_loss=cl` it asks about `cl`, and has `policy_loss` and `=` before it.
     """
-    stage = ctx.info_name if ctx.info_name in STAGES else None
+    stage = ctx.info_name if ctx.info_name in stages() else None
     before = [word for word in ctx.params.get("overrides") or () if word != "="]
     if before and "=" not in before[-1]:
         candidates = completions(f"{before[-1]}={incomplete.lstrip('=')}", stage)

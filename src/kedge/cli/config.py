@@ -8,17 +8,17 @@ import typer
 from kedge.cli.command import Command, Group
 from kedge.cli.options import AnyPreset, ConfigFile, Overrides
 from kedge.config import (
-    CONTROL_PRESETS,
     Config,
     check_stage,
-    control_schedule_in_words,
     describe_presets,
     explain,
     load_config,
     preset_conflicts,
+    presets_of,
     resolved_yaml,
     schedule_in_words,
 )
+from kedge.stages.stage import imported, registered_stages, value_of
 
 __all__ = ["app"]
 
@@ -74,8 +74,11 @@ def schedule(
     of kedge control, steps in the environment.
     """
     found = _resolved(config, overrides, preset, "ppo")
-    is_control = found.control.environment.env or set(found.preset) & set(CONTROL_PRESETS)
-    typer.echo(control_schedule_in_words(found) if is_control else schedule_in_words(found, num_prompts))
+    for each in registered_stages():
+        is_meant = set(found.preset) & set(presets_of(each.name)) if each.presets else False
+        if each.schedule and (is_meant or all(value_of(found, name) for name in each.needs)):
+            return typer.echo(imported(each.schedule)(found))
+    typer.echo(schedule_in_words(found, num_prompts))
 
 
 @app.command(cls=Command)

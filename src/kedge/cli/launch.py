@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from kedge.cli.command import Command
-from kedge.config import RANKED, UNRESUMED
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage, stages
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
+RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
 EXAMPLE = "kedge launch --ray -- ppo --model MODEL … --out runs/ppo"
 ANYWHERE = "anywhere"
 """The value of --ray without an address."""
@@ -82,7 +83,7 @@ def launch(
         typer.echo(f"on each of {nodes} machines:" if nodes and nodes > 1 else "on this machine:", err=True)
         return typer.echo(torchrun_line(command, nodes=nodes or 1, devices=devices, head=head, port=port))
     _refuse({"--devices": devices, "--head": head}, "--nodes")
-    resumes = command[0] not in UNRESUMED
+    resumes = find_stage(command[0]).resumes
     if resumes and not any(word.partition("=")[0] in ("--out", "out", "--resume") for word in command[1:]):
         raise ConfigError("with --ray the command needs --out DIR: a restart resumes the run there")
     if not resumes and max_restarts:

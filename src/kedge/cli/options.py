@@ -1,37 +1,34 @@
-"""Options that several commands share."""
+"""Options that several commands share, and those of a stage, made from its description."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.models import OptionInfo
 
 from kedge.cli.completion import complete_override
-from kedge.config import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS
+from kedge.cli.values import weighted_rewards
+from kedge.config import LANGUAGE_PRESETS, PRESETS, initial_critic
+from kedge.errors import ConfigError
+from kedge.stages.descriptions import REWARD
+from kedge.stages.stage import Flag
 
 __all__ = [
     "AnyPreset",
-    "Anyway",
-    "Changes",
-    "ComparisonData",
-    "Comparisons",
     "ConfigFile",
-    "ControlPreset",
-    "DemonstrationData",
-    "Demonstrations",
-    "DryRun",
-    "Model",
     "Out",
     "Overrides",
     "PresetName",
-    "PromptTexts",
-    "Prompts",
-    "Push",
-    "ResumeFrom",
     "Reward",
     "Seed",
-    "Strict",
+    "parameter",
+    "parameters_of",
+    "preset_option",
+    "settings_of",
 ]
 
 Overrides = Annotated[
@@ -46,74 +43,19 @@ Overrides = Annotated[
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (YAML).")]
 
 
-def _preset_of(names: Iterable[str]) -> OptionInfo:
+def preset_option(names: Iterable[str]) -> OptionInfo:
+    """The option for some presets."""
     about = "Repeatable; merged in order, the later one counts."
     return typer.Option("--preset", metavar="NAME", help=f"Preset: {', '.join(names)}. {about}")
 
 
-PresetName = Annotated[list[str] | None, _preset_of(LANGUAGE_PRESETS)]
-ControlPreset = Annotated[list[str] | None, _preset_of(CONTROL_PRESETS)]
-AnyPreset = Annotated[list[str] | None, _preset_of(PRESETS)]
-Environment = Annotated[
-    str | None,
-    typer.Option(
-        "--env", metavar="ENV", help="Environment: an id of Gymnasium, module:Id, or a function (file.py:name)."
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "--policy",
-        metavar="MODEL",
-        help="Model: a folder, a Hugging Face id, a run, or run@update or run@best.",
-    ),
-]
-Demonstrations = Annotated[
-    list[str] | None,
-    typer.Option(metavar="DATA", help="Demonstrations: .jsonl file, dataset folder or id. Repeatable."),
-]
-Comparisons = Annotated[
-    list[str] | None, typer.Option(metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable.")
-]
-DemonstrationData = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--demonstrations",
-        "--data",
-        metavar="DATA",
-        help="Demonstrations: .jsonl file, dataset folder or id. Repeatable.",
-    ),
-]
-ComparisonData = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--comparisons", "--data", metavar="DATA", help="Comparisons: .jsonl file, dataset folder or id. Repeatable."
-    ),
-]
-Prompts = Annotated[
-    list[str] | None, typer.Option(metavar="DATA", help="Prompts: .jsonl file, dataset folder or id. Repeatable.")
-]
-PromptTexts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prompts", metavar="DATA|TEXT", help="Prompts: .jsonl file, dataset folder or id; or one text. Repeatable."
-    ),
-]
-Reward = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="REWARD[=WEIGHT]",
-        help="Reward model (folder or id) or function (file.py:name, module:name), optionally with a weight: "
-        "file.py:name=0.5. Repeatable.",
-    ),
-]
-Critic = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CRITIC", help="Trained critic to start from: a run of kedge critic, or a model (folder or id)."
-    ),
-]
+def _option_of(flag: Flag) -> OptionInfo:
+    return typer.Option(*flag.names, metavar=flag.metavar, help=flag.help)
+
+
+PresetName = Annotated[list[str] | None, preset_option(LANGUAGE_PRESETS)]
+AnyPreset = Annotated[list[str] | None, preset_option(PRESETS)]
+Reward = Annotated[list[str] | None, _option_of(REWARD)]
 Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="New or empty folder for the run; by default runs/STAGE, runs/STAGE-2, ..."),
@@ -138,3 +80,38 @@ DryRun = Annotated[
 Anyway = Annotated[
     bool, typer.Option("--anyway", help="Start even if the plan says that the run cannot fit into memory.")
 ]
+
+
+def parameter(name: str, kind: Any, default: Any = None) -> Parameter:
+    """A parameter of a command that is made from a description."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def parameters_of(flags: Iterable[Flag]) -> list[Parameter]:
+    """The parameters of some flags."""
+    kinds = {True: list[str] | None, False: str | None}
+    return [parameter(flag.parameter, Annotated[kinds[flag.repeats], _option_of(flag)]) for flag in flags]
+
+
+def settings_of(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that flags set, by dotted name; None for one that was not given.
+
+    Raises:
+        ConfigError: A value cannot be read, or a flag is given without the one that it needs.
+    """
+    settings: dict[str, Any] = {}
+    for flag in flags:
+        value = given[flag.parameter]
+        settings |= _READERS.get(flag.field, lambda value, field=flag.field: {field: value})(value)
+    for flag in flags:
+        if flag.only_with and given[flag.parameter] and settings[flag.only_with] is None:
+            needed = next(other for other in flags if other.field == flag.only_with)
+            raise ConfigError(f"{flag.names[0]} needs {needed.names[0]}")
+    return settings
+
+
+_READERS: Mapping[str, Any] = {
+    "reward": lambda value: {"reward": weighted_rewards(value)},
+    "ppo.critic_init": initial_critic,
+}
+"""How the values of a field are written on the command line, where that is not plain."""

@@ -7,8 +7,9 @@ import typer
 from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, PresetName
 from kedge.cli.values import weighted_rewards
-from kedge.config import STAGES, initial_critic, load_config, preset_conflicts
+from kedge.config import initial_critic, load_config, preset_conflicts
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage, stages
 
 __all__ = ["app"]
 
@@ -63,12 +64,12 @@ def plan(
         **initial_critic(critic),
     }
     if stage not in PLANNED:
-        known = "cannot be planned" if stage in STAGES else "is no stage"
+        known = "cannot be planned" if stage in stages() else "is no stage"
         raise ConfigError(f"{stage!r} {known}; kedge plan takes {', '.join(PLANNED)}, and then FIELD=VALUE")
     resolved = load_config(config, overrides or (), flags, preset, stage=stage)
     if line := preset_conflicts(resolved, stage):
         typer.echo(line, err=True)
-    if resolved.model is None and not (stage == "reward" and resolved.reward_model.base):
+    if find_stage(stage).starting_model(resolved) is None:
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
     from kedge.stages.planning.machine import plan_machine
 

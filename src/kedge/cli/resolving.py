@@ -16,6 +16,7 @@ from kedge.config import (
     with_values,
 )
 from kedge.errors import ConfigError
+from kedge.stages.stage import Stage, stages
 from kedge.system.invocation import num_ranks
 from kedge.system.output import CONFIG_FILE, check_output, is_run
 from kedge.system.texts import printable
@@ -49,7 +50,7 @@ def resolve(
     return config
 
 
-def resume_from(config: Config, stage: str, resume: str | None, allow_changes: list[str] | None) -> Any:
+def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes: list[str] | None) -> Any:
     """How the pipeline resumes; None for a new run. Exits if the run has finished and is not extended."""
     if resume is None:
         if allow_changes:
@@ -57,13 +58,12 @@ def resume_from(config: Config, stage: str, resume: str | None, allow_changes: l
         return None
     for name in allow_changes or ():
         _check_field(name)
-    from kedge.runs.extension import LENGTHS
     from kedge.runs.finished import finished_run
     from kedge.runs.run import Resume
 
     if folder := finished_run(config):
-        extend = f" To extend it, raise {LENGTHS[stage]}." if stage in LENGTHS else ""
-        _check_same_settings(folder, config, stage, allow_changes or ())
+        extend = f" To extend it, raise {stage.length}." if stage.length else ""
+        _check_same_settings(folder, config, allow_changes or ())
         typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
         raise typer.Exit
     return Resume(tuple(allow_changes or ()))
@@ -80,17 +80,16 @@ def _check_field(name: str) -> None:
         raise ConfigError(f"--allow-changes {name}: there is no such field or section{hint}")
 
 
-def _check_same_settings(folder: Path, config: Config, stage: str, allowed: Collection[str]) -> None:
+def _check_same_settings(folder: Path, config: Config, allowed: Collection[str]) -> None:
     """Check that a run that has finished is asked for with its own settings; it may be asked to be shorter.
 
     Raises:
         ConfigError: Other settings are given, under which there would be another result.
     """
-    from kedge.runs.extension import LENGTHS
-
     saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
     # What is given as text or as a Python object is not in the configuration.
-    free = ("data", "reward", "rlhf.labeler", *LENGTHS.values(), "ppo.eval_patience", "ppo.max_kl", *allowed)
+    lengths = [name for stage in stages().values() for name in (stage.length, *stage.bounds) if name]
+    free = ("data", "reward", "rlhf.labeler", *lengths, *allowed)
     if changes := changed_settings(saved, now, allowed=free):
         raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
 

@@ -1,61 +1,52 @@
 """`kedge sweep`: runs a stage with many settings and seeds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kedge.cli.command import Command
-from kedge.cli.options import (
-    Comparisons,
-    ConfigFile,
-    Demonstrations,
-    Environment,
-    Model,
-    Out,
-    Overrides,
-    PresetName,
-    Prompts,
-    Reward,
-)
-from kedge.cli.values import weighted_rewards
+from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
 from kedge.config import Config, check_stage, load_config
 from kedge.errors import ConfigError
+from kedge.stages.stage import stages
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
-STAGES = ("sft", "reward", "critic", "ppo", "control")
+SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
+*_FIRST, _LAST = SWEPT
+LISTED = f"{', '.join(_FIRST)} or {_LAST}"
+
+FLAGS = [
+    replace(flag, names=tuple(name for name in flag.names if name != "--data"))  # which two stages use differently
+    for flag in {
+        flag.field: flag for stage in SWEPT.values() for flag in stage.flags if flag.field in stage.needs
+    }.values()
+]
 
 
-@app.command(cls=Command)
-def sweep(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward, critic, ppo or control.")],
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    preset: PresetName = None,
-    model: Model = None,
-    demonstrations: Demonstrations = None,
-    comparisons: Comparisons = None,
-    prompts: Prompts = None,
-    reward: Reward = None,
-    env: Environment = None,
-    out: Out = None,
-    seeds: Annotated[str, typer.Option(metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42.")] = "1",
-    random: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Draw N settings, from lists and from ranges LOW..HIGH.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default one per core, or one on a GPU.")
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric to compare the runs by.")] = None,
-    goal: Annotated[str | None, typer.Option(metavar="max|min", help="Whether a high or a low value is best.")] = None,
+def _sweep(
+    *,
+    stage: str,
+    overrides: list[str] | None,
+    config: Path | None,
+    preset: list[str] | None,
+    out: str | None,
+    seeds: str,
+    random: int | None,
+    jobs: int | None,
+    metric: str | None,
+    goal: str | None,
+    **given: Any,
 ) -> None:
     """Run a stage with several values per field (FIELD=A,B,C) and several seeds, and compare the results."""
-    if stage not in STAGES:
-        raise ConfigError(f"kedge sweep runs {', '.join(STAGES)}, not {stage}")
+    if stage not in SWEPT:
+        raise ConfigError(f"kedge sweep runs {', '.join(SWEPT)}, not {stage}")
     if goal not in (None, "max", "min"):
         raise ConfigError(f"--goal must be max or min; it is {goal}")
     from kedge.stages.sweep import plan_trials, run_sweep
@@ -64,14 +55,7 @@ def sweep(
     split = {override: split_override(override) for override in overrides or ()}
     swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}
     fixed = [override for override, (field, _) in split.items() if field not in swept]
-    flags = {
-        "model": model,
-        "data.demonstrations": demonstrations,
-        "data.comparisons": comparisons,
-        "data.prompts": prompts,
-        "reward": weighted_rewards(reward),
-        "control.env": env,
-    }
+    flags = settings_of(FLAGS, given)
 
     def resolve(values: Mapping[str, Any]) -> Config:
         settings = [f"{field}={value}" for field, value in values.items()]
@@ -83,6 +67,42 @@ def sweep(
     trials = plan_trials(swept, _seeds(seeds), resolve, num_random=random)
     result = run_sweep(trials, stage, folder, num_processes=jobs, metric=metric, goal=goal)
     raise typer.Exit(1 if result.failed else 0)
+
+
+_sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+    [
+        parameter("stage", Annotated[str, typer.Argument(metavar="STAGE", help=f"{LISTED}.")], Parameter.empty),
+        parameter("overrides", Overrides),
+        parameter("config", ConfigFile),
+        parameter("preset", PresetName),
+        *parameters_of(FLAGS),
+        parameter("out", Out),
+        parameter(
+            "seeds",
+            Annotated[str, typer.Option(metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42.")],
+            "1",
+        ),
+        parameter(
+            "random",
+            Annotated[
+                int | None,
+                typer.Option(min=1, metavar="N", help="Draw N settings, from lists and from ranges LOW..HIGH."),
+            ],
+        ),
+        parameter(
+            "jobs",
+            Annotated[
+                int | None, typer.Option(min=1, help="Runs at a time; by default one per core, or one on a GPU.")
+            ],
+        ),
+        parameter("metric", Annotated[str | None, typer.Option(help="Metric to compare the runs by.")]),
+        parameter(
+            "goal",
+            Annotated[str | None, typer.Option(metavar="max|min", help="Whether a high or a low value is best.")],
+        ),
+    ]
+)
+app.command("sweep", cls=Command)(_sweep)
 
 
 def _seeds(text: str) -> list[int]:

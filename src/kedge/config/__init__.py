@@ -4,14 +4,14 @@ from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
 from kedge.config.explain.completions import completions
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
-from kedge.config.explain.schedule import control_schedule_in_words, schedule_in_words
+from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
 from kedge.config.loading.load import load_config, preset_conflicts, resolved_yaml, with_values
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
-from kedge.config.presets import CONTROL_PRESETS, LANGUAGE_PRESETS, PRESETS, Preset
+from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
 from kedge.config.schedules import config_at, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig
 from kedge.config.schema.critic import CriticConfig
@@ -28,16 +28,11 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.sft import SftConfig
-from kedge.config.stages import ADAPTED, RANKED, STAGES, UNRESUMED, check_stage
+from kedge.config.stages import check_stage
 
 __all__ = [
-    "ADAPTED",
-    "CONTROL_PRESETS",
     "LANGUAGE_PRESETS",
     "PRESETS",
-    "RANKED",
-    "STAGES",
-    "UNRESUMED",
     "BestMetric",
     "CheckpointConfig",
     "Config",
@@ -62,7 +57,6 @@ __all__ = [
     "completions",
     "config_at",
     "config_from_settings",
-    "control_schedule_in_words",
     "describe_presets",
     "effective_settings",
     "explain",
@@ -74,8 +68,10 @@ __all__ = [
     "metric_in_chain",
     "parse_value",
     "preset_conflicts",
+    "presets_of",
     "resolved_yaml",
     "schedule_in_words",
     "scheduled_values",
+    "stage_of",
     "with_values",
 ]

@@ -1,34 +1,13 @@
-"""Which metric decides which checkpoint is the best, and in which direction."""
+"""The metric that decides which checkpoint is the best, and its direction."""
 
 from dataclasses import dataclass
 
 from kedge.config.explain.describe import suggestion
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
+from kedge.stages.stage import Stage, find_stage, value_of
 
 __all__ = ["BestMetric", "best_metric", "metric_in_chain"]
-
-HIGHER, LOWER = True, False
-SUPERVISED = {"eval/loss": LOWER, "loss": LOWER}
-BETTER: dict[str, dict[str, bool]] = {
-    "ppo": {
-        "eval/score": HIGHER,
-        "eval/win_rate": HIGHER,
-        "reward/score_mean": HIGHER,
-        "reward/total": HIGHER,
-    },
-    "sft": {**SUPERVISED, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
-    "critic": {**SUPERVISED, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
-    "reward": {**SUPERVISED, "eval/accuracy": HIGHER, "accuracy": HIGHER},
-    "control": {"eval/return_mean": HIGHER, "episode/return_mean": HIGHER},
-}
-"""By stage: the metrics that can tell a better model from a worse one, and whether higher is better.
-
-No KL and no share of ended responses: the untrained start has the best value of them.
-"""
-
-TERMS = ("eval/score/", "score/")
-"""Prefixes of the metrics of single reward terms, such as a judge's; higher is better unless the weight is negative."""
 
 
 @dataclass(frozen=True)
@@ -46,62 +25,47 @@ class BestMetric:
     is_kept: bool = True
 
 
-def best_metric(config: Config, stage: str) -> BestMetric | None:
+def best_metric(config: Config, name: str) -> BestMetric | None:
     """The metric of `checkpoint.keep_best` in a stage; None if no checkpoint is the best one.
 
     Raises:
         ConfigError: It is not such a metric of the stage, or the run does not measure it.
     """
-    wanted, evaluation = config.checkpoint.keep_best, config.ppo.evaluation
-    held_out = "eval/win_rate" if config.evaluate.judge else "eval/score"
-    evaluates = stage == "ppo" and evaluation.eval_every is not None
-    if stage == "ppo" and evaluation.eval_patience is not None:
-        if not evaluates:
-            raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
-        if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
-            raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")
-    in_chain = any(_has(name, wanted) for name in BETTER if name != "control")
-    if stage == "rlhf" and wanted not in ("auto", "none") and not in_chain:
-        _check(config, "ppo", wanted, evaluates=True)
-    if stage == "control":
-        evaluates, held_out = config.control.eval_every is not None, "eval/return_mean"
-    if stage not in BETTER or wanted in ("auto", "none"):
-        return BestMetric(held_out, HIGHER, is_kept=wanted == "auto") if evaluates else None
+    stage = find_stage(name)
+    wanted = config.checkpoint.keep_best
+    evaluates = bool(stage.evaluations and value_of(config, stage.evaluations))
+    if wanted in ("auto", "none") or not stage.best_metrics:
+        if stage.best_by_default is None or not evaluates:
+            return None
+        return BestMetric(stage.best_by_default(config), higher_is_better=True, is_kept=wanted == "auto")
     _check(config, stage, wanted, evaluates=evaluates)
-    return BestMetric(wanted, BETTER[stage].get(wanted, HIGHER))
+    return BestMetric(wanted, stage.best_metrics.get(wanted, True)) if stage.length else None
 
 
-def metric_in_chain(config: Config, stage: str) -> str:
+def metric_in_chain(config: Config, name: str) -> str:
     """`checkpoint.keep_best` for one stage of a chain: auto if the metric is another stage's."""
     wanted = config.checkpoint.keep_best
-    return wanted if wanted == "none" or _has(stage, wanted) else "auto"
+    return wanted if wanted == "none" or find_stage(name).is_best_metric(wanted) else "auto"
 
 
-def _has(stage: str, metric: str) -> bool:
-    return metric in BETTER[stage] or (stage == "ppo" and metric.startswith(TERMS))
-
-
-def _check(config: Config, stage: str, wanted: str, *, evaluates: bool) -> None:
-    known = BETTER[stage]
-    if not _has(stage, wanted):
+def _check(config: Config, stage: Stage, wanted: str, *, evaluates: bool) -> None:
+    if not stage.is_best_metric(wanted):
+        known = [f"{name}NAME" if name[-1] == "/" else name for name in stage.best_metrics]
         raise ConfigError(
-            f"checkpoint.keep_best={wanted} is not a metric of {stage} that tells which model is better"
+            f"checkpoint.keep_best={wanted} is not a metric of {stage.name} that tells which model is better"
             f"{suggestion(wanted, known)}; choose auto, none, {', '.join(known)}"
-            f"{' or the score of a reward term (eval/score/NAME)' if stage == 'ppo' else ''}"
         )
-    for term in config.reward if stage == "ppo" else ():
+    of_terms = [name for name in stage.best_metrics if name[-1] == "/"]
+    for term in config.reward:
         name = term.name or term.source.rpartition(":")[2]
-        if term.weight < 0 and wanted in (f"{prefix}{name}" for prefix in TERMS):
+        if term.weight < 0 and wanted in (f"{prefix}{name}" for prefix in of_terms):
             raise ConfigError(
                 f"checkpoint.keep_best={wanted}: the weight of this term is negative, so that a lower score is better"
             )
-    if stage == "ppo" and wanted.startswith("eval/") and not evaluates:
-        raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out prompts: set ppo.eval_every")
+    if wanted.startswith("eval/") and stage.evaluations and not evaluates:
+        needed = "above 0" if stage.evaluations == "data.eval_fraction" else ""
+        raise ConfigError(
+            f"checkpoint.keep_best={wanted} is measured in evaluations: set {stage.evaluations} {needed}".rstrip()
+        )
     if wanted == "eval/win_rate" and not config.evaluate.judge:
         raise ConfigError("checkpoint.keep_best=eval/win_rate needs a judge: set evaluate.judge")
-    if stage == "control":
-        if wanted.startswith("eval/") and not evaluates:
-            raise ConfigError(f"checkpoint.keep_best={wanted} is measured in evaluations: set control.eval_every")
-        return
-    if stage != "ppo" and wanted.startswith("eval/") and not config.data.eval_fraction:
-        raise ConfigError(f"checkpoint.keep_best={wanted} is measured on held-out rows: set data.eval_fraction above 0")

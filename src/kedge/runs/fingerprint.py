@@ -14,6 +14,7 @@ from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.runs.code_files import code_files
+from kedge.stages.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.hashed_files import record_file
 
@@ -49,8 +50,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         },
         "data.pretraining": list(config.data.pretraining),
         "data.chat_template": [config.data.chat_template] if config.data.chat_template else [],
-        "control.env": [config.control.environment.env] if config.control.environment.env else [],
-        "control.network": [config.control.networks.network] if config.control.networks.network else [],
+        **{name: [value] for name, value in _own_inputs(config).items()},
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
@@ -76,6 +76,12 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
         for name in differing
         if not any(name == part or name.startswith(f"{part}.") for part in free)
     ]
+
+
+def _own_inputs(config: Config) -> dict[str, str]:
+    """The files and functions that registered stages read, by field."""
+    named = {name: value_of(config, name) for stage in stages().values() for name in stage.inputs}
+    return {name: value for name, value in named.items() if value}
 
 
 def _hash_of(sources: list[str]) -> str:

@@ -15,14 +15,12 @@ from kedge.config import Config
 from kedge.errors import DataError
 from kedge.logs.progress import say
 from kedge.runs.extension import lengthening
+from kedge.stages.stage import find_stage
 from kedge.system.output import CHECKPOINTS, FINISHED_FILE, MODEL_FOLDER, replace_file
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 from kedge.training.checkpoint.store import newest_valid
 
-__all__ = ["TRAINED", "damage", "finished_run", "mark_finished", "read_ending"]
-
-TRAINED = ("sft", "reward", "critic", "ppo", "rlhf", "control")
-"""Stages whose result is a model."""
+__all__ = ["damage", "finished_run", "mark_finished", "read_ending"]
 
 FILES = "model_files"
 CARD = "README.md"
@@ -35,7 +33,7 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
         OutputError: It cannot be written.
     """
     model = folder / MODEL_FOLDER
-    paths = sorted(path for path in model.rglob("*") if path.is_file()) if stage in TRAINED else []
+    paths = sorted(path for path in model.rglob("*") if path.is_file()) if find_stage(stage).makes_model else []
     files = {path.relative_to(model).as_posix(): asdict(record_file(path)) for path in paths}
     content = {"stage": stage, **summary, **({FILES: files} if files else {})}
     replace_file(folder / FINISHED_FILE, [json.dumps(content, indent=2).encode()])
@@ -58,9 +56,9 @@ def finished_run(config: Config) -> Path | None:
         return folder
     if lengthening(folder, config, stage):
         return None
-    if stage not in TRAINED or (problem := damage(folder)) is None:
+    if not find_stage(stage).makes_model or (problem := damage(folder)) is None:
         return folder
-    if stage != "rlhf" and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
+    if find_stage(stage).length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
         raise DataError(f"{problem}, and {folder} has no checkpoint to repeat it from; train anew, in another --out")
     say(f"{problem}: the end of the run is repeated")
     return None

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.config import STAGES, Config, changed_values, load_config
+from kedge.config import Config, changed_values, load_config
 from kedge.errors import KedgeError
 from kedge.inspect.record import read_config
 from kedge.runs.calls import TO_FILL_IN, Call
+from kedge.stages.stage import find_stage
 from kedge.system.output import CONFIG_FILE
 
 __all__ = ["following_call", "next_calls", "resuming_call"]
@@ -41,7 +42,7 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         start: The policy to compare the new one with; by default the one that the stage started from.
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
-    if stage == "control":
+    if not find_stage(stage).starts_from:
         return []
     model, settings = (str(folder / "model"),), _carried(config)
     training = {**settings, **_changed(config, "adapter.")}
@@ -104,9 +105,9 @@ def resuming_call(
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
     arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:
-        if settings.pop(f"data.{name}", None) or f"data.{name}" in STAGES[stage].needs:
+        if settings.pop(f"data.{name}", None) or f"data.{name}" in find_stage(stage).needs:
             arguments[name] = _given(getattr(config.data, name))
-    if "reward" in STAGES[stage].needs or config.reward:
+    if "reward" in find_stage(stage).needs or config.reward:
         arguments["reward"] = _rewards(config)
     return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from kedge.config import ADAPTED, Config
+from kedge.config import Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.runs.claim import claims
+from kedge.stages.stage import find_stage
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.memory import Exhaustion, is_out_of_memory, release
 from kedge.system.streams import lasting_streams
@@ -69,8 +70,9 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
     *others, last = (f"{name}={value}" for name, value in advice)
-    # What a control run plays per update decides how many updates it has: that is no change for a run under way.
-    changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith("control.")]
+    # Settings of a registered stage may decide how many updates the run has: no change for a run under way.
+    own = tuple(f"{section}." for section in find_stage(stage).adds_sections)
+    changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith(own)]
     raise OutOfMemoryError(
         f"{found}. Try {', '.join(others)}{' or ' if others else ''}{last}",
         dict(changes),
@@ -79,8 +81,9 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
 
 def _advice(config: Config, stage: str, phase: str) -> list[tuple[str, Any]]:
     """The settings that need less memory in a phase, with values; those that help most, and change least, first."""
-    if stage == "control":
-        return list(_in_control(config, phase))
+    described = find_stage(stage)
+    if described.remedies is not None:
+        return described.remedies(config, phase)
     kinds: dict[str, Callable[[Config, str], Iterator[tuple[str, Any]]]] = {
         "loading": _to_load,
         "sampling": _to_sample,
@@ -126,18 +129,9 @@ def _to_train(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
     yield from _shorter_rows(config, stage)
 
 
-def _in_control(config: Config, phase: str) -> Iterator[tuple[str, Any]]:
-    if phase in ("experience", "the update"):
-        yield from _smaller_passes(config)
-    if phase not in ("loading", "saving"):
-        yield "control.num_steps", max(1, config.control.loop.num_steps // 2)
-    if config.control.environment.num_envs > 1:
-        yield "control.num_envs", config.control.environment.num_envs // 2
-
-
 def _smaller_training(config: Config, stage: str) -> Iterator[tuple[str, Any]]:
     """Fewer gradients and moments: those of an adapter; or its base in fewer bits."""
-    if stage in ADAPTED and config.adapter.kind == "none":
+    if find_stage(stage).adapts and config.adapter.kind == "none":
         yield "adapter.kind", "lora"
     elif config.adapter.kind == "lora" and config.adapter.base_dtype in ("auto", "fp32"):
         yield "adapter.base_dtype", "bf16"

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from kedge.config import (
-    RANKED,
     Config,
     check_stage,
     preset_conflicts,
@@ -35,10 +34,11 @@ from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
-from kedge.runs.finished import TRAINED, mark_finished
+from kedge.runs.finished import mark_finished
 from kedge.runs.in_memory import describe_in_memory
 from kedge.runs.publish import check_publishing
 from kedge.runs.unchanged import DATE, THREADS, check_unchanged, date_before, threads_before
+from kedge.stages.stage import find_stage, stages
 from kedge.system.durable import make_folder, remove_parts, sync_folder
 from kedge.system.output import (
     CHECKPOINTS,
@@ -53,7 +53,7 @@ from kedge.system.output import (
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
-from kedge.training.optimizer_kinds import OptimizerKind, check_optimizer
+from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     keep_freed_memory,
     resolve_device,
@@ -204,7 +204,8 @@ def open_run(
     if not in_chain and (line := preset_conflicts(config, stage)):
         say(line)
     check_loggers(config.runtime.loggers)
-    if stage.partition("-")[0] in TRAINED:
+    described = find_stage(stage)
+    if described.makes_model:
         check_publishing(config)
     shared, resumed = _find_folder(config, stage, resume, ranks)
     fingerprint, checkpoint = input_hashes(config, in_memory), None
@@ -212,20 +213,20 @@ def open_run(
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
-    source = config.reward_model.base or config.model if stage == "reward" else config.model
     held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
     held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
     for name in (name for name, dtype in held.items() if dtype == "nf4"):
         load_bitsandbytes(f"{name}=nf4", device)
-    for name, kind in _optimizers(config, stage).items():
-        check_optimizer(kind, device, named=name, is_sharded=ranks.is_sharded)
-    if stage == "control":
-        precision: Precision = "fp32"
-    else:
-        width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
+    for section in described.trains:
+        kind = getattr(config, section).optimization.optimizer
+        check_optimizer(kind, device, named=f"{section}.optimizer", is_sharded=ranks.is_sharded)
+    precision: Precision = "fp32"
+    if described.starts_from:
+        source = str(described.starting_model(config))
+        width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
         precision = resolve_precision(config.runtime.precision, device, width=width)
-        if stage.partition("-")[0] in TRAINED and config.adapter.kind == "none":
-            _say_if_merged(str(source))
+        if described.makes_model and config.adapter.kind == "none":
+            _say_if_merged(source)
     keep_freed_memory()
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)
@@ -261,18 +262,6 @@ def open_run(
     )
 
 
-def _optimizers(config: Config, stage: str) -> dict[str, OptimizerKind]:
-    """The optimizers that a stage needs, by the name of their setting."""
-    sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
-    stages = sections.keys() - ({"critic"} if not config.rlhf.train_critic else set()) if stage == "rlhf" else {stage}
-    names = {"reward": "reward_model"}
-    return {
-        f"{names.get(each, each)}.optimizer": section.optimization.optimizer
-        for each, section in sections.items()
-        if each in stages
-    }
-
-
 def pass_tokens(config: Config) -> PassTokens:
     """The tokens per pass of a run: the configured number, or one that is halved when memory runs out."""
     first = config.runtime.first_pass_tokens
@@ -293,8 +282,9 @@ def offloads_optimizer(config: Config, device: torch.device) -> bool:
 
 def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
     """Check that the stage and its settings work with the ranks."""
-    if ranks.are_several and stage not in RANKED:
-        raise ConfigError(f"kedge {stage} runs as a single process; {', '.join(RANKED)} can have several ranks")
+    if ranks.are_several and not find_stage(stage).is_ranked:
+        ranked = ", ".join(each.name for each in stages().values() if each.is_ranked)
+        raise ConfigError(f"kedge {stage} runs as a single process; {ranked} can have several ranks")
     if ranks.is_sharded and config.runtime.offload_optimizer:
         raise ConfigError(
             "runtime.offload_optimizer=true does not work with runtime.parallel=shard, whose ranks hold a part of the "
@@ -372,8 +362,7 @@ def _checkpoint_to_resume(
     check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
     if longer:
         check_extension(folder, checkpoint)
-        progress = checkpoint.state["progress"] if checkpoint else {}
-        say(describe_extension(config, stage, checkpoint.update if checkpoint else 0, progress))
+        say(describe_extension(config, stage, checkpoint.update if checkpoint else 0))
     return checkpoint
 
 

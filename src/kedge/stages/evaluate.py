@@ -33,7 +33,7 @@ from kedge.stages.evaluation.report import Evaluation, report
 from kedge.system.intervals import Interval
 from kedge.training.stopping import stopping_together
 
-__all__ = ["EvaluateResult", "run_evaluate"]
+__all__ = ["EvaluateResult", "evaluate_or_check", "run_evaluate"]
 
 
 @shows_its_run
@@ -50,6 +50,15 @@ class EvaluateResult:
     folder: Path
     win_rate: Interval
     summary: dict[str, Any]
+
+
+def evaluate_or_check(config: Config, **given: Any) -> Any:
+    """Run `kedge evaluate`: compare policies, or check the critic `config.evaluate.critic` if one is named."""
+    if config.evaluate.critic is None:
+        return run_evaluate(config, **given)
+    from kedge.stages.check_critic import run_check_critic
+
+    return run_check_critic(config, **given)
 
 
 @ends_in_one_line("evaluate")

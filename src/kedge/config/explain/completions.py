@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 from kedge.config.explain.describe import all_fields, find_field, written
 from kedge.config.loading.names import full_name
 from kedge.config.schema.field import field_doc
-from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage
 
 __all__ = ["completions"]
 

@@ -14,6 +14,7 @@ from kedge.config.libraries.names import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
+from kedge.stages.stage import registered_stages
 from kedge.system.texts import printable
 
 __all__ = [
@@ -85,9 +86,10 @@ def find_field(dotted: str) -> FieldInfo | None:
 
 
 def fields_named(name: str) -> list[str]:
-    """The fields that a bare name can mean: those about language models, or, where none has it, that of `control`."""
+    """The fields that a bare name can mean: kedge's own, or, where none has it, those of registered stages."""
     owners = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
-    return [dotted for dotted in owners if not dotted.startswith("control.")] or owners
+    added = tuple(f"{section}." for stage in registered_stages() for section in stage.adds_sections)
+    return [dotted for dotted in owners if not dotted.startswith(added)] or owners
 
 
 def field_advice(dotted: str, direction: str) -> str:

@@ -14,8 +14,8 @@ from kedge.config.loading.validation_errors import validated
 from kedge.config.loading.yaml_text import Document, parse_value, read_document
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.root import Config
-from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage
 from kedge.version import __version__
 
 __all__ = ["load_config", "preset_conflicts", "resolve", "resolved_yaml", "with_values"]

@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_origin
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries.names import foreign_answer
 from kedge.config.schema.root import Config
-from kedge.config.stages import find_stage
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage, registered_stages
 
 __all__ = ["full_name", "initial_critic"]
 
@@ -78,8 +78,8 @@ def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
 _SHADOWED = {dotted.partition(".")[2] for dotted, _ in all_fields()}
 """Names of the sections' fields."""
 
-_LANGUAGE = tuple(name for name in Config.model_fields if section_type(name) and name != "control")
-_ALL_SECTIONS = (_LANGUAGE, ("control",))
+_ADDED = tuple(name for stage in registered_stages() for name in stage.adds_sections)
+_ALL_SECTIONS = (tuple(name for name in Config.model_fields if section_type(name) and name not in _ADDED), _ADDED)
 
 
 def _known(groups: Sequence[Sequence[str]]) -> list[str]:

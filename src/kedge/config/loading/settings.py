@@ -6,7 +6,7 @@ from typing import Any
 from kedge.config.loading.load import resolve
 from kedge.config.loading.names import full_name
 from kedge.config.schema.root import Config
-from kedge.config.stages import find_stage
+from kedge.stages.stage import find_stage
 
 __all__ = ["config_from_settings"]
 

@@ -1,9 +1,9 @@
 """Presets: published recipes, and the algorithms beside PPO. What a preset does not give keeps its default."""
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
-from kedge.config.presets.control import CONTROL
 from kedge.config.presets.family import FAMILY
 from kedge.config.presets.instructgpt import INSTRUCTGPT
 from kedge.config.presets.recipe import Cited, Preset
@@ -13,13 +13,41 @@ from kedge.config.presets.stiennon import STIENNON
 from kedge.config.presets.tldr_n_plus import TLDR_N_PLUS
 from kedge.config.presets.ziegler import ZIEGLER
 from kedge.errors import ConfigError
+from kedge.stages.stage import imported, registered_stages
 
-__all__ = ["CONTROL_PRESETS", "LANGUAGE_PRESETS", "PRESETS", "Cited", "Preset", "find_preset"]
+__all__ = ["LANGUAGE_PRESETS", "PRESETS", "Cited", "Preset", "check_presets", "find_preset", "presets_of", "stage_of"]
 
 RECIPES = (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)
-PRESETS = {preset.name: preset for preset in (*RECIPES, *FAMILY, *CONTROL)}
-CONTROL_PRESETS = [name for name, preset in PRESETS.items() if preset.is_for_control]
-LANGUAGE_PRESETS = [name for name in PRESETS if name not in CONTROL_PRESETS]
+LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]
+OF_STAGES: dict[str, tuple[Preset, ...]] = {
+    stage.name: imported(stage.presets) for stage in registered_stages() if stage.presets
+}
+"""The presets of the stages that have some of their own."""
+PRESETS = {preset.name: preset for group in ((*RECIPES, *FAMILY), *OF_STAGES.values()) for preset in group}
+
+
+def presets_of(stage: str) -> list[str]:
+    """The presets that a stage takes: its own, if it has some, else those for language models."""
+    return [preset.name for preset in OF_STAGES[stage]] if stage in OF_STAGES else LANGUAGE_PRESETS
+
+
+def stage_of(preset: str) -> str | None:
+    """The stage that a preset is for; None if it is for language models."""
+    return next((stage for stage, own in OF_STAGES.items() if any(each.name == preset for each in own)), None)
+
+
+def check_presets(names: Sequence[str], stage: str) -> None:
+    """Check that a stage takes the presets.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    known = presets_of(stage)
+    for name in names:
+        if name not in known:
+            owner = stage_of(name)
+            kind = "language models" if owner is None else f"kedge {owner}"
+            raise ConfigError(f"preset {name} is for {kind}; those of kedge {stage} are {', '.join(known)}")
 
 
 def find_preset(name: Any) -> Preset:

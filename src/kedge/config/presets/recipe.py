@@ -26,8 +26,3 @@ class Preset:
     def settings(self) -> dict[str, Any]:
         """The values without their sources."""
         return {name: cited.value for name, cited in self.values.items()}
-
-    @property
-    def is_for_control(self) -> bool:
-        """Whether it is one of `kedge control`."""
-        return any(name.startswith("control.") for name in self.values)

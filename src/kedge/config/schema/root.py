@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig
-from kedge.config.schema.control.section import ControlConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
@@ -25,6 +24,10 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list
 from kedge.config.schema.sft import SftConfig
+from kedge.stages.stage import imported, registered_stages
+
+if TYPE_CHECKING:
+    from kedge.config.schema.control.section import ControlConfig
 
 __all__ = ["Config"]
 
@@ -115,9 +118,6 @@ class Config(Section):
         "{ppo.entropy_coef: {1: 0.01, 100: 0}}.",
         source="kedge: every coefficient stays constant unless asked",
     )
-    control: ControlConfig = field(
-        ControlConfig(), meaning="PPO on Gymnasium's environments.", source="PPO on MuJoCo (arXiv 1707.06347)"
-    )
     rlhf: RlhfConfig = field(RlhfConfig(), meaning="The three stages in a row.", source="InstructGPT")
     generate: GenerateConfig = field(GenerateConfig(), meaning="Sampling from a finished policy.", source="kedge")
     evaluate: EvaluateConfig = field(EvaluateConfig(), meaning="Comparison of policies.", source="kedge")
@@ -126,6 +126,9 @@ class Config(Section):
     runtime: RuntimeConfig = field(
         RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
     )
+
+    if TYPE_CHECKING:
+        control: ControlConfig = ControlConfig()
 
     @property
     def responses_per_update(self) -> int:
@@ -227,6 +230,21 @@ class Config(Section):
                 "use ppo.critic_init=policy"
             )
         return self
+
+
+def _with_sections(config: type[Config]) -> type[Config]:
+    """The configuration with the sections of registered stages."""
+    added: dict[str, Any] = {}
+    for stage in registered_stages():
+        for name, reference in stage.adds_sections.items():
+            section = imported(reference)
+            about = (section.__doc__ or "").strip().partition("\n")[0]
+            added[name] = (section, field(section(), meaning=about, source=f"kedge {stage.name}"))
+    return create_model("Config", __base__=config, __module__=__name__, __doc__=config.__doc__, **added)
+
+
+if not TYPE_CHECKING:  # a type checker knows kedge's own sections
+    Config = _with_sections(Config)
 
 
 def _nearest_divisors(total: int, wanted: int) -> str:

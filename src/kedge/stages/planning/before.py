@@ -48,11 +48,12 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False) -> MachineP
     return _plan(config, stage, "", anyway=anyway)
 
 
-def plan_chain_before(config: Config, *, anyway: bool = False) -> dict[str, MachinePlan]:
+def plan_chain_before(config: Config, stage: str = "rlhf", *, anyway: bool = False) -> dict[str, MachinePlan]:
     """The same for each stage of `kedge rlhf`, before the first one begins; without those that have no plan.
 
     Args:
         config: The resolved configuration of the chain.
+        stage: rlhf.
         anyway: Start it in any case.
 
     Raises:

