@@ -936,7 +936,7 @@ MUTATIONS = (
     ),
     Mutation(
         "next-call-after-a-critic-without-the-settings-of-ppo",
-        "runs/next_calls.py",
+        "runs/calls.py",
         '"ppo.", "rollout.", "reward_functions.", "schedules")',
         '"ppo.gamma", "rollout.", "reward_functions.", "schedules")',
         "tests/runs/test_ending.py::test_the_command_after_a_critic_is_valid_whatever_was_set",

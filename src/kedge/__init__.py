@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from kedge.errors import KedgeError
     from kedge.loaded_model import LoadedModel
-    from kedge.runs.callbacks import Update
+    from kedge.runs.training import Update
 
 __all__ = [
     "KedgeError",
@@ -76,7 +76,7 @@ _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.loaded_model",
-    "Update": "kedge.runs.callbacks",
+    "Update": "kedge.runs.training",
 }
 
 

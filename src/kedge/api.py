@@ -29,9 +29,9 @@ from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models import merging
 from kedge.models.pushing import push_model
 from kedge.rewards import RewardSpec
-from kedge.runs.callbacks import Callback, Update
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import Resume
+from kedge.runs.training import Callback, Update
 from kedge.stages.check_critic import CriticCheckResult, run_check_critic
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.dry_run import DryRun

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.config import check_stage, config_from_settings
 from kedge.errors import ConfigError
-from kedge.runs.callbacks import Callback
 from kedge.runs.run import Resume
+from kedge.runs.training import Callback
 from kedge.system.importing import find_named
 
 if TYPE_CHECKING:  # Gymnasium is an extra

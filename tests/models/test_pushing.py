@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, PushError
 from kedge.models.pushing import check_push, push_folder, push_model
-from kedge.runs.publish import check_publishing
+from kedge.runs.run import check_publishing
 from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy
 

@@ -12,9 +12,8 @@ import pytest
 
 from kedge.config import Config, config_from_settings, load_config, resolved_yaml
 from kedge.runs import ending
-from kedge.runs.calls import TO_FILL_IN, Call
+from kedge.runs.calls import TO_FILL_IN, Call, following_call, next_calls, resuming_call
 from kedge.runs.ending import chained, resumable, say_next
-from kedge.runs.next_calls import following_call, next_calls, resuming_call
 
 FOLDER = Path("runs/my run")
 

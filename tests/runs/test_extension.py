@@ -10,8 +10,7 @@ import pytest
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError
-from kedge.runs.extension import describe_extension
-from kedge.runs.finished import finished_run
+from kedge.runs.resuming import describe_extension, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft

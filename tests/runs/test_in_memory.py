@@ -10,7 +10,7 @@ from kedge.config import config_from_settings, load_config
 from kedge.inspect.record import read_run
 from kedge.rewards import RewardTerm
 from kedge.runs.fingerprint import input_hashes
-from kedge.runs.in_memory import describe_in_memory
+from kedge.runs.run import describe_in_memory
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from kedge.logs.run_folder import write_config
-from kedge.runs import unchanged
-from kedge.runs.unchanged import THREADS, threads_before
+from kedge.runs import resuming
+from kedge.runs.resuming import THREADS, threads_before
 
 
 def test_the_number_of_threads_is_that_of_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = torch.get_num_threads()
-    monkeypatch.setattr(unchanged, "available_cores", lambda: now + 1)
+    monkeypatch.setattr(resuming, "available_cores", lambda: now + 1)
     for before, kept in (({}, None), ({THREADS: now}, None), ({THREADS: now + 1}, now + 1), ({THREADS: "many"}, None)):
         write_config(tmp_path, "ppo: {}", before)
         assert threads_before(tmp_path) == kept

@@ -58,7 +58,7 @@ def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes:
         return None
     for name in allow_changes or ():
         _check_field(name)
-    from kedge.runs.finished import finished_run
+    from kedge.runs.resuming import finished_run
     from kedge.runs.run import Resume
 
     if folder := finished_run(config):

@@ -1,16 +1,24 @@
-"""A call of a stage, written as a shell command or as a line of Python."""
+"""The calls that follow a stage, and the one that resumes it, as shell commands or lines of Python."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from kedge.config import Config, changed_values, load_config
+from kedge.errors import KedgeError
+from kedge.inspect.record import read_config
+from kedge.stages.stage import find_stage
+from kedge.system.output import CONFIG_FILE
 from kedge.system.texts import printable
 
-__all__ = ["TO_FILL_IN", "Call"]
+__all__ = ["TO_FILL_IN", "Call", "following_call", "next_calls", "resuming_call"]
+
 
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
@@ -79,3 +87,165 @@ def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
     if isinstance(values, dict):
         return repr(values)
     return repr(_alone(list(values)))
+
+
+CARRIED = (
+    "preset",
+    "data.",
+    "rollout.max_new_tokens",
+    "rollout.stop_token",
+    "runtime.device",
+    "runtime.num_threads",
+    "runtime.precision",
+    "runtime.trust_remote_code",
+)
+"""Settings that belong to the data, the model and the machine, so that the next stage needs them, too."""
+
+_DATA = ("demonstrations", "comparisons", "prompts")
+
+
+def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", judge: str = "") -> list[Call]:
+    """The usual next calls, with the data that the stage itself was given.
+
+    Args:
+        config: The stage's configuration.
+        stage: The finished stage.
+        folder: Its folder.
+        start: The policy to compare the new one with; by default the one that the stage started from.
+        judge: The reward that judges the new policy; by default the first one of the configuration.
+    """
+    if not find_stage(stage).starts_from:
+        return []
+    model, settings = (str(folder / "model"),), _carried(config)
+    training = {**settings, **_changed(config, "adapter.")}
+    base = _given([str(config.model or config.reward_model.base)])
+    demonstrations, comparisons, prompts = (_given(getattr(config.data, name)) for name in _DATA)
+    if stage == "sft":
+        data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
+        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(training))
+        as_prompts = _read_as("prompts", settings, "demonstrations")
+        return [reward, Call("generate", {"model": model, "prompts": demonstrations}, as_prompts)]
+    if stage == "reward":
+        if config.data.comparisons and not config.data.prompts:
+            prompts, training = comparisons, _read_as("prompts", training, "comparisons")
+        policy = TO_FILL_IN if _has_scores(base[0]) else base
+        return [Call("ppo", {"model": policy, "prompts": prompts, "reward": model}, training)]
+    if stage == "critic":
+        arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
+        return [Call("ppo", arguments, {**training, **_of_ppo(config)})]
+    first = [judge] if judge else [term.source for term in config.reward][:1]
+    against = (start,) if start else base
+    unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
+    arguments = {"model": model, "against": against, "prompts": unseen, "judge": _given(first)}
+    return [Call("evaluate", arguments, settings)]
+
+
+def _has_scores(name: str) -> bool:
+    """True for the local folder of a reward model, which PPO cannot train as the policy."""
+    try:
+        architectures = json.loads(Path(name, "config.json").read_bytes())["architectures"]
+        return any(str(each).endswith(("ForSequenceClassification", "RewardModel")) for each in architectures)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def following_call(folder: Path) -> str:
+    """The Python call that usually follows a run, from its folder; empty if there is none, or no configuration."""
+    try:
+        stage = read_config(folder)[0].get("stage", "")
+        config = load_config(folder / CONFIG_FILE)
+    except KedgeError:
+        return ""
+    return next_calls(config, stage, folder)[0].python() if stage in ("sft", "reward", "critic", "ppo") else ""
+
+
+def resuming_call(
+    config: Config, stage: str, folder: Path, *, by_command: bool, changes: Mapping[str, Any] | None = None
+) -> Call:
+    """The call that resumes a run: its folder is enough for the command; Python repeats all arguments.
+
+    Args:
+        config: The run's configuration.
+        stage: The stage.
+        folder: The run's folder.
+        by_command: Whether the `kedge` command resumes it.
+        changes: Settings that the resumed run is to have in place of its own; the command alone can change them.
+    """
+    if by_command:
+        allowed = {"allow-changes": tuple(changes)} if changes else {}
+        return Call(stage, {"resume": (str(folder),), **allowed}, changes or {})
+    settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
+    arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
+    for name in _DATA:
+        if settings.pop(f"data.{name}", None) or f"data.{name}" in find_stage(stage).needs:
+            arguments[name] = _given(getattr(config.data, name))
+    if "reward" in find_stage(stage).needs or config.reward:
+        arguments["reward"] = _rewards(config)
+    return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
+
+
+def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
+    """The rewards, by weight if some have one; those with settings or names of their own are left to the user."""
+    sources = _given([term.source for term in config.reward])
+    plain = all(not term.settings and term.name is None for term in config.reward)
+    if sources == TO_FILL_IN or not plain or len(set(sources)) < len(sources):
+        return TO_FILL_IN
+    weights = {term.source: term.weight for term in config.reward}
+    return sources if all(weight == 1 for weight in weights.values()) else weights
+
+
+OTHER_KIND = {"separate": "ppo.value_gradient", "shared": "ppo.critic_learning_rate"}
+"""For each kind of critic, the field that only the other kind has."""
+
+
+def _of_ppo(config: Config) -> dict[str, Any]:
+    """The settings of PPO and of its sampling: some shaped the returns that the critic was fitted to.
+
+    The kind of critic is the stage's, whatever the settings of PPO say.
+    """
+    kind, kept = config.critic.kind, _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
+    for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
+        kept.pop(name, None)
+    is_open = config.ppo.value.critic == "auto" and "ppo.critic_learning_rate" not in kept
+    return kept if is_open else {**kept, "ppo.critic": kind}
+
+
+def _carried(config: Config) -> dict[str, Any]:
+    sources = {f"data.{name}" for name in (*_DATA, "pretraining")}
+    return {
+        name: value
+        for name, value in changed_values(config).items()
+        if name not in sources and name.startswith(CARRIED) and not _is_in_memory(value)
+    }
+
+
+def _changed(config: Config, *sections: str) -> dict[str, Any]:
+    return {name: value for name, value in changed_values(config).items() if name.startswith(sections)}
+
+
+def _is_in_memory(value: object) -> bool:
+    """Whether a setting stands for data that was passed from Python."""
+    return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
+
+
+def _for_demonstrations(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with names of columns that are those of the demonstrations, and not of the comparisons as well."""
+    columns = settings.get("data.columns")
+    if not columns:
+        return settings
+    named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
+    return {**settings, "data.columns": named}
+
+
+def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]:
+    """The settings for data that was read in one role and is now read in another, names of its columns included."""
+    columns = settings.get("data.columns")
+    if not columns:
+        return settings
+    named = {re.sub(rf"^{before}\.", f"{role}.", name): column for name, column in columns.items()}
+    return {**settings, "data.columns": named}
+
+
+def _given(sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources, if they are names; data passed from Python has none."""
+    return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,12 +14,11 @@ from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.doctor import merge, one_line
 from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
 from kedge.logs.progress import say
-from kedge.runs.calls import Call
-from kedge.runs.next_calls import next_calls, resuming_call
-from kedge.runs.publish import publish
+from kedge.models.pushing import push_folder
+from kedge.runs.calls import Call, next_calls, resuming_call
 from kedge.runs.run import Run
 from kedge.system.invocation import is_command_line, is_first_rank
-from kedge.system.output import FINISHED_FILE, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
+from kedge.system.output import FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
 from kedge.system.ranks import AdaptiveTokens
 from kedge.system.texts import printable
 
@@ -27,6 +27,7 @@ __all__ = [
     "chained",
     "end_stage",
     "leave_stage_report",
+    "publish",
     "resumable",
     "say_findings",
     "say_next",
@@ -105,6 +106,25 @@ def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
     run.ranks.wait()  # so that the model is there on every rank
 
 
+def publish(config: Config, folder: Path) -> None:
+    """Push the model of a finished run, if that is configured, and print its address.
+
+    Raises:
+        PushError: It was not pushed; the line has the command that repeats the push.
+    """
+    if not config.push.repo:
+        return
+    flags = [*(["--private"] if config.push.private else []), *(["--existing"] if config.push.existing else [])]
+    address = push_folder(
+        folder / MODEL_FOLDER,
+        config.push.repo,
+        private=config.push.private,
+        existing=config.push.existing,
+        again=shlex.join(["kedge", "push", str(folder), config.push.repo, *flags]),
+    )
+    say(f"pushed to {address}")
+
+
 def _passes(run: Run) -> dict[str, int]:
     """The tokens per pass at the end, if they were found by the run."""
     budget = run.micro_batch_tokens
@@ -170,5 +190,5 @@ def _newest_checkpoint(folder: Path) -> Path | None:
 def _can_resume(folder: Path) -> bool:
     """Whether a run has a checkpoint or sampled responses, or a chain a stage that has some or has finished."""
     places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
-    kept = (FINISHED_FILE, SAMPLED_FOLDER)
+    kept = (FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER)
     return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in places)

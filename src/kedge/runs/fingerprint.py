@@ -1,11 +1,13 @@
-"""Content hashes of a run's models and data, to detect on resuming that a file has changed."""
+"""Content hashes of a run's models, data and code, to detect on resuming that a file has changed."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kedge.config import Config
@@ -13,12 +15,65 @@ from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
-from kedge.runs.code_files import code_files
 from kedge.stages.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.hashed_files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
+
+
+def code_files(source: str) -> list[Path]:
+    """The files of a function named `path/to/file.py:function` or `package.module:function`, its own first.
+
+    Imports are followed as they are written, without running anything; installed packages are left out. Empty if there
+    is no such file.
+    """
+    name = source if source.endswith(".py") else source.rpartition(":")[0]
+    here = Path.cwd()
+    path = Path(os.path.expanduser(name))
+    first = [path] if name.endswith(".py") else list(_modules(name.split("."), here))
+    found = dict.fromkeys(path for path in first if os.path.isfile(path))
+    waiting = list(found)
+    roots = [*(path.resolve().parent for path in waiting[:1] if name.endswith(".py")), here]
+    while waiting:
+        for path in _imported(waiting.pop(), roots):
+            if path not in found:
+                found[path] = None
+                waiting.append(path)
+    return list(found)
+
+
+def _imported(path: Path, roots: list[Path]) -> Iterator[Path]:
+    """The files that a file imports from some folders, or from its own."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported by whoever imports it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from _found([alias.name.split(".") for alias in node.names], roots)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module.split(".") if node.module else []
+            names = [[*module, *more] for more in ([], *([alias.name] for alias in node.names))]
+            folders = path.resolve().parents
+            yield from _found(names, [folders[node.level - 1]] if 0 < node.level <= len(folders) else roots)
+
+
+def _found(names: list[list[str]], roots: list[Path]) -> Iterator[Path]:
+    for name in names:
+        if name and name[0] not in sys.stdlib_module_names:
+            for root in roots:
+                yield from _modules(name, root)
+
+
+def _modules(name: list[str], root: Path) -> Iterator[Path]:
+    """The files that importing a dotted name from a folder runs: those of its packages, and its own."""
+    for depth in range(1, len(name) + 1):
+        place = root.joinpath(*name[:depth])
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if os.path.isfile(path):
+                yield path
+
 
 DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
 MODEL_FILES = (

@@ -1,4 +1,4 @@
-"""Prepares the models that a run does not train: their number format, and the ranks that hold them."""
+"""The models of a run: the adapter that it trains, and the number format and ranks of those that it does not train."""
 
 from __future__ import annotations
 
@@ -12,15 +12,39 @@ from kedge.config import Config
 from kedge.data import Prompt
 from kedge.errors import RewardError
 from kedge.logs.progress import say
-from kedge.models import ActorCritic, HostWeights, LanguageModel, ScalarModel, hold_frozen
+from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
+from kedge.models.loading import Bases
 from kedge.models.quantized import hold_bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
-from kedge.runs.adapter import rounds_bases
 from kedge.runs.run import Run, offloads_frozen
 
-__all__ = ["freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
+__all__ = ["adapter_of", "bases_of", "freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
+
+
+def adapter_of(config: Config) -> AdapterSettings | None:
+    """The adapter that a run trains; None if it trains all weights."""
+    given = config.adapter
+    if given.kind == "none":
+        return None
+    return AdapterSettings(
+        given.kind, given.rank, given.alpha, given.target_modules, given.rslora, tuple(given.modules_to_save)
+    )
+
+
+def bases_of(config: Config) -> Bases | None:
+    """Where the models of a run share the weights of their bases; None if it trains all weights."""
+    if config.adapter.kind == "none":
+        return None
+    return Bases(trust_remote_code=config.runtime.trust_remote_code, on_host=rounds_bases(config))
+
+
+def rounds_bases(config: Config) -> bool:
+    """Whether the bases under a run's adapters are held in fewer bits, or with `auto` may be."""
+    kind, dtype = config.adapter.kind, config.adapter.base_dtype
+    return kind != "none" and dtype != "fp32" and not (kind == "dora" and dtype == "auto")
+
 
 NUM_TEXTS = 8
 """Prompts on which the error of a reward model's number format is measured."""

@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -15,29 +15,31 @@ from typing import Any
 
 import torch
 
-from kedge.config import (
-    Config,
-    check_stage,
-    preset_conflicts,
-    resolved_yaml,
-    with_values,
-)
+from kedge.config import Config, check_stage, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
-from kedge.models.pretrained import find_adapter
+from kedge.models.pretrained import base_source, find_adapter
+from kedge.models.pushing import check_base, check_push
 from kedge.models.quantized import load_bitsandbytes
+from kedge.rewards import RewardTerm
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
-from kedge.runs.extension import check_extension, describe_extension, lengthening
 from kedge.runs.fingerprint import changed_inputs, input_hashes
-from kedge.runs.finished import mark_finished
-from kedge.runs.in_memory import describe_in_memory
-from kedge.runs.publish import check_publishing
-from kedge.runs.unchanged import DATE, THREADS, check_unchanged, date_before, threads_before
+from kedge.runs.resuming import (
+    DATE,
+    THREADS,
+    check_extension,
+    check_unchanged,
+    date_before,
+    describe_extension,
+    lengthening,
+    mark_finished,
+    threads_before,
+)
 from kedge.stages.stage import find_stage, stages
 from kedge.system.durable import make_folder, remove_parts, sync_folder
 from kedge.system.output import (
@@ -62,7 +64,43 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = ["REJECTED_FILE", "Resume", "Run", "offloads_frozen", "offloads_optimizer", "open_run", "pass_tokens"]
+__all__ = [
+    "REJECTED_FILE",
+    "Resume",
+    "Run",
+    "check_publishing",
+    "describe_in_memory",
+    "offloads_frozen",
+    "offloads_optimizer",
+    "open_run",
+    "pass_tokens",
+]
+
+
+IN_MEMORY = "python:in_memory"
+
+
+def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
+    """Values for the fields whose content was passed from Python, by dotted name.
+
+    Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
+
+    Args:
+        in_memory: Objects passed from Python, by dotted name.
+    """
+    return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in in_memory.items()}
+
+
+def _terms(reward: Any) -> list[dict[str, Any]]:
+    several = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+    terms = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in several]
+    return [{"source": _source(term.reward), "weight": term.weight, "name": term.name} for term in terms]
+
+
+def _source(reward: str | Path | Callable[..., Any]) -> str:
+    if isinstance(reward, (str, Path)):
+        return str(reward)
+    return f"python:{getattr(reward, '__name__', type(reward).__name__)}"
 
 
 @dataclass(frozen=True)
@@ -260,6 +298,14 @@ def open_run(
         micro_batch_tokens=pass_tokens(config),
         first_folder=None if ranks.is_first else shared,
     )
+
+
+def check_publishing(config: Config) -> None:
+    """Check that the model of a run can be pushed, if that is configured (`ConfigError` if not)."""
+    if config.push.repo:
+        check_push(config.push.repo, existing=config.push.existing)
+        if config.adapter.kind != "none" and config.model is not None:
+            check_base(base_source(config.model))
 
 
 def pass_tokens(config: Config) -> PassTokens:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from kedge.inspect.notebook.runs import shown_run
 from kedge.inspect.notebook.shown import Shown
-from kedge.runs.next_calls import following_call
+from kedge.runs.calls import following_call
 
 __all__ = ["shows_its_run"]
 

@@ -23,7 +23,7 @@ from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.runs.ending import say_results
-from kedge.runs.load_rewards import Rewards
+from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run

@@ -21,7 +21,7 @@ from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
-from kedge.runs.load_prompts import load_prompts
+from kedge.runs.inputs import load_prompts
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run

@@ -21,8 +21,7 @@ from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import say_results
-from kedge.runs.load_prompts import load_prompts
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run

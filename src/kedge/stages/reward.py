@@ -22,17 +22,15 @@ from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.plan.machine import MachinePlan
-from kedge.runs.adapter import adapter_of, bases_of
-from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
-from kedge.runs.finished import finished_run, read_ending
-from kedge.runs.frozen import hold_bases_of, say_loaded_whole
-from kedge.runs.load_records import load_comparisons, load_demonstrations
+from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
+from kedge.runs.inputs import load_comparisons, load_demonstrations
 from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run, read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.supervised_stage import end_training, supervised_training
+from kedge.runs.training import Callback, Watcher, end_training, supervised_training
 from kedge.stages.planning.compared import compared
 from kedge.system.output import write_summary
 from kedge.system.ranks.sharding import gathered_state

@@ -16,7 +16,7 @@ from kedge.models.origin import Origin, read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward
 from kedge.rewards.model import share_tokens
 from kedge.rewards.score import describe_responses
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards_on
+from kedge.runs.inputs import Rewards, configured_rewards, load_rewards_on
 from kedge.runs.run import pass_tokens
 from kedge.stages.chat.conversation import Conversation, chosen_form, described_form
 from kedge.stages.chat.stream import TextStream

@@ -16,12 +16,11 @@ from kedge.gym.experience import experience_of
 from kedge.gym.rollout import collect_steps
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
-from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage, resumable
-from kedge.runs.finished import finished_run
 from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.stage_loop import logged_steps, stage_loop
+from kedge.runs.training import Callback, Watcher, logged_steps, stage_loop
 from kedge.stages.control.describe import SHOWN, describe
 from kedge.stages.control.evaluating import Evaluations
 from kedge.stages.control.improving import improve

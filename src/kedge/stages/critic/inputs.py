@@ -12,7 +12,7 @@ from torch import nn
 
 from kedge.config import Config, PpoConfig, with_values
 from kedge.models import ActorCritic
-from kedge.runs.load_rewards import Rewards
+from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.settings import value_warmup_of

@@ -22,15 +22,14 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
 from kedge.plan.machine import MachinePlan
-from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage
-from kedge.runs.finished import finished_run, read_ending
-from kedge.runs.load_rewards import Rewards
+from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run, read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.supervised_stage import end_training, started_stage, training_loop
+from kedge.runs.training import Callback, Watcher, end_training, started_stage, training_loop
 from kedge.stages.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.stages.critic.sampling import Sampled, sample_returns
 from kedge.stages.planning.compared import compared

@@ -8,7 +8,7 @@ from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.rewards import RewardSpec, names_function
 from kedge.rewards.pairwise import PairwiseJudge
-from kedge.runs.load_rewards import load_rewards
+from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
 from kedge.stages.evaluation.judges import Judge, PairJudge, ScoreJudge
 

@@ -30,7 +30,7 @@ from kedge.plan.optimizer import PlannedOptimizer
 from kedge.plan.ppo_memory import PpoWork, flops_of, ppo_phases
 from kedge.plan.workload import Rows, quantiles
 from kedge.rollout import Sampler
-from kedge.runs.adapter import adapter_of
+from kedge.runs.frozen import adapter_of
 from kedge.stages.planning.counting import Figures, count_pass, count_training, held_by
 from kedge.stages.planning.lengths import Lengths
 from kedge.stages.ppo.settings import value_bins_of

@@ -17,7 +17,7 @@ from kedge.models.packing.packed import attention_of_accelerator
 from kedge.plan.machine import Phase, Speed
 from kedge.plan.supervised_memory import SupervisedWork, supervised_phases
 from kedge.plan.workload import Rows, quantiles
-from kedge.runs.adapter import adapter_of
+from kedge.runs.frozen import adapter_of
 from kedge.stages.planning.counting import Figures, count_training
 from kedge.stages.planning.lengths import Lengths
 from kedge.stages.planning.ppo import hold_base, named, planned_optimizer, sizes_of

@@ -21,8 +21,8 @@ from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
 from kedge.rewards import WeightedReward
-from kedge.runs.loggers import open_loggers
 from kedge.runs.run import Run
+from kedge.runs.training import open_loggers
 from kedge.stages.ppo.batch import SampledBatch
 from kedge.stages.ppo.roles import Roles
 from kedge.training.checkpoint.resume import CheckpointedLoop

@@ -17,13 +17,12 @@ from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.plan.machine import MachinePlan
-from kedge.runs.callbacks import Callback, Watcher
 from kedge.runs.ending import end_stage, resumable
-from kedge.runs.finished import finished_run
-from kedge.runs.load_rewards import Rewards
+from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.stage_loop import stage_loop
+from kedge.runs.training import Callback, Watcher, stage_loop
 from kedge.stages.planning.compared import compared
 from kedge.stages.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
 from kedge.stages.ppo.costs import write_roles

@@ -22,8 +22,7 @@ from kedge.models import (
 from kedge.models.loading import Bases
 from kedge.models.sharded import shard_model
 from kedge.rewards.source import ScoringModel
-from kedge.runs.adapter import adapter_of
-from kedge.runs.frozen import say_loaded_whole
+from kedge.runs.frozen import adapter_of, say_loaded_whole
 from kedge.runs.run import Run
 from kedge.stages.ppo.saved_critic import load_saved_critic, load_saved_head
 from kedge.stages.ppo.settings import learns_in_returns_std, value_bins_of

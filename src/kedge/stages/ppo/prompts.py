@@ -12,7 +12,7 @@ from kedge.config import Config
 from kedge.data import Mixture, Prompt
 from kedge.data.prompts import difficulties
 from kedge.errors import ConfigError
-from kedge.runs.load_prompts import load_prompts
+from kedge.runs.inputs import load_prompts
 from kedge.runs.run import Run
 
 __all__ = ["RunPrompts", "load_run_prompts"]

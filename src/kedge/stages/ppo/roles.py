@@ -29,9 +29,8 @@ from kedge.rewards import WeightedReward
 from kedge.rewards.missing_eos import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
-from kedge.runs.adapter import bases_of
-from kedge.runs.frozen import freeze_models, hold_bases_of, measuring_scores
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
+from kedge.runs.inputs import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge
 from kedge.stages.evaluation.load_judge import load_judge

@@ -28,7 +28,7 @@ from kedge.models.loading import Bases
 from kedge.models.pretrained import check_source
 from kedge.models.saving import value_head_file
 from kedge.rewards.model import share_tokens
-from kedge.runs.adapter import adapter_of
+from kedge.runs.frozen import adapter_of
 from kedge.runs.run import Run
 
 __all__ = ["load_saved_critic", "load_saved_head", "with_saved_critic"]

@@ -16,12 +16,11 @@ from typing import Any
 from kedge.config import Config, with_values
 from kedge.plan.machine import MachinePlan
 from kedge.rewards import RewardSpec
-from kedge.runs.callbacks import Callback
-from kedge.runs.ending import chain_report, resumable, say_next
-from kedge.runs.load_rewards import Rewards
+from kedge.runs.ending import chain_report, publish, resumable, say_next
+from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.publish import publish
 from kedge.runs.run import Resume, open_run
+from kedge.runs.training import Callback
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward

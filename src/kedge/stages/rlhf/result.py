@@ -10,7 +10,7 @@ from typing import Any
 from kedge.inspect.notebook.runs import shown_chain
 from kedge.inspect.notebook.shown import Shown
 from kedge.logs.table import Cell, print_table
-from kedge.runs.next_calls import following_call
+from kedge.runs.calls import following_call
 from kedge.stages.critic import CriticResult
 from kedge.stages.ppo import PpoResult
 from kedge.stages.reward import RewardResult

@@ -10,9 +10,14 @@ from typing import Any
 from kedge.config import Config, metric_in_chain, with_values
 from kedge.data import Prompt, room_for_prompt
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
-from kedge.runs.load_prompts import load_prompts
-from kedge.runs.load_records import load_comparisons, load_demonstrations
-from kedge.runs.load_rewards import Rewards, configured_rewards, load_rewards
+from kedge.runs.inputs import (
+    Rewards,
+    configured_rewards,
+    load_comparisons,
+    load_demonstrations,
+    load_prompts,
+    load_rewards,
+)
 from kedge.runs.run import Run
 from kedge.stages.evaluation.load_policy import load_policy
 

@@ -1,0 +1,252 @@
+"""Loads a stage's data and rewards, from the configuration or from Python arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import (
+    Comparison,
+    Demonstration,
+    Prompt,
+    Ranking,
+    Sources,
+    read_comparisons,
+    read_demonstrations,
+    read_prompts,
+)
+from kedge.models import Precision
+from kedge.models.loading import Bases
+from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
+from kedge.runs.frozen import freeze_models
+from kedge.runs.run import REJECTED_FILE, Run
+from kedge.system.output import REWARD_LOG
+from kedge.system.ranks import ALONE, PassTokens, Ranks
+
+__all__ = [
+    "Rewards",
+    "configured_rewards",
+    "load_comparisons",
+    "load_demonstrations",
+    "load_prompts",
+    "load_rewards",
+    "load_rewards_on",
+]
+
+
+def load_prompts(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    room: int | None,
+    prompts: Sequence[Any] | None = None,
+    role: Literal["prompts", "eval_prompts"] = "prompts",
+) -> list[Prompt]:
+    """Read `config.data.prompts`, or prompts in its place; a column that any row has is present in all of them.
+
+    Args:
+        config: Names the data and its limits.
+        run: Its folder receives the unusable rows.
+        tokenizer: The policy's tokenizer; renders conversations and measures lengths.
+        room: Longest prompt that the context allows, from `room_for_prompt`.
+        prompts: Texts or rows in place of the configured ones.
+        role: The field of `data` that names the prompts.
+
+    Raises:
+        DataError: The data cannot be read, or too many rows are unusable.
+    """
+    data = config.data
+    limit = data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room)
+    table = read_prompts(
+        Sources(tuple(getattr(data, role))) if prompts is None else prompts,
+        tokenizer=tokenizer,
+        max_prompt_tokens=limit,
+        template=data.template,
+        truncate=data.truncate,
+        columns=data.columns,
+        max_rejected_fraction=data.max_rejected_fraction,
+        rejected_to=run.folder / REJECTED_FILE,
+    )
+    own = limit == data.max_prompt_tokens
+    name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
+    sources = getattr(data, role) if prompts is None else ()
+    run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
+    # Missing columns become None: a reward function that takes a column must get it for every response.
+    names = dict.fromkeys(name for record in table.records for name in record.columns)
+    return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]
+
+
+def load_demonstrations(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_length: int | None,
+    rows: Sequence[Any] | None = None,
+) -> list[Demonstration]:
+    """Read `config.data.demonstrations`, or rows in its place.
+
+    Args:
+        config: Names the data and its limits.
+        run: Its folder receives the unusable rows.
+        tokenizer: Renders conversations and measures lengths.
+        context_length: Context of the model, in tokens; None for no limit.
+        rows: Rows in place of the configured data.
+
+    Raises:
+        DataError: The data cannot be read, or too many rows are unusable.
+    """
+    source = Sources(tuple(config.data.demonstrations)) if rows is None else rows
+    reading = _reading(config, run, tokenizer, context_length)
+    table = read_demonstrations(source, **reading, train_on=config.data.train_on)
+    run.data.note(
+        "demonstrations", table, config.data.demonstrations if rows is None else (), tokenizer, _limits(config, reading)
+    )
+    return table.records
+
+
+def load_comparisons(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context_length: int | None,
+    rows: Sequence[Any] | None = None,
+) -> list[Comparison | Ranking]:
+    """Read `config.data.comparisons`, or rows in its place; arguments and errors as in `load_demonstrations`."""
+    source = Sources(tuple(config.data.comparisons)) if rows is None else rows
+    reading = _reading(config, run, tokenizer, context_length)
+    table = read_comparisons(source, **reading)
+    run.data.note(
+        "comparisons", table, config.data.comparisons if rows is None else (), tokenizer, _limits(config, reading)
+    )
+    return table.records
+
+
+def _reading(
+    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, context_length: int | None
+) -> dict[str, Any]:
+    data = config.data
+    return {
+        "tokenizer": tokenizer,
+        "max_length": min(data.max_length, context_length or data.max_length),
+        "max_prompt_tokens": data.max_prompt_tokens,
+        "template": data.template,
+        "truncate": data.truncate,
+        "columns": data.columns,
+        "max_rejected_fraction": data.max_rejected_fraction,
+        "rejected_to": run.folder / REJECTED_FILE,
+    }
+
+
+def _limits(config: Config, reading: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the limits, by the names that readers use."""
+    longest, longest_prompt = reading["max_length"], config.data.max_prompt_tokens
+    own = longest == config.data.max_length
+    return {
+        f"max_prompt_tokens={longest_prompt}": f"data.max_prompt_tokens={longest_prompt}",
+        f"max_length={longest}": f"data.max_length={longest}" if own else f"the context of {longest} tokens",
+    }
+
+
+Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
+"""One or several reward models and functions, as `load_reward` accepts them."""
+
+
+def load_rewards(
+    rewards: Rewards,
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    freeze: bool = True,
+    bases: Bases | None = None,
+) -> WeightedReward:
+    """Load rewards on the run's device, and freeze their models; errors as in `load_reward`.
+
+    Args:
+        rewards: The reward models and functions.
+        config: Source of the `runtime` and `reward_functions` settings.
+        run: Source of the device, the precision, and the folder for the functions' output.
+        tokenizer: The policy's.
+        freeze: False if the caller freezes the models, once it has copied a critic from them.
+        bases: Where they find the weights of their bases.
+    """
+    log = run.folder / REWARD_LOG
+    loaded = load_rewards_on(
+        rewards,
+        config,
+        tokenizer,
+        device=run.device,
+        precision=run.precision,
+        log=log,
+        micro_batch_tokens=run.micro_batch_tokens,
+        bases=bases,
+        ranks=run.ranks,
+    )
+    if freeze:
+        freeze_models((each.model for each in loaded.models.values()), config, run)
+    return loaded
+
+
+def load_rewards_on(
+    rewards: Rewards,
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: torch.device,
+    precision: Precision,
+    log: Path | None,
+    micro_batch_tokens: PassTokens,
+    bases: Bases | None = None,
+    ranks: Ranks = ALONE,
+) -> WeightedReward:
+    """Load rewards without a run; errors as in `load_reward`.
+
+    Args:
+        rewards: The reward models and functions.
+        config: Source of the `runtime` and `reward_functions` settings.
+        tokenizer: The policy's.
+        device: The device of the reward models.
+        precision: Number format of their matrix products.
+        log: The file for the functions' output.
+        micro_batch_tokens: Tokens per pass of the models.
+        bases: Where the models find the weights of their bases.
+        ranks: They share the models' passes; functions run on the first of them.
+    """
+    return load_reward(
+        rewards,
+        policy_tokenizer=tokenizer,
+        device=device,
+        trust_remote_code=config.runtime.trust_remote_code,
+        micro_batch_tokens=micro_batch_tokens,
+        precision=precision,
+        limits=_call_limits(config),
+        log=log,
+        bases=bases,
+        ranks=ranks,
+    )
+
+
+def configured_rewards(config: Config) -> list[RewardTerm]:
+    """The terms of `config.reward`, for `load_reward`."""
+    return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
+
+
+def _call_limits(config: Config) -> CallLimits:
+    settings = config.reward_functions
+    return CallLimits(
+        timeout=settings.timeout,
+        startup_timeout=settings.startup_timeout,
+        retries=settings.retries,
+        on_error=settings.on_error,
+        error_score=settings.error_score,
+        memory_growth=settings.memory_growth * 2**30,
+    )

@@ -1,0 +1,305 @@
+"""Resuming a run: the same settings and inputs, settings that only make it longer, and runs that have finished."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+
+from kedge.config import Config, changed_settings, effective_settings, load_config
+from kedge.errors import ConfigError, DataError
+from kedge.inspect.record import read_config, read_json_object
+from kedge.logs.progress import say
+from kedge.runs.fingerprint import changed_inputs
+from kedge.stages.stage import Stage, find_stage, value_of
+from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
+from kedge.training.checkpoint.hashed_files import FileRecord, record_file
+from kedge.training.checkpoint.store import Checkpoint, newest_valid
+from kedge.training.runtime import available_cores, set_threads
+
+__all__ = [
+    "DATE",
+    "THREADS",
+    "check_extension",
+    "check_unchanged",
+    "damage",
+    "date_before",
+    "describe_extension",
+    "finished_run",
+    "lengthening",
+    "mark_finished",
+    "read_ending",
+    "threads_before",
+]
+
+
+def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
+    """The fields by which a configuration makes the run in a folder longer, without any other effect on its past.
+
+    Args:
+        folder: The run's folder.
+        config: The configuration to resume it with.
+        stage: Its stage.
+    """
+    described = find_stage(stage)
+    if not described.length or not is_run(folder):
+        return []
+    saved, now = (each.model_dump(mode="json") for each in (load_config(folder / CONFIG_FILE), config))
+    length = described.length
+    longer = [length] if _value(now, length) > _value(saved, length) else []
+    return longer + [name for name in described.bounds if _is_looser(_value(saved, name), _value(now, name))]
+
+
+def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
+    """Check that the final state of a finished run was kept; nothing for a run that has not finished.
+
+    Raises:
+        ConfigError: It was not.
+    """
+    ending = read_json_object(folder / FINISHED_FILE)
+    summary = ending.get("summary") or {}
+    last = ending.get("updates", ending.get("num_steps", summary.get("num_steps")))
+    if ending and (checkpoint is None or checkpoint.update != last):
+        kept = "no checkpoint" if checkpoint is None else f"only that of update {checkpoint.update}"
+        raise ConfigError(
+            f"{folder} cannot be extended: it finished after update {last}, but {kept} was kept "
+            "(checkpoint.keep_last=true keeps the last one)"
+        )
+
+
+def describe_extension(config: Config, stage: str, done: int) -> str:
+    """Describe the effect of a longer run on its schedules, in one line.
+
+    Args:
+        config: The configuration to resume with.
+        stage: The stage.
+        done: Updates, or optimizer steps, so far.
+    """
+    described = find_stage(stage)
+    stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
+    if stretched:
+        return (
+            f"The run continues after update {done}. Stretched to the new length: {', '.join(stretched)}. The result "
+            "is not that of a run that was this long from the start."
+        )
+    condition = ", if the batch size divides the rows"
+    if described.unit == "update":
+        every = value_of(config, described.evaluations)
+        condition = f"; the evaluation after update {done} is an additional one" if every and done % every else ""
+    return f"The run continues after update {done}, bit for bit as if it had always been this long{condition}."
+
+
+def _stretched(config: Config, stage: Stage) -> list[str]:
+    """The schedules that are planned over the whole run."""
+    [section] = stage.trains
+    settings = value_of(config, section).model_dump()
+    decay, adapted = settings["schedule"], settings.get("kl_controller", "fixed")
+    return [
+        *([] if decay == "constant" else [f"the {decay} decay of the learning rate"]),
+        *(["its warm-up"] if settings["warmup_fraction"] else []),
+        *([] if adapted == "fixed" else ["the KL controller's horizon"]),
+    ]
+
+
+def _is_looser(saved: float | None, now: float | None) -> bool:
+    return saved is not None and (now is None or now > saved)
+
+
+def _value(settings: Mapping[str, Any], dotted: str) -> Any:
+    section, _, name = dotted.partition(".")
+    return settings[section][name]
+
+
+T = TypeVar("T")
+
+THREADS = "threads"
+"""The fact in `config.yaml` that tells a run's number of threads."""
+
+DATE = "date"
+"""The fact in `config.yaml` that tells the day on which a run started, which some chat templates write."""
+
+CRITIC = "ppo.critic"
+"""Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
+where `ppo.advantage` needs none, e.g. with `to_go`."""
+
+
+def check_unchanged(
+    config: Config,
+    folder: Path,
+    fingerprint: Mapping[str, str],
+    checkpoint: Checkpoint | None,
+    allowed: tuple[str, ...],
+) -> None:
+    """Check that a run is resumed with its own settings and inputs.
+
+    Args:
+        config: The configuration to resume with.
+        folder: The run's folder.
+        fingerprint: Hashes of the inputs.
+        checkpoint: The checkpoint to resume from, if any.
+        allowed: Dotted names of settings, inputs or whole sections that may differ.
+
+    Raises:
+        ConfigError: Something differs; the line names it.
+    """
+    before = load_config(folder / CONFIG_FILE)
+    saved, current = (_placed(effective_settings(each), each.out, folder) for each in (before, config))
+    changes = changed_settings(saved, current, allowed=allowed)
+    if checkpoint is not None:
+        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
+    if changes:
+        because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
+        if any(change.startswith(f"{CRITIC}:") for change in changes):
+            critic = saved["ppo"]["critic"]
+            raise ConfigError(f"{because}. It was trained with {CRITIC}={critic}: resume it with that setting")
+        names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
+        raise ConfigError(f"{because}. If this is intended: {names}")
+
+
+def threads_before(folder: Path) -> int | None:
+    """The number of threads that the run in a folder had on the CPU; None if unknown, or if there are fewer cores.
+
+    Another number changes the order of sums, and with it the last digits of every result.
+    """
+    before = read_config(folder)[0].get(THREADS, "")
+    now, cores = set_threads(), available_cores()
+    if not before.isascii() or not before.isdigit() or int(before) == now:
+        return None
+    if int(before) > cores:
+        say(f"The run had {before} threads, and there are {cores} cores: the last digits of its results will differ")
+        return None
+    say(f"The run goes on with {before} threads, as before, in place of {now}; runtime.num_threads changes them")
+    return int(before)
+
+
+def date_before(folder: Path) -> str | None:
+    """The day on which the run in a folder started, as `2026-02-28`; None without a run, or if it is not known."""
+    try:
+        return str(date.fromisoformat(read_config(folder)[0].get(DATE, ""))) if is_run(folder) else None
+    except (DataError, ValueError):
+        return None
+
+
+def _placed(settings: T, out: str | None, folder: Path) -> T:
+    """Settings in which paths inside the folder of the run's chain do not depend on where that folder is, or how its
+    name is written: a chain's stages name each other's models and data.
+    """
+    chain = os.path.join(os.path.dirname(os.path.expanduser(out or "")), "")
+    if not chain or not is_run(folder.resolve().parent):
+        return settings
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: placed(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [placed(each) for each in value]
+        return f"CHAIN/{value.removeprefix(chain)}" if isinstance(value, str) and value.startswith(chain) else value
+
+    return placed(settings)
+
+
+FILES = "model_files"
+CARD = "README.md"
+
+
+def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
+    """Write `finished.json`: the summary, and records of the model's files, which are on the disk by then.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    model = folder / MODEL_FOLDER
+    paths = sorted(path for path in model.rglob("*") if path.is_file()) if find_stage(stage).makes_model else []
+    files = {path.relative_to(model).as_posix(): asdict(record_file(path)) for path in paths}
+    content = {"stage": stage, **summary, **({FILES: files} if files else {})}
+    replace_file(folder / FINISHED_FILE, [json.dumps(content, indent=2).encode()])
+
+
+def finished_run(config: Config) -> Path | None:
+    """The output folder if its run has finished and the configuration does not lengthen it, else None.
+
+    A run whose model is damaged has not finished: its end is to be repeated from a checkpoint.
+
+    Raises:
+        DataError: The model is damaged, and there is no checkpoint.
+    """
+    folder = None if config.out is None else Path(os.path.expanduser(config.out))
+    if folder is None or not (folder / FINISHED_FILE).is_file():
+        return None
+    try:
+        stage = str(json.loads((folder / FINISHED_FILE).read_bytes())["stage"])
+    except (ValueError, LookupError, TypeError):  # damaged, which `read_ending` reports
+        return folder
+    if lengthening(folder, config, stage):
+        return None
+    if not find_stage(stage).makes_model or (problem := damage(folder)) is None:
+        return folder
+    if find_stage(stage).length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
+        raise DataError(f"{problem}, and {folder} has no checkpoint to repeat it from; train anew, in another --out")
+    say(f"{problem}: the end of the run is repeated")
+    return None
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the model of a finished run, or with that of a stage of a chain; None if it is whole.
+
+    Of the weights every byte counts. Other files may have been edited; they must not be missing, empty, or no JSON.
+    """
+    for ending in (folder / FINISHED_FILE, *sorted(folder.glob(f"*/{FINISHED_FILE}"))):
+        model = ending.parent / MODEL_FOLDER
+        if not model.is_dir():
+            return f"{model} is missing"
+        found = sorted(path for path in model.rglob("*") if path.is_file())
+        recorded = {model / name: FileRecord(**record) for name, record in _recorded(ending).items()}
+        for path in dict.fromkeys([*recorded, *found]):
+            if path.name != CARD and (problem := _problem(path, recorded.get(path))):
+                return f"{path} is {problem}"
+    return None
+
+
+def _problem(path: Path, recorded: FileRecord | None) -> str | None:
+    """What is wrong with a file of a model; in runs of earlier versions, there is no record of it."""
+    try:
+        if path.suffix == ".safetensors":
+            if recorded is not None:
+                return None if record_file(path) == recorded else "damaged"
+            with safe_open(path, framework="pt"):
+                return None
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+        return "empty" if recorded and recorded.size and not path.stat().st_size else None
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError, RecursionError, SafetensorError):
+        return "damaged"
+
+
+def _recorded(ending: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(ending.read_bytes()).get(FILES) or {})
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def read_ending(folder: Path, *names: str) -> list[Any]:
+    """Values from the summary written by `mark_finished`.
+
+    Args:
+        folder: The run's folder.
+        names: Keys of the summary.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    path = folder / FINISHED_FILE
+    try:
+        ending = json.loads(path.read_bytes())
+        return [ending[name] for name in names]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged; delete it, and --resume repeats the run's last steps") from error
