@@ -107,8 +107,8 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
     assert load_config(path) != Config()
 
 
-# The loop of docs/custom.md runs in test_custom_loop.py.
-@pytest.mark.parametrize("example", [block for page, block in blocks("python") if page != "docs/custom.md"])
+# The loop of docs/api.md runs in test_custom_loop.py.
+@pytest.mark.parametrize("example", [block for page, block in blocks("python") if page != "docs/api.md"])
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stage in stages().keys() - {"control"}:
         monkeypatch.setattr(kedge.api, f"run_{stage}", lambda config, **_: SimpleNamespace(model=config.out))

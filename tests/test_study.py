@@ -186,7 +186,7 @@ def test_the_small_study_goes_through_every_part_to_its_page() -> None:
     page = write_page(study)
     assert re.search(r"^\| rloo +\| 0\.600 \(0\.600–0\.600\) +\|", page, re.MULTILINE)
     assert "| none: ppo-stack" in page
-    assert "](pictures/study-sort.svg)" in page
+    assert "](study-sort.svg)" in page
 
 
 def test_a_picture_has_both_budgets_and_a_line_per_algorithm(tmp_path: Path) -> None:
@@ -204,4 +204,6 @@ def test_the_page_is_up_to_date() -> None:
 
     plan = read_plan()
     fresh = write_page(Study.of(plan, tuple(plan.tasks), RECORD))
-    assert (DOCS / "results.md").read_text(encoding="utf-8") == fresh, "run `python -m bench.study --page`"
+    assert (DOCS.parent / "bench" / "study" / "RESULTS.md").read_text(encoding="utf-8") == fresh, (
+        "run `python -m bench.study --page`"
+    )

@@ -1,4 +1,4 @@
-"""`python -m bench.defaults`: try learning rates on several models and rewards, and write `docs/defaults.md`."""
+"""`python -m bench.defaults`: try learning rates on several models and rewards, and write its `RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from bench.defaults.trials import Trial, read_trials, run_trial, save_trials
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
-WORK, RECORD, PAGE = BENCH / ".work" / "defaults", BENCH / "results" / "defaults.json", BENCH.parent / "docs"
+WORK, RECORD, PAGE = (
+    BENCH / ".work" / "defaults",
+    BENCH / "results" / "defaults.json",
+    BENCH / "defaults" / "RESULTS.md",
+)
 
 RATES = (1e-4, 2e-4, 4e-4)
 HEAD_RATES = (1.0, 3.0, 10.0, 30.0)
@@ -42,7 +46,7 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     if options.record == RECORD:
-        (PAGE / "defaults.md").write_text(write_page(list(trials.values()), updates=options.updates), encoding="utf-8")
+        PAGE.write_text(write_page(list(trials.values()), updates=options.updates), encoding="utf-8")
     else:
         print(write_page(list(trials.values()), updates=options.updates))
     return 0

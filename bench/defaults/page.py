@@ -1,4 +1,4 @@
-"""Generates `docs/defaults.md` from the recorded runs."""
+"""Generates `bench/defaults/RESULTS.md` from the recorded runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ is measured on the demo: [below](#a-critic-that-learns).
 
 Short PPO runs of {updates} updates with the preset `small-cpu`, over a grid of learning rates and head rates, on
 several models and rewards, with seeds {seeds}. Figures are means over the seeds; the largest ratio is the largest.
-All runs have `ppo.gae_lambda=0.95`; the default is 1, for the reasons in [Does a critic pay?](results.md).
+All runs have `ppo.gae_lambda=0.95`; the default is 1, for the reasons in [Does a critic pay?](../study/RESULTS.md).
 
 - *clipped*, *KL per token* and *largest ratio* are those of the **first update**: how far the first four steps, at the
   full learning rate, move the policy. N+ reports up to 7 % and 0.008 nats.

@@ -1,4 +1,4 @@
-"""`python -m bench.study`: run what is not recorded yet, and write `docs/results.md`."""
+"""`python -m bench.study`: run what is not recorded yet, and write `bench/study/RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def finish(study: Study, options: argparse.Namespace) -> None:
     if options.small or options.record:
         print(write_page(study))
         return
-    (DOCS / "results.md").write_text(write_page(study), encoding="utf-8")
-    draw_page(study, DOCS / "pictures")
+    Path(__file__).with_name("RESULTS.md").write_text(write_page(study), encoding="utf-8")
+    draw_page(study, Path(__file__).parent)
 
 
 def arguments() -> argparse.Namespace:

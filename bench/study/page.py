@@ -1,4 +1,4 @@
-"""Generates `docs/results.md` from the plan and the recorded runs."""
+"""Generates `bench/study/RESULTS.md` from the plan and the recorded runs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ make study-small                     # one task, smaller budgets and three seeds
 The critic of `ppo-pretrained` comes from `kedge critic`: 4,096 responses and four passes for the sorting task, 2,048
 and two for the others. Its cost is in no budget, because one critic serves all runs.
 
-The prefix test ([Can it be believed?](critic.md#can-it-be-believed)) continues random prefixes of held-out responses
-afresh and asks whether the critic's values have the order of the mean returns.
+The prefix test ([Can it be believed?](../../docs/critic.md#can-it-be-believed)) continues random prefixes of held-out
+responses afresh and asks whether the critic's values have the order of the mean returns.
 
 What each algorithm spends until it reaches a score was not planned: that table was added once the summaries turned out
 to end level.
@@ -121,7 +121,7 @@ def _pictures(study: Study) -> list[str]:
     """The curves of every task that has been compared."""
     return [
         f"![{TITLES[task]}: the held-out score over FLOPs and over sampled tokens, a line per algorithm]"
-        f"(pictures/{PICTURE.format(task)})\n"
+        f"({PICTURE.format(task)})\n"
         for task in study.tasks
         if compared(study, task)
     ]

@@ -186,7 +186,7 @@ def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
-    """With λ below 1 a score reaches early tokens through the values alone (docs/results.md)."""
+    """With λ below 1 a score reaches early tokens through the values alone (bench/study/RESULTS.md)."""
     gae_lambda = run.setting("ppo.gae_lambda")
     if isinstance(gae_lambda, (int, float)) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
         yield set_to(run, "ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")

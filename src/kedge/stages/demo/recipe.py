@@ -72,7 +72,7 @@ CRITIC: Final[dict[str, Any]] = {
     "ppo.value_clip_range": None,  # its first values, those of the reward model before the last token, mean nothing
     "ppo.value_warmup_updates": 2,  # and the policy does not follow them
 }
-"""The critic of both PPO runs; docs/defaults.md has the measurements."""
+"""The critic of both PPO runs; bench/defaults/RESULTS.md has the measurements."""
 
 SETTINGS: Final[dict[str, Any]] = {
     "data.max_prompt_tokens": MAX_PROMPT_TOKENS,
