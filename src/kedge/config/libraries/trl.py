@@ -47,7 +47,7 @@ TRAINER = (
         "optimizers",
         "`ppo.optimizer`, with `ppo.learning_rate`, `ppo.schedule`, `ppo.adam_eps`, `ppo.weight_decay`",
     ),
-    Row("callbacks", "in Python, `on_update`: see [Callbacks](custom.md#callbacks)"),
+    Row("callbacks", "in Python, `on_update`: see [Callbacks](api.md#callbacks)"),
     Row("peft_config", "`adapter.kind` and the other fields of `adapter`. See [Adapters](adapters.md)"),
 )
 PPO_CONFIG = (
@@ -106,7 +106,7 @@ GROUPS = (
     Row(
         "tools environment_factory rollout_func max_tool_calling_iterations",
         "none: the samplers write one response to a prompt and call no tools; a training loop of your own may. See "
-        "[A loop of your own](custom.md)",
+        "[A loop of your own](api.md)",
     ),
     Row("num_generations", "`rollout.num_responses`"),
     Row("max_completion_length", "`rollout.max_new_tokens`"),
