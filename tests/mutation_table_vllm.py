@@ -33,8 +33,8 @@ VLLM = (
     Mutation(
         "server-started-again-without-weights",
         "rollout/vllm/fleet.py",
-        "error = self._send(member)",
-        "error = None",
+        "gone = self._send(member)",
+        "gone = None",
         "tests/rollout/vllm/test_fleet.py::test_a_server_that_is_killed_is_started_again_with_the_current_weights",
     ),
 )

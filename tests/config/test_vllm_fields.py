@@ -50,10 +50,3 @@ def test_a_run_may_be_resumed_on_other_servers_but_not_with_another_engine() -> 
 def test_a_run_without_importance_weights_of_a_former_version_is_resumed_under_the_default() -> None:
     former, now = load_config(overrides=["ppo.importance_cap=null"]), load_config()
     assert changed_settings(effective_settings(former), effective_settings(now)) == []
-
-
-def test_nccl_on_the_trainers_own_gpu_is_refused() -> None:
-    settings = ["rollout.engine=vllm", "rollout.vllm.python=python", "rollout.vllm.transfer=nccl"]
-    with pytest.raises(ConfigError, match=r"needs GPUs of the server's own: .*rollout\.vllm\.devices; .* use folder"):
-        load_config(overrides=settings)
-    assert load_config(overrides=[*settings, "rollout.vllm.devices=1"]).rollout.vllm.transfer == "nccl"

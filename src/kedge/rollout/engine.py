@@ -55,7 +55,7 @@ class Engine(Protocol):
         """Sample with these weights from now on. Called before the first rollout and after every update.
 
         Args:
-            tensors: The policy's weights by their names in a checkpoint; may be read again.
+            tensors: The policy's weights by their names in a checkpoint; an engine reads them once per call.
             version: Number of updates that the policy has completed.
 
         Returns:

@@ -1,8 +1,8 @@
-"""Servers that die, servers that are gone, weights by NCCL, and processes that end with kedge."""
+"""Servers that die, servers that are gone, and processes that end with kedge."""
 
 from __future__ import annotations
 
-import base64
+import math
 import os
 import signal
 import subprocess
@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from kedge.errors import EngineError
-from kedge.rollout.vllm import Fleet, FolderTransfer, GivenServer, NcclTransfer, OwnServer, ServerOptions, supervisor
-from kedge.rollout.vllm.responses import SamplingSettings, read_answer
+from kedge.rollout.vllm import Fleet, GivenServer, OwnServer, SamplingSettings, ServerOptions, supervisor
+from kedge.rollout.vllm.engine import read_answer
 from tests.processes import members, processes
 from tests.rollout.vllm.stand_in import StandIn
 
@@ -26,14 +26,12 @@ BODIES = [SETTINGS.request([row + 5], seed=row, salt="v") for row in range(6)]
 GENERATE = "inference/v1/generate"
 
 
-def fleet(
-    tmp_path: Path, servers: list[Any], transfer: Any = None, *, max_restarts: int = 2
-) -> tuple[Fleet, list[str]]:
+def fleet(tmp_path: Path, servers: list[Any], *, max_restarts: int = 2) -> tuple[Fleet, list[str]]:
     said: list[str] = []
     (tmp_path / "scratch").mkdir(exist_ok=True)
     made = Fleet(
         servers,
-        transfer or FolderTransfer(tmp_path / "scratch" / "weights", torch.float32),
+        dtype=torch.float32,
         scratch=tmp_path / "scratch",
         max_restarts=max_restarts,
         max_requests=4,
@@ -57,7 +55,6 @@ def own_server(tmp_path: Path, *arguments: str) -> OwnServer:
         log=tmp_path / "vllm.log",
         scratch=tmp_path / "scratch",
         dtype="float32",
-        transfer="kedge_folder",
         arguments=arguments,
         start_timeout=60.0,
     )
@@ -168,54 +165,7 @@ def test_an_update_that_a_former_run_left_open_is_finished_first(tmp_path):
         made.close()
 
 
-class Recorded:
-    """A group of processes that notes what it would send."""
-
-    def __init__(self) -> None:
-        self.joined: list[tuple[bytes, int]] = []
-        self.sent: list[torch.Tensor] = []
-
-    def unique_id(self) -> bytes:
-        return b"id %d" % len(self.joined)
-
-    def join(self, unique_id: bytes, size: int) -> None:
-        self.joined.append((unique_id, size))
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self.sent.append(tensor)
-
-    def flush(self) -> None:
-        pass
-
-
-def test_nccl_joins_all_workers_of_all_servers_and_sends_every_tensor_in_the_order_that_it_announced(tmp_path):
-    group = Recorded()
-    transfer = NcclTransfer(group, torch.bfloat16, torch.device("cpu"))
-    with StandIn() as one, StandIn() as two:
-        made, _ = fleet(tmp_path, [GivenServer(one.url), GivenServer(two.url)], transfer)
-        for version in ("v1", "v2"):
-            made.publish(WEIGHTS.items(), version)
-        assert group.joined == [(b"id 0", 5)], "once: two workers each, and the trainer"
-        for place, http in enumerate((one, two)):
-            calls = dict(http.calls)
-            info = calls["init_weight_transfer_engine"]["init_info"]
-            assert (info["rank_offset"], info["world_size"]) == (1 + 2 * place, 5)
-            assert base64.b64decode(info["nccl_unique_id_b64"]) == b"id 0"
-            assert calls["update_weights"]["update_info"] == {
-                "names": ["lm_head.weight", "norm.weight"],
-                "dtype_names": ["bfloat16", "bfloat16"],
-                "shapes": [[3, 2], [2]],
-            }
-            assert http.version == "v2"
-            assert not http.paused
-        assert [tuple(tensor.shape) for tensor in group.sent] == [(3, 2), (2,)] * 2
-        transfer.restore(GivenServer(one.url).client, [GivenServer(one.url).client, GivenServer(two.url).client])
-        assert group.joined[1:] == [(b"id 1", 5)], "a server that is back needs a new group of all"
-        assert len(group.sent) == 6
-        made.close()
-
-
-def answer(tokens: list[int], **more: Any) -> dict[str, Any]:
+def answer(tokens: list[Any], **more: Any) -> dict[str, Any]:
     content = [{"token_id": token, "logprob": -0.5} for token in tokens]
     return {"choices": [{"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop", **more}]}
 
@@ -236,7 +186,8 @@ def test_responses_of_one_prompt_go_to_one_server(tmp_path):
         ({"choices": []}, "without tokens and log probabilities"),
         (answer([5, 6, 7], logprobs=None), "without tokens and log probabilities"),
         (answer([5] * 5), "5 tokens and 5 log probabilities for at most 4"),
-        (answer([5, 6]), r"broke a response off after 2 tokens \(stop\)"),
+        (answer([5, 6]), r"cut a response off after 2 tokens \(stop\)"),
+        (answer([math.inf] * 4), "without tokens and log probabilities"),  # JSON has no infinity, Python's reads it
     ],
 )
 def test_an_unusable_answer_is_one_line(wrong, line):
@@ -247,3 +198,19 @@ def test_an_unusable_answer_is_one_line(wrong, line):
 def test_a_response_ends_with_a_stop_token_or_at_the_limit():
     assert read_answer(answer([5, 2]), SETTINGS, version="v1").tokens == [5, 2]
     assert read_answer(answer([5] * 4), SETTINGS, version="v1").logprobs == [-0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [(b"[" * 100_000, "the answer is not JSON"), (b" " * 3_000, "the answer does not end")],
+    ids=["nested", "endless"],
+)
+def test_what_is_no_answer_of_vllm_is_one_line(body, line, monkeypatch, tmp_path):
+    monkeypatch.setattr("kedge.rollout.vllm.client.MAX_ANSWER", 2_000 if body.startswith(b" ") else 2**20)
+    with StandIn() as http:
+        made, _ = fleet(tmp_path, [GivenServer(http.url)])
+        made.publish(WEIGHTS.items(), "v1")
+        http.raw = body
+        with pytest.raises(EngineError, match=f"vLLM refuses a request: .*{line}; is this a vLLM server"):
+            made.ask(GENERATE, BODIES[:1], [0])
+        made.close()

@@ -104,7 +104,7 @@ ALGORITHM = (
         "vllm_num_engines vllm.num_engines",
         "`rollout.vllm.urls`: kedge starts one server; further ones are named",
     ),
-    Row("vllm_sync_backend vllm.sync_backend", "`rollout.vllm.transfer`"),
+    Row("vllm_sync_backend vllm.sync_backend", "weights go through a folder, `rollout.vllm.folder`"),
     Row(
         "freezing_actor_steps critic.freezing_steps",
         "`ppo.value_warmup_updates`, in updates instead of optimizer steps",

@@ -1,6 +1,6 @@
 """`rollout.vllm`: the vLLM servers that sample with `rollout.engine=vllm`."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -27,15 +27,9 @@ class VllmConfig(Group):
         meaning="Servers that are running, in place of one that kedge starts; the prompts are shared out among them.",
         source="kedge: none",
     )
-    transfer: Literal["auto", "folder", "nccl"] = field(
-        "auto",
-        meaning="How the weights get to the servers: files in a folder that both can read, or NCCL from GPU to GPU; "
-        "auto is nccl if the policy is on a GPU and the servers are on others (rollout.vllm.devices or urls).",
-        source="kedge: a folder works on every machine",
-    )
     folder: str | None = field(
         None,
-        meaning="Folder for the weights on their way to the servers, which must be able to read it; null is one in "
+        meaning="Folder for the weights that the servers read; they must be able to read it; null is one in "
         "memory (/dev/shm) if there is room, else the run's own.",
         source="kedge",
         text="a folder",
@@ -98,11 +92,6 @@ class VllmConfig(Group):
     def _check_one_kind(self) -> "VllmConfig":
         if self.python and self.urls:
             raise ValueError("rollout.vllm.python starts a server, and rollout.vllm.urls names running ones; set one")
-        if self.transfer == "nccl" and self.python is not None and self.devices is None:
-            raise ValueError(
-                "rollout.vllm.transfer=nccl needs GPUs of the server's own: name them in rollout.vllm.devices; on a "
-                "single GPU use folder, and the server holds its share rollout.vllm.memory during updates, too"
-            )
         if bad := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
             raise ValueError(f"rollout.vllm.urls: {bad[0]} is not an address such as http://localhost:8000")
         return self

@@ -19,6 +19,8 @@ HEALTH_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 3600.0
 """Seconds: the longest that all responses of an update, or a weight update, may take."""
 MAX_MESSAGE = 500
+MAX_ANSWER = 2**28
+"""Bytes of an answer; a response of a million tokens has fewer."""
 
 
 class ServerGone(Exception):
@@ -42,7 +44,8 @@ class Client:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connect = lambda: kind(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT)
-        self._base, self._lock = parts.path, threading.Lock()
+        self._base = parts.path
+        self._lock = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
         token = token or os.environ.get("VLLM_API_KEY")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
@@ -82,14 +85,17 @@ class Client:
             connection.connect()
             connection.sock.settimeout(timeout)
             connection.request(method, f"{self._base}/{path}", body, self._headers)
-            answer = connection.getresponse()
-            status, content = answer.status, answer.read()
+            with connection.getresponse() as answer:
+                status = answer.status
+                content = answer.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException) as error:
             raise ServerGone(f"{self.url}: {_reason(error)}") from error
         finally:
             with self._lock:
                 self._open.discard(connection)
             connection.close()
+        if len(content) > MAX_ANSWER:
+            raise ServerRefused(f"{self.url}/{path}: the answer does not end; is this a vLLM server?")
         if status >= 400:
             message = f"{self.url}/{path.partition('?')[0]}: {_message(content) or f'status {status}'}"
             # A server whose engine has died still answers for a moment.
@@ -97,7 +103,7 @@ class Client:
             raise ServerGone(message) if gone else ServerRefused(message)
         try:
             return json.loads(content) if content else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServerRefused(f"{self.url}/{path}: the answer is not JSON; is this a vLLM server?") from error
 
 
@@ -108,7 +114,7 @@ def _reason(error: Exception) -> str:
 def _message(content: bytes) -> str:
     """What an error's body says, in one line."""
     text = content.decode("utf-8", "replace")
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     line = " ".join(text.split())
     return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"

@@ -1,4 +1,7 @@
-"""One or several servers with the same weights: requests are shared out, and a server that dies costs only time."""
+"""One or several servers with the same weights: requests are shared out, and a server that dies costs only time.
+
+Weights get to the servers as safetensors files in a folder that trainer and servers can read, by vLLM's own protocol.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kedge.errors import EngineError
-from kedge.rollout.vllm.client import ServerGone, ServerRefused
+from kedge.rollout.vllm.client import Client, ServerGone, ServerRefused
 from kedge.rollout.vllm.server import Server
-from kedge.rollout.vllm.transfer import Transfer
+from kedge.system.durable import replaced_folder
 
 __all__ = ["Fleet"]
+
+SHARD_BYTES = 2 * 2**30
+"""Tensors are copied to the CPU and written in files of this size, so that no second copy of the model is in memory."""
 
 
 @dataclass
@@ -44,7 +53,7 @@ class Fleet:
 
     Args:
         servers: At least one.
-        transfer: Sends them weights.
+        dtype: Number format of the weights in the files.
         scratch: Folder for what the servers read, removed at the end.
         max_restarts: Restarts of a server in a row without an answer in between.
         max_requests: Requests in flight at a time.
@@ -54,8 +63,8 @@ class Fleet:
     def __init__(
         self,
         servers: Sequence[Server],
-        transfer: Transfer,
         *,
+        dtype: torch.dtype,
         scratch: Path,
         max_restarts: int,
         max_requests: int,
@@ -63,10 +72,15 @@ class Fleet:
     ) -> None:
         self._clean_up = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._members = [_Member(server) for server in servers]
-        self._transfer, self._max_restarts, self._max_requests, self._say = transfer, max_restarts, max_requests, say
+        self._dtype = dtype
+        self._folder = scratch / "weights"
+        self._max_restarts = max_restarts
+        self._max_requests = max_requests
+        self._say = say
         self._stopped = threading.Event()
-        self._restarting = threading.Lock()
-        self._num_restarts, self._seconds_lost = 0, 0.0
+        self._version = ""
+        self._num_restarts = 0
+        self._seconds_lost = 0.0
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> dict[str, float]:
         """Let every server sample with these weights from now on; starts the servers first if necessary.
@@ -82,15 +96,10 @@ class Fleet:
                 member.server.start(self._stopped)
                 member.starts = 1
         started = time.perf_counter()
-        seconds = self._transfer.prepare(tensors, version)
-        failures = 0
-        while (error := self._send()) is not None:
-            if failures == self._max_restarts:
-                raise EngineError(f"the weights do not reach vLLM: {error}") from error
-            failures += 1
-            for member in self._members:  # which one is gone shows when it is asked
-                if not member.server.client.is_healthy():
-                    self._recover(member, member.starts, error)
+        self._write(tensors, version)
+        seconds = {"time/publish_write": time.perf_counter() - started}
+        with ThreadPoolExecutor(len(self._members)) as pool:
+            list(pool.map(self._update, self._members))
         return {"time/publish": time.perf_counter() - started, **seconds}
 
     def ask(self, path: str, bodies: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[Any]:
@@ -122,7 +131,8 @@ class Fleet:
     def metrics(self) -> dict[str, float]:
         """Restarts since the last call and their seconds."""
         counted = {"rollout/restarts": float(self._num_restarts), "time/restarts": self._seconds_lost}
-        self._num_restarts, self._seconds_lost = 0, 0.0
+        self._num_restarts = 0
+        self._seconds_lost = 0.0
         return counted
 
     def close(self) -> None:
@@ -145,6 +155,11 @@ class Fleet:
                 member.failures = 0
                 return answer
 
+    def _update(self, member: _Member) -> None:
+        """Let a server load the current weights, after a restart if it is gone."""
+        if (error := self._send(member)) is not None:
+            self._recover(member, member.starts, error)
+
     def _recover(self, member: _Member, starts: int, error: Exception) -> None:
         """Bring a server back with the current weights, unless another thread already has since `starts`."""
         with member.lock:
@@ -158,35 +173,77 @@ class Fleet:
                     ) from error
                 member.failures += 1
                 self._say(f"A vLLM server is gone ({error}); it gets the current weights as soon as it is back")
-                began = time.perf_counter()
+                started = time.perf_counter()
                 member.server.start(self._stopped)
-                error = self._send_to(member) or error
-                self._seconds_lost += time.perf_counter() - began
+                gone = self._send(member)
+                member.starts += gone is None
+                error = gone or error
+                self._seconds_lost += time.perf_counter() - started
                 self._num_restarts += 1
 
-    def _send_to(self, member: _Member) -> Exception | None:
-        """Send the current weights to a server that is back; returns the error if it is gone again."""
-        with self._restarting:  # an update by NCCL concerns all servers
-            error = self._send(member)
-        member.starts += error is None
-        return error
-
-    def _send(self, back: _Member | None = None) -> ServerGone | None:
-        """Send the weights that were prepared last to all servers, or to one that is back; a server may be gone."""
-        clients = [member.server.client for member in self._members]
+    def _send(self, member: _Member) -> ServerGone | None:
+        """Let a server load the files written last; the error if it is gone."""
+        client = member.server.client
+        folder = self._folder / self._version
         try:
-            if back is None:
-                self._transfer.send(clients)
-            else:
-                self._transfer.restore(back.server.client, clients)
+            _start_update(client)
+            client.post("update_weights", {"update_info": {"path": str(folder.resolve())}})
+            client.post("finish_weight_update", {"weight_version": self._version})
+            client.post("resume")
         except ServerGone as error:
             return error
         except ServerRefused as error:
             raise EngineError(f"vLLM refuses the weights: {error}") from error
         return None
 
+    def _write(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> None:
+        """Write the files of a version, and delete those of the one before."""
+        try:
+            with replaced_folder(self._folder / version, forced=False) as part:
+                self._write_files(tensors, part)
+        except OSError as error:
+            raise EngineError(
+                f"the weights for vLLM cannot be written to {self._folder} ({error.strerror or error}); name another "
+                "folder in rollout.vllm.folder"
+            ) from error
+        if self._version not in ("", version):
+            shutil.rmtree(self._folder / self._version, ignore_errors=True)
+        self._version = version
+
+    def _write_files(self, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+        shard: dict[str, Tensor] = {}
+        size = 0
+        number = 0
+        for name, tensor in tensors:
+            dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+            # A copy, because a file must not hold two tensors that share memory, as tied weights do.
+            shard[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+            size += shard[name].nbytes
+            if size >= SHARD_BYTES:
+                save_file(shard, folder / f"{number:05}.safetensors")
+                shard = {}
+                size = 0
+                number += 1
+        save_file(shard, folder / f"{number:05}.safetensors")
+
     def _break_off(self) -> None:
         self._stopped.set()
         for member in self._members:
             if member.starts:
                 member.server.client.abort()
+
+
+def _start_update(client: Client) -> None:
+    """Pause a server, once the responses in flight are complete, and start an update of its weights.
+
+    An update that an earlier run did not finish is finished first.
+    """
+    client.post("pause?mode=wait")
+    try:
+        client.post("start_weight_update")
+    except ServerRefused as refusal:
+        if "already active" not in str(refusal):
+            raise
+        with suppress(ServerRefused):
+            client.post("finish_weight_update")
+        client.post("start_weight_update")

@@ -19,14 +19,10 @@ from kedge.models import LanguageModel, PolicyWeights, StopTokens, save_architec
 from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
 from kedge.rollout.vllm import (
     Fleet,
-    FolderTransfer,
     GivenServer,
-    NcclTransfer,
     OwnServer,
     SamplingSettings,
     ServerOptions,
-    TorchGroup,
-    Transfer,
     VllmEngine,
 )
 from kedge.runs.run import Run
@@ -41,7 +37,6 @@ MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3
 """Copies of the weights for which the folder in memory must have room: the last version, the next, and one spare."""
 FIND_SECONDS = 60.0
-GIVEN_SECONDS = 10.0
 
 
 def check_engine(config: Config) -> None:
@@ -163,13 +158,9 @@ def _check_python(python: str) -> None:
 def _vllm_engine(
     config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int
 ) -> VllmEngine:
-    settings, dtype = config.rollout.vllm, torch.float32 if run.precision == "fp32" else torch.bfloat16
+    settings = config.rollout.vllm
+    dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     scratch = _scratch(config, run, policy)
-    transfer: Transfer
-    if _uses_nccl(config, run):
-        transfer = NcclTransfer(TorchGroup(run.device), dtype, run.device)
-    else:
-        transfer = FolderTransfer(scratch / "weights", dtype)
     if settings.python is None:
         servers = [GivenServer(url) for url in settings.urls]
     else:
@@ -179,7 +170,6 @@ def _vllm_engine(
             log=run.folder / VLLM_LOG,
             scratch=scratch,
             dtype=str(dtype).removeprefix("torch."),
-            transfer=transfer.backend,
             memory=settings.memory,
             devices=settings.devices,
             port=settings.port,
@@ -191,7 +181,7 @@ def _vllm_engine(
         servers = [OwnServer(options)]
     fleet = Fleet(
         servers,
-        transfer,
+        dtype=dtype,
         scratch=scratch,
         max_restarts=settings.max_restarts,
         max_requests=settings.max_requests,
@@ -204,19 +194,6 @@ def _vllm_engine(
         forbidden=tuple(policy.forbidden_ids.tolist()),
     )
     return VllmEngine(fleet, sampling, pad_id=pad_id, device=run.device)
-
-
-def _uses_nccl(config: Config, run: Run) -> bool:
-    """Whether the weights go from GPU to GPU.
-
-    Raises:
-        ConfigError: NCCL is asked for without a GPU.
-    """
-    settings, on_gpu = config.rollout.vllm, run.device.type == "cuda"
-    if settings.transfer == "nccl" and not on_gpu:
-        raise ConfigError(f"rollout.vllm.transfer=nccl needs the policy on a GPU; it is on {run.device}: use folder")
-    elsewhere = settings.devices is not None or bool(settings.urls)
-    return settings.transfer == "nccl" or (settings.transfer == "auto" and on_gpu and elsewhere)
 
 
 def _scratch(config: Config, run: Run, policy: LanguageModel) -> Path:
