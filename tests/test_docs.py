@@ -70,7 +70,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
     monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
-    monkeypatch.setattr("kedge.system.launch.on_ray.launch_on_ray", lambda *_, **__: 0)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")

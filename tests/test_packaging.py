@@ -50,13 +50,13 @@ def test_every_import_is_declared() -> None:
 @pytest.mark.parametrize(
     ("origin", "line"),
     [
-        ('{"url": "file:///home/me/code", "dir_info": {"editable": true}}', "pip install -e '.[ray]'"),
-        (None, "pip install 'kedge-rl[ray]'"),
+        ('{"url": "file:///home/me/code", "dir_info": {"editable": true}}', "pip install -e '.[wandb]'"),
+        (None, "pip install 'kedge-rl[wandb]'"),
         (
             '{"url": "https://example.org/kedge", "vcs_info": {"vcs": "git", "commit_id": "ab"}}',
-            "pip install 'kedge-rl[ray] @ git+https://example.org/kedge'",
+            "pip install 'kedge-rl[wandb] @ git+https://example.org/kedge'",
         ),
-        ('{"url": "file:///tmp/k.whl", "archive_info": {}}', "pip install 'kedge-rl[ray] @ file:///tmp/k.whl'"),
+        ('{"url": "file:///tmp/k.whl", "archive_info": {}}', "pip install 'kedge-rl[wandb] @ file:///tmp/k.whl'"),
     ],
 )
 def test_the_line_that_installs_an_extra_is_true_where_it_is_shown(
@@ -64,7 +64,7 @@ def test_the_line_that_installs_an_extra_is_true_where_it_is_shown(
 ) -> None:
     """`direct_url.json` (PEP 610) says where pip took a package from; one from an index has none."""
     monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: origin))
-    assert install_line("ray") == line
+    assert install_line("wandb") == line
 
 
 def test_without_a_distribution_the_source_is_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_without_a_distribution_the_source_is_a_clone(monkeypatch: pytest.Monkey
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(errors, "distribution", missing)
-    assert install_line("ray") == "pip install -e '.[ray]'"
+    assert install_line("wandb") == "pip install -e '.[wandb]'"
 
 
 def texts() -> Iterator[tuple[Path, str]]:

@@ -1,7 +1,9 @@
-"""`kedge launch`: starts a stage as several ranks."""
+"""`kedge launch`: prints the line that starts a stage as several ranks, on every machine the same."""
 
 from __future__ import annotations
 
+import shlex
+import socket
 from typing import Annotated, Any
 
 import typer
@@ -15,27 +17,17 @@ __all__ = ["app"]
 app = typer.Typer()
 
 RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
-EXAMPLE = "kedge launch --ray -- ppo --model MODEL … --out runs/ppo"
-ANYWHERE = "anywhere"
-"""The value of --ray without an address."""
+EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out runs/ppo"
 
 
 class _Launch(Command):
-    """What follows -- is a command of its own, and --ray may stand without an address."""
+    """The words after -- are a command of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in `Command`."""
-        own, mark, stage = args, "", []
-        if "--" in args:
-            place = args.index("--")
-            own, mark, stage = args[:place], "--", args[place + 1 :]
-        elif any(word in RANKED for word in args):
+        if "--" not in args and any(word in RANKED for word in args):
             raise ConfigError(f"kedge launch: write the command after --, as in {EXAMPLE}")
-        own = list(own)
-        for index in reversed([index for index, word in enumerate(own) if word == "--ray"]):
-            if index + 1 == len(own) or own[index + 1].startswith("-"):
-                own.insert(index + 1, ANYWHERE)
-        return super().parse_args(ctx, [*own, *([mark] if mark else []), *stage])
+        return super().parse_args(ctx, args)
 
 
 @app.command(cls=_Launch)
@@ -43,59 +35,37 @@ def launch(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help=f"One of {', '.join(RANKED)}, with its options.")
     ],
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print torchrun's line for N machines.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks per machine, one per GPU.")] = None,
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks per machine, one per GPU.")],
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of machines.")] = 1,
     head: Annotated[
         str | None, typer.Option(metavar="HOST", help="The machine where all meet; by default this one.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="A free port there.")] = 29500,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[ADDRESS]",
-            help="Start one rank per device of a Ray cluster, again from the last checkpoint if one fails. Without an"
-            " address: RAY_ADDRESS, otherwise Ray on this machine.",
-        ),
-    ] = None,
-    actors: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks; by default one per GPU of the cluster.")
-    ] = None,
     max_restarts: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="How often all are started again, 3 by default.")
-    ] = None,
+        int,
+        typer.Option(min=0, metavar="N", help="If a rank fails, start all again from the last checkpoint, so often."),
+    ] = 0,
 ) -> None:
-    """Start a stage as several ranks: with Ray, or print the line that starts them with torchrun."""
-    if command[0] not in RANKED:
-        raise ConfigError(
-            f"kedge {command[0]} runs as a single process; kedge launch starts one of {', '.join(RANKED)}"
-        )
+    """Print the line that starts a stage as several ranks with torchrun."""
+    stage = command[0]
+    if stage not in RANKED:
+        raise ConfigError(f"kedge {stage} runs as a single process; kedge launch starts one of {', '.join(RANKED)}")
     if "--dry-run" in command:
         raise ConfigError("--dry-run runs as a single process; start it without kedge launch")
-    if (nodes is None) == (ray is None):
-        raise ConfigError(f"kedge launch needs one of --nodes N and --ray, as in {EXAMPLE}")
-    if ray is None:
-        _refuse({"--actors": actors, "--max-restarts": max_restarts}, "--ray")
-        if devices is None:
-            raise ConfigError("--nodes needs --devices N: the number of ranks per machine, one per GPU")
-        from kedge.system.launch.torchrun import torchrun_line
-
-        # The line alone on standard output, so that it can be piped into a shell.
-        typer.echo(f"on each of {nodes} machines:" if nodes and nodes > 1 else "on this machine:", err=True)
-        return typer.echo(torchrun_line(command, nodes=nodes or 1, devices=devices, head=head, port=port))
-    _refuse({"--devices": devices, "--head": head}, "--nodes")
-    resumes = find_stage(command[0]).resumes
-    if resumes and not any(word.partition("=")[0] in ("--out", "out", "--resume") for word in command[1:]):
-        raise ConfigError("with --ray the command needs --out DIR: a restart resumes the run there")
-    if not resumes and max_restarts:
-        raise ConfigError(f"kedge {command[0]} cannot be resumed, so it is not started again: leave out --max-restarts")
-    from kedge.system.launch.on_ray import launch_on_ray
-
-    address = None if ray == ANYWHERE else ray
-    restarts = (3 if resumes else 0) if max_restarts is None else max_restarts
-    raise typer.Exit(launch_on_ray(command, address=address, actors=actors, max_restarts=restarts))
-
-
-def _refuse(options: dict[str, object], other: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(f"{name} needs {other}")
+    where = ["--standalone"]
+    if nodes > 1:
+        where = ["--nnodes", str(nodes), "--rdzv-backend", "c10d"]
+        where += ["--rdzv-endpoint", f"{head or socket.gethostname()}:{port}"]
+    given = {word.partition("=")[0] for word in command[1:]}
+    again: list[str] = []
+    if max_restarts:
+        if not find_stage(stage).resumes:
+            raise ConfigError(f"kedge {stage} cannot be resumed, so it is not started again: leave out --max-restarts")
+        if not given & {"--out", "out", "--resume"}:
+            raise ConfigError("with --max-restarts the command needs --out DIR: a restart resumes the run there")
+        where += ["--max-restarts", str(max_restarts)]
+        again = [] if "--resume" in given else ["--resume", "auto"]
+    # The line alone on standard output, so that it can be piped into a shell.
+    typer.echo(f"on each of {nodes} machines:" if nodes > 1 else "on this machine:", err=True)
+    words = ["torchrun", *where, "--nproc-per-node", str(devices), "-m", "kedge", *command, *again]
+    typer.echo(shlex.join(words))

@@ -19,19 +19,20 @@ LONGEST = 400.0
 
 
 @contextmanager
-def started(count: int, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+def started(count: int, *arguments: str, restarts: int = 0, **more: str) -> Iterator[subprocess.Popen[str]]:
     """Ranks that run a module, with its arguments; whatever is left of them at the end is killed.
 
     Args:
         count: Number of ranks.
         arguments: The module and its arguments.
+        restarts: How often torchrun starts all again.
         more: Environment variables.
     """
     # The loopback interface: the machine's host name may not resolve.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": _path(), **more}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     process = subprocess.Popen(
-        [*command, *arguments],
+        [*command, "--max-restarts", str(restarts), "-m", *arguments],
         cwd=ROOT,
         env=environment,
         text=True,
@@ -49,9 +50,9 @@ def started(count: int, *arguments: str, **more: str) -> Iterator[subprocess.Pop
         process.wait()
 
 
-def torchrun(count: int, *arguments: str, **more: str) -> tuple[int, str]:
+def torchrun(count: int, *arguments: str, restarts: int = 0, **more: str) -> tuple[int, str]:
     """Exit code and output of ranks that run a module, without the error line that torchrun repeats in its report."""
-    with started(count, *arguments, **more) as process:
+    with started(count, *arguments, restarts=restarts, **more) as process:
         output, _ = process.communicate(timeout=LONGEST)
         return process.returncode, re.sub(r"^  traceback : error: .*\n", "", output, flags=re.MULTILINE)
 

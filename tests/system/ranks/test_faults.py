@@ -64,6 +64,17 @@ def test_a_killed_rank_costs_no_whole_update(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torchrun_starts_all_ranks_again_and_they_resume(tmp_path: Path) -> None:
+    save_models(tmp_path / "models")
+    arguments = command(tmp_path, "--resume", "auto", "checkpoint.every=1")
+    code, output = torchrun(2, "tests.system.ranks.faulty", "0", "3", "SIGKILL", *arguments, restarts=1)
+    assert code == 0, output
+    whole = {"model": tmp_path / "models" / "policy", "reward": tmp_path / "models" / "reward", "device": "cpu"}
+    kedge.ppo(prompts=tmp_path / "prompts.jsonl", out=tmp_path / "whole", **whole, **SETTINGS)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "kind", "line", "saved"),
     [

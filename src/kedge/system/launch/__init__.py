@@ -1,1 +1,0 @@
-"""Starts a command as several ranks: torchrun's command lines, or Ray with restarts."""
