@@ -80,11 +80,11 @@ faults: $(VENV)/installed
 	$(BIN)/python -m bench.faults
 
 # PPO with and without the value stack against critic-free algorithms: hours; runs in the record are not repeated.
-study: $(VENV)/installed
+study: $(VENV)/installed-dev
 	$(BIN)/python -m bench.study
 
 # One of its tasks with smaller budgets, in less than 20 minutes.
-study-small: $(VENV)/installed
+study-small: $(VENV)/installed-dev
 	$(BIN)/python -m bench.study --small
 
 # The documentation as a site, in site/; a broken link is an error.
@@ -93,7 +93,7 @@ docs: $(VENV)/installed-docs
 	@echo "open site/index.html"
 
 # The pages and pictures that are computed from the source; the tests say when they are behind.
-docs-pages: $(VENV)/installed
+docs-pages: $(VENV)/installed-dev
 	$(BIN)/python -m handbook
 
 $(PEER)/bin/trl:

@@ -58,7 +58,7 @@ def vowels(completions: Sequence[str], **_: object) -> list[float]:
 
 def run(model: Path, out: Path, **settings: Any) -> list[dict[str, float]]:
     """The metrics of a PPO run."""
-    shared: dict[str, Any] = {"num_fixed_prompts": 0, "plots": False, "report": False, "precision": "fp32"}
+    shared: dict[str, Any] = {"num_fixed_prompts": 0, "report": False, "precision": "fp32"}
     prompts = [f"{one}{two}" for one in LETTERS for two in LETTERS]
     result = kedge.ppo(model=str(model), prompts=prompts, reward=vowels, out=str(out), **shared, **settings)
     return list(result.metrics)

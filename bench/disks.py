@@ -39,7 +39,7 @@ OPTIONS = "loop,noauto_da_alloc,data=writeback,commit=1"
 LONGEST = 300.0
 
 REWARD = "def length(completions, **_):\n    return [len(text) / 10 for text in completions]\n"
-SHORT = ["runtime.device=cpu", "runtime.plots=false", "checkpoint.every=1", "checkpoint.keep=2"]
+SHORT = ["runtime.device=cpu", "checkpoint.every=1", "checkpoint.keep=2"]
 SUPERVISED = ["sft.batch_size=4", "sft.num_epochs=2", "reward_model.batch_size=4", "reward_model.num_epochs=2"]
 SAMPLED = ["rollout.num_prompts=4", "rollout.max_new_tokens=8", "ppo.num_updates=4", "ppo.num_epochs=1"]
 STAGES = {

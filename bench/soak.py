@@ -148,7 +148,6 @@ def _configure(folder: Path, num_updates: int) -> Config:
         "max_new_tokens": WORKLOAD.max_response,
         "checkpoint.every": SAVE_INTERVAL,
         "num_samples": 2,
-        "plots": False,
     }
     return config_from_settings("ppo", settings)
 

@@ -189,4 +189,4 @@ def settings(job: Job) -> list[str]:
             f"rollout.max_new_tokens={job.workload.max_response}",
             "rollout.missing_eos_score=null",
         ]
-    return [*fixed, "runtime.plots=false", *job.settings]
+    return [*fixed, *job.settings]

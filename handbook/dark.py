@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from kedge.logs.plots.palette import DARK
+from handbook.palette import DARK
 
 __all__ = ["dark_name", "dark_svg", "with_dark_pictures"]
 

@@ -7,21 +7,30 @@ duration.
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from handbook.lines import Level, Line, draw_lines
+from handbook.palette import KL, MARK, POLICY, QUALITY, REFERENCES, SCORE, START
+from handbook.style import label_axes, limit_axis, new_axes
 from handbook.svg import save_svg
 from kedge.stages.demo.gold_evaluation import CurvePoint
-from kedge.stages.demo.report import WITHOUT_KL, draw_curve
+from kedge.stages.demo.report import WITHOUT_KL
 from kedge.system.intervals import Interval
 
-__all__ = ["DemoRecord", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
+__all__ = ["DemoRecord", "draw_curve", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
 
 RECORD = Path(__file__).parent / "demo.json"
 BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}
+LEVELS = {"sft": ("SFT policy", START), "ppo": ("PPO policy", POLICY), "references": ("references", REFERENCES)}
+"""Name and color of each writer's baseline in the picture."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,44 @@ def with_results(text: str, record: DemoRecord) -> str:
 def draw_demo(record: DemoRecord, folder: Path) -> None:
     """Write the over-optimization curve, `demo.svg`."""
     save_svg(draw_curve(record.curve, record.gold_quality), folder / "demo.svg")
+
+
+def draw_curve(curve: Sequence[CurvePoint], quality: Mapping[str, float]) -> Figure:
+    """The proxy reward above the gold judge, over √KL, with the judge's best checkpoint marked.
+
+    Two axes, because the two are on different scales.
+
+    Args:
+        curve: The checkpoints; negative estimates of the KL count as 0.
+        quality: Mean quality by writer, as baselines.
+
+    Source: Gao et al. (arXiv 2210.10760), figure 1.
+    """
+    points = sorted(curve, key=lambda point: point.kl)
+    figure, (above, below) = new_axes(2, 1, width=6.8, height=5.6)
+    roots = [math.sqrt(max(0.0, point.kl)) for point in points]
+    gold = [point.gold for point in points]
+    values = [each.value for each in gold]
+    draw_lines(above, [Line(roots, [point.proxy for point in points], SCORE)])
+    label_axes(above, title="Proxy: the reward model that PPO maximizes", y_label="score")
+    judged = Line(roots, values, QUALITY, low=[each.low for each in gold], high=[each.high for each in gold])
+    names = {name: LEVELS[name] for name in quality}
+    draw_lines(below, [judged], levels=[Level(label, quality[name], color) for name, (label, color) in names.items()])
+    label_axes(
+        below,
+        title="Gold: the judge that training never uses",
+        x_label="√KL to the reference (KL in nats per response)",
+        y_label="quality, 0 to 1",
+    )
+    for axes in (above, below):
+        limit_axis(axes, KL, "x")
+    best = max(range(len(values)), key=lambda index: values[index])
+    below.plot(roots[best], values[best], "o", markersize=11, markerfacecolor="none", markeredgecolor=MARK)
+    below.annotate(
+        "best", (roots[best], values[best]), xytext=(0, 9), textcoords="offset points", ha="center",
+        color=MARK, fontsize=10, fontweight="bold",
+    )  # fmt: skip
+    return figure
 
 
 def _rows(record: DemoRecord) -> str:

@@ -48,7 +48,6 @@ SETTINGS: dict[str, Any] = {
     "ppo.schedule": "constant",
     "ppo.learning_rate": 3e-4,
     "data.max_prompt_tokens": 216,
-    "runtime.plots": False,
 }
 
 

@@ -27,9 +27,9 @@ from bench.cluster import (
     typical_shape,
     update_time,
 )
+from handbook.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
+from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
-from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
-from kedge.logs.plots.style import label_axes, new_axes
 
 __all__ = ["SCALING_PICTURES", "draw_scaling", "with_scaling"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from kedge.logs.plots.style import wrap_labels
+from handbook.style import wrap_labels
 
 __all__ = ["save_svg"]
 

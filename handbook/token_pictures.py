@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from handbook.lines import Level, Line, draw_lines
+from handbook.palette import INK, MARK, MUTED, POLICY, RETURN, SCORE, VALUE
+from handbook.style import DASHED, label_axes, new_axes
 from handbook.svg import save_svg
 from handbook.token import TokenUpdate
-from kedge.logs.plots.lines import Level, Line, draw_lines
-from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, RETURN, SCORE, VALUE
-from kedge.logs.plots.style import DASHED, label_axes, new_axes
 
 __all__ = ["PICTURES", "draw_pictures"]
 

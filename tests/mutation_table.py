@@ -37,7 +37,6 @@ WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
-PLOTS = "tests/logs/test_plots.py"
 PIECES = "tests/data/test_token_pieces.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
@@ -883,13 +882,6 @@ MUTATIONS = (
         "        whole.append(end)\n",
         "",
         f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
-    ),
-    Mutation(
-        "axis-of-a-share-below-zero",
-        "logs/plots/style.py",
-        "low = low if quantity.low is None else max(low, quantity.low)",
-        "low = low if quantity.low is None else min(low, quantity.low)",
-        f"{PLOTS}::test_intervals_at_the_ends_of_a_share_and_points_at_distance_zero_stay_in_range",
     ),
     Mutation(
         "failed-runs-compared-with-finished-ones",

@@ -14,13 +14,6 @@ JUDGED = "tests/inspect/page/test_judged.py"
 
 DOCTOR = (
     Mutation(
-        "old-evaluations-count-as-running",
-        "inspect/record.py",
-        'bool(finished) or (facts.get("stage") in RESULTS and bool(summary))',
-        "bool(finished)",
-        f"{JUDGED}::test_finished_folders_are_read_with_and_without_the_marker",
-    ),
-    Mutation(
         "agreement-by-chance-of-one-judge",
         "inspect/page/judge_agreement.py",
         "sum(first == outcome for first, _ in pairs) * sum(second == outcome for _, second in pairs) / count**2",

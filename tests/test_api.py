@@ -20,7 +20,7 @@ from tests.tiny import save_tiny_policy, save_tiny_reward_model
 PROMPTS = [f"Deck {number}:" for number in range(4)]
 DEMONSTRATIONS = [{"prompt": prompt, "completion": " the sea"} for prompt in PROMPTS]
 COMPARISONS = [{"prompt": prompt, "chosen": " the sea", "rejected": " rope"} for prompt in PROMPTS]
-QUIET: dict[str, Any] = {"runtime": {"plots": False, "report": False}}
+QUIET: dict[str, Any] = {"runtime": {"report": False}}
 PPO: dict[str, Any] = {
     **QUIET,
     "num_updates": 1,

@@ -68,8 +68,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # It would write to the home directory of whoever runs the tests.
     monkeypatch.setattr("typer.completion.install", lambda **_: ("bash", tmp_path / "kedge.sh"))
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
-    monkeypatch.setattr("kedge.inspect.watch.watching.watch_run", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.inspect.watch.watching.serve_run", lambda *_, **__: page)
+    monkeypatch.setattr("kedge.inspect.live.has_run", lambda *_: True)
+    monkeypatch.setattr("kedge.inspect.live.serve_run", lambda *_, **__: page)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
@@ -264,9 +264,7 @@ def measured(folder: Path) -> set[str]:
 
 
 def settings(stage: str, policy: str, folder: Path, **more: Any) -> Config:
-    return config_from_settings(
-        stage, {"model": policy, "out": str(folder), "runtime.plots": False, "runtime.report": False, **more}
-    )
+    return config_from_settings(stage, {"model": policy, "out": str(folder), "runtime.report": False, **more})
 
 
 def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:

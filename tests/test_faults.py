@@ -29,7 +29,6 @@ TINY: dict[str, Any] = {
     "max_new_tokens": 12,
     "temperature": 0.7,
     "learning_rate": 2e-3,
-    "plots": False,
     "report": False,
     "num_fixed_prompts": 0,
 }

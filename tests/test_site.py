@@ -84,7 +84,7 @@ def test_every_chart_has_a_counterpart_for_dark_pages() -> None:
     for chart in (DOCS / "pictures").glob("*.svg"):
         light = chart.read_text(encoding="utf-8")
         kept = set(re.findall(r"#[0-9a-f]{6}\b", light)) & set(re.findall(r"#[0-9a-f]{6}\b", dark_svg(light)))
-        assert kept == set(), f"{chart.name}: colors without a counterpart in kedge.logs.plots.palette.DARK"
+        assert kept == set(), f"{chart.name}: colors without a counterpart in handbook.palette.DARK"
         assert re.findall(r"<text[^>]*>([^<]*)", light) == re.findall(r"<text[^>]*>([^<]*)", dark_svg(light))
 
 

@@ -11,7 +11,6 @@ __all__ = ["QUIET", "RECIPES", "AtariRecipe", "ClassicRecipe", "Recipe", "TrpoRe
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
     "runtime.report": False,
-    "runtime.plots": False,
     "checkpoint.every_minutes": None,
     "checkpoint.keep_best": "none",
 }

@@ -33,7 +33,7 @@ GOLD_WEIGHT: Final = 10.0
 """The KL penalty is made for a reward model; without this factor it would drown a quality from 0 to 1."""
 CRITIC: Final = {"critic.num_responses": 4, "critic.learning_rate": 2e-3, "critic.num_epochs": 2}
 
-QUIET: Final[dict[str, Any]] = {"runtime.report": False, "runtime.plots": False, "runtime.num_threads": 1}
+QUIET: Final[dict[str, Any]] = {"runtime.report": False, "runtime.num_threads": 1}
 EXAMINED: Final = {"data.eval_fraction": 0.15}
 """Of the comparisons: enough to compare an accuracy with the length baseline's."""
 SMALL: Final[dict[str, Any]] = {

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from bench.plan.cases import CASES
 from bench.plan.page import Results
 from bench.plan.sizes import GIB, RUNS, SIZES, plan_of_size
+from handbook.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
+from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
-from kedge.logs.plots.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
-from kedge.logs.plots.style import label_axes, new_axes
 
 __all__ = ["draw_kinds", "draw_measured", "draw_pictures"]
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from bench.study.statistics import interquartile_mean, with_interval
 from bench.study.unit import Budget, Outcome
-from kedge.logs.plots.palette import POLICY, REFERENCES, START
-from kedge.logs.plots.style import label_axes, new_axes
+from handbook.palette import POLICY, REFERENCES, START
+from handbook.style import label_axes, new_axes
 
 __all__ = ["draw_curves"]
 

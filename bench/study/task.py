@@ -17,7 +17,6 @@ __all__ = ["QUIET", "Problem", "Task", "critic_folder", "start_folder"]
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
     "runtime.report": False,
-    "runtime.plots": False,
     "runtime.num_samples": 0,
     "runtime.num_fixed_prompts": 0,
     "checkpoint.every_minutes": None,

@@ -38,7 +38,7 @@ def run(base: Path, tmp_path: Path, stage: str, rows: list[Any], **settings: Any
         "data": {"prompts": str(home / "prompts.jsonl")},
         "rollout": {"num_prompts": 1, "max_new_tokens": 2},
         "ppo": {"num_updates": 1, "num_epochs": 1},
-        "runtime": {"plots": False, "report": False, "num_threads": 1},
+        "runtime": {"report": False, "num_threads": 1},
         "out": str(home / "out" / "run"),
         **settings,
     }

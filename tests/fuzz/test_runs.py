@@ -1,24 +1,20 @@
-"""Whatever is in a run's folder, `report`, `doctor` and `watch` show it, or say in one line why not."""
+"""Whatever is in a run's folder, `report` and `doctor` show it, or say in one line why not."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from rich.console import Console
 
 from kedge.errors import DataError
 from kedge.inspect.diagnosis import examine_run
 from kedge.inspect.page import render_page
 from kedge.inspect.report import collect_page
-from kedge.inspect.watch.watching import watch_run
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, write_run
 
@@ -88,7 +84,6 @@ def test_a_damaged_run_is_shown_or_named_in_one_line(healthy, tmp_path, num_case
         (folder / name).write_text(text, encoding="utf-8")
         line_or_result(lambda: render_page(collect_page([folder])))
         line_or_result(examine_run, folder)
-        line_or_result(watch_run, folder, Console(file=io.StringIO()), once=True)
 
     fuzz(num_cases, damages(healthy), check, record_property)
 
@@ -116,11 +111,7 @@ LEVELS = "(more than 100 levels|exceeded maximum nesting depth)"
 def test_a_configuration_that_no_run_wrote_is_named(healthy, tmp_path, text, fault):
     folder = Path(shutil.copytree(healthy["ppo"], tmp_path / "run"))
     (folder / "config.yaml").write_text(text)
-    for read in (
-        examine_run,
-        lambda run: collect_page([run]),
-        partial(watch_run, console=Console(file=io.StringIO()), once=True),
-    ):
+    for read in (examine_run, lambda run: collect_page([run])):
         with pytest.raises(DataError, match=rf"config\.yaml' is damaged: .*{fault}"):
             read(folder)
 
@@ -132,10 +123,6 @@ def test_lines_that_are_no_rows_are_left_out_counted_and_said(healthy, tmp_path,
     (folder / "metrics.jsonl").write_text("\n".join([rows[0], "[1]", '{"upd', *rows[1:], "null", "", '{"half']))
     assert collect_page([folder])["runs"][0]["first_and_last"] == whole
     assert "metrics.jsonl: 3 lines, first line 2: damaged, left out" in capsys.readouterr().err.replace("\n", "")
-    out = io.StringIO()
-    watch_run(folder, Console(file=out, width=120), once=True)
-    assert "3 damaged lines in its files are left out" in out.getvalue()
     (folder / "metrics.jsonl").unlink()
     os.mkfifo(folder / "metrics.jsonl")
     line_or_result(lambda: render_page(collect_page([folder])))
-    line_or_result(watch_run, folder, Console(file=io.StringIO()), once=True)

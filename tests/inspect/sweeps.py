@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.inspect.watch.runs import add, begin, metrics
+from tests.inspect.runs import add, begin, metrics
 
 RATES = ("1e-5", "1e-4")
 

@@ -131,7 +131,7 @@ def test_an_interrupted_chain_leaves_a_page_unless_it_has_no_run(tmp_path):
 def test_a_stage_leaves_its_page(tmp_path):
     save_tiny_policy(tmp_path / "base")
     flags = {"model": str(tmp_path / "base"), "out": str(tmp_path / "run")}
-    config = load_config(None, ["runtime.plots=false", "sft.batch_size=2", "data.eval_fraction=0"], flags)
+    config = load_config(None, ["sft.batch_size=2", "data.eval_fraction=0"], flags)
     run_sft(config, demonstrations=[{"prompt": "Deck:", "completion": f" {number}"} for number in range(4)])
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert '"state":"finished"' in page

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.page.bands import mean_curves
@@ -25,11 +23,8 @@ from kedge.inspect.sweeps import (
     compare,
     final_value,
     find_goal,
-    leaders,
     read_sweep,
 )
-from kedge.inspect.watch.sweep import SweepFollower, draw_sweep
-from kedge.inspect.watch.watching import watch_run
 from tests.inspect.page.records import metric_row, ppo_record
 from tests.inspect.sweeps import name, write_sweep
 
@@ -91,17 +86,9 @@ def test_settings_are_compared_by_their_finished_runs_alone():
 def test_settings_with_the_same_result_tie(tmp_path: Path):
     scores = {("1e-5", 0): [0.1, 0.3, 0.3], ("1e-4", 0): [0.2, 0.1, 0.3]}
     folder = write_sweep(tmp_path / "sweep", scores, finished=list(scores), num_seeds=1)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(draw_sweep(SweepFollower(folder).look(), console))
-    assert (
-        "best so far: ppo.learning_rate=1e-5, reward/score_mean 0.300 at the end, 1 seed, tied with 1 other setting"
-        in (
-            console.file.getvalue()  # type: ignore[attr-defined]
-        )
+    assert collect_page([folder])["sweep"]["sentences"][1] == (
+        "2 settings tie for the highest reward/score_mean, 0.3: learning_rate=1e-5; learning_rate=1e-4."
     )
-    page = render_page(collect_page([folder])).decode()
-    assert "2 settings tie for the highest reward/score_mean, 0.3: learning_rate=1e-5; learning_rate=1e-4." in page
-    assert leaders([]) == []
 
 
 def test_a_band_is_students_interval_at_every_update():
@@ -197,26 +184,6 @@ def test_a_sweep_that_has_not_begun_has_a_page(tmp_path: Path):
     assert data["sweep"]["sentences"][0] == "0 of 4 runs have finished, 4 not started."
     assert data["sweep"]["settings"][0]["curves"] is None
     render_page(data)
-
-
-def test_watching_a_sweep_shows_every_run_and_the_best_setting(folder: Path):
-    console = Console(width=120, record=True, file=io.StringIO())
-    watch_run(folder, console, once=True)
-    lines = console.export_text().splitlines()
-    assert lines[1] == "4 runs: 1 failed, 2 finished, 1 not started"
-    shown = {line.split()[0]: line.split() for line in lines if line.startswith("learning_rate")}
-    assert shown[name("1e-5", 1)][1:5] == ["■", "finished", "2/40", "4.00"]
-    assert shown[name("1e-4", 1)][1:] == ["○", "not", "started", "–"]
-    assert f"{name('1e-4', 0)} failed: error: <b>the loss</b> is not finite" in lines
-    assert any(line.startswith("best so far: ppo.learning_rate=1e-5, reward/score_mean 3") for line in lines)
-
-
-def test_a_low_terminal_shows_what_needs_attention(folder: Path):
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(draw_sweep(SweepFollower(folder).look(), console, height=8))
-    text = console.export_text()
-    assert name("1e-4", 0) in text
-    assert "and 3 more runs" in text
 
 
 def test_a_damaged_sweep_is_one_line(tmp_path: Path):

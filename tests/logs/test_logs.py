@@ -86,16 +86,6 @@ def test_a_log_is_appended_to(tmp_path):
     assert [row["update"] for row in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_metrics_of_an_earlier_version_are_read_under_their_current_names(tmp_path):
-    with MetricsLog(tmp_path) as log:
-        log.write(1, {"policy/optimiser_steps": 16, "policy/loss": 0.5})
-        log.write(2, {"policy/optimizer_steps": 8})
-    assert read_metrics(tmp_path) == [
-        {"update": 1, "policy/loss": 0.5, "policy/optimizer_steps": 16},
-        {"update": 2, "policy/optimizer_steps": 8},
-    ]
-
-
 def test_a_last_line_cut_short_is_left_out(tmp_path):
     with MetricsLog(tmp_path) as log:
         log.write(1, {"note": "é"})

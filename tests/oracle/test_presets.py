@@ -46,7 +46,7 @@ small gradient is a visible part of its step; a wrong formula moves weights by a
 
 SMALL: dict[str, Any] = {
     "num_prompts": 4, "max_new_tokens": 7, "num_updates": UPDATES, "learning_rate": 1e-3,
-    "plots": False, "report": False, "num_fixed_prompts": 0,
+    "report": False, "num_fixed_prompts": 0,
 }  # fmt: skip
 GROUPS = {"num_prompts": 3, "num_responses": 4}
 WARM = {"value_warmup_updates": 1, "num_updates": UPDATES + 1}
@@ -285,7 +285,7 @@ def test_every_field_of_the_stages_before_acts(preset, section, models, tmp_path
     stage, run = STAGES[section]
 
     def trained(name: str, **changes: Any) -> Weights:
-        place = {"model": str(models["policy"]), "out": str(tmp_path / name), "plots": False, "report": False}
+        place = {"model": str(models["policy"]), "out": str(tmp_path / name), "report": False}
         model = run(config_from_settings(stage, {"preset": preset, **place, **SHORT, **changes})).model
         shift = json.loads((model / "config.json").read_text()).get(NORMALIZATION_KEY, 0.0)
         return {**load_file(model / "model.safetensors"), "shift": torch.tensor(shift)}

@@ -82,7 +82,7 @@ def test_a_run_is_claimed_before_it_is_read_and_after_it_has_ended_free(tmp_path
     from kedge.config import config_from_settings
 
     rows = [{"prompt": f"Deck {number}:", "completion": " Aye."} for number in range(4)]
-    settings = {"runtime.plots": False, "runtime.report": False, "data.eval_fraction": 0}
+    settings = {"runtime.report": False, "data.eval_fraction": 0}
     source = save_tiny_policy(tmp_path / "policy")
     config = config_from_settings("sft", {"model": str(source), "out": str(tmp_path / "run"), **settings})
     run_sft(config, demonstrations=rows)

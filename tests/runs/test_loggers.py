@@ -64,7 +64,6 @@ def settings(stage: str, policy: str, out: Path, **more: Any) -> Config:
     small = {
         "model": policy,
         "out": str(out),
-        "runtime.plots": False,
         "runtime.report": False,
         "runtime.loggers": ["tensorboard"],
     }

@@ -63,7 +63,7 @@ class Disk:
 
 def configured(policy: Path, out: Path) -> Config:
     settings = {"sft.batch_size": 4, "data.eval_fraction": 0, "checkpoint.every": 1, "checkpoint.keep": 9}
-    quiet = {"runtime.plots": False, "runtime.report": False}
+    quiet = {"runtime.report": False}
     return config_from_settings("sft", {"model": str(policy), "out": str(out), **settings, **quiet})
 
 

@@ -23,7 +23,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
-QUIET = {"runtime.plots": False, "runtime.report": False, "runtime.num_threads": 1}
+QUIET = {"runtime.report": False, "runtime.num_threads": 1}
 COMPARISONS = [{"prompt": f"Deck {number}:", "chosen": " sea", "rejected": " rope rope"} for number in range(8)]
 DIALOGUES = [
     {"messages": [{"role": "user", "content": f"Deck {number}?"}, {"role": "assistant", "content": "aye"}]}

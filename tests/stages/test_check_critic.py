@@ -64,7 +64,7 @@ def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp
     assert last == f"Result: {out / 'summary.json'}\nReport: {out / 'report.html'}\n"
     row = read_evaluations(place / "shared", CRITIC_CHECKS_FILE)[-1]
     assert result.summary["pairs_across"] == row["pairs_across"]
-    assert "pairs, different prompts" in repr(result)
+    assert f"The critic of {place / 'shared'} was checked" in repr(result)
 
 
 def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):

@@ -53,8 +53,6 @@ def test_the_demo_runs_from_scratch_to_a_summary(tmp_path: Path, capsys: pytest.
     judged = [row["score/gold"] for row in read_metrics(tmp_path / "demo" / "ppo")]
     assert len(judged) == 4
     assert all(0 < score < 1 for score in judged)
-    for name in ("overoptimization.png", "results.png"):
-        assert (tmp_path / "demo" / "plots" / name).stat().st_size > 0
 
     printed = capsys.readouterr().out
     for post in result.posts[:3]:

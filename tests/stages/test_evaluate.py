@@ -43,7 +43,6 @@ def config_for(tmp_path: Path, *more: str, model: Path | None = None, **flags: A
     flags = {"model": str(model or save_speaker(tmp_path / "policy")), "out": str(tmp_path / "run"), **flags}
     settings = [
         "generate.max_new_tokens=4",
-        "runtime.plots=false",
         "runtime.report=false",
         *more,
     ]
@@ -171,7 +170,6 @@ def test_the_frontier_places_further_policies(tmp_path):
     config = config_for(
         tmp_path,
         "generate.temperature=1",
-        "runtime.plots=true",
         **{"evaluate.against": str(start), "evaluate.frontier": [str(between)]},
     )
     result = run_evaluate(config, prompts=ROWS * 4, judge=count_letters)
@@ -179,7 +177,6 @@ def test_the_frontier_places_further_policies(tmp_path):
     assert point["model"] == str(between)
     assert 0 < point["kl"]["value"] < result.summary["kl"]["value"]
     assert result.summary["score_against"]["value"] < point["score"]["value"] < result.summary["score"]["value"]
-    assert (tmp_path / "run" / "plots" / "frontier.png").is_file()
 
 
 def test_the_frontier_needs_a_reference_policy(tmp_path):

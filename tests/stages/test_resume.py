@@ -152,7 +152,6 @@ def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at):
                 {
                     "model": str(policy),
                     "out": str(tmp_path / stage / name),
-                    "runtime.plots": False,
                     "runtime.report": False,
                     **settings,
                 },
@@ -179,7 +178,7 @@ def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_
         settings = [
             "sft.batch_size=4", "reward_model.batch_size=3", "data.eval_fraction=0", "rollout.num_prompts=4",
             "rollout.max_new_tokens=6", "ppo.num_updates=2", "ppo.num_epochs=1", "rlhf.num_rounds=2",
-            "rlhf.num_prompts=4", "rlhf.num_responses=3", "runtime.plots=false", "runtime.report=false",
+            "rlhf.num_prompts=4", "rlhf.num_responses=3", "runtime.report=false",
             "rlhf.labeler=x:y",
         ]  # fmt: skip
         return load_config(None, settings, {"model": str(policy), "out": str(tmp_path / name)})
@@ -332,7 +331,7 @@ def test_the_command_is_terminated_resumed_and_then_has_nothing_to_do(tmp_path, 
     command = [
         sys.executable, "-m", "kedge", "ppo", "--model", str(policy), "--prompts", "prompts.jsonl", "--reward",
         "reward.py:noisy", "--out", "run", "--resume", "auto", "ppo.num_updates=40", "rollout.num_prompts=4",
-        "rollout.max_new_tokens=6", "runtime.plots=false", "runtime.report=false",
+        "rollout.max_new_tokens=6", "runtime.report=false",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as process:
@@ -371,9 +370,7 @@ def test_mistakes_are_one_line(tmp_path, policy, arguments, said):
 
 
 def test_a_damaged_note_of_the_end_is_one_line(tmp_path, policy):
-    config = config_from_settings(
-        "sft", {"model": str(policy), "out": str(tmp_path / "run"), "runtime.plots": False, "runtime.report": False}
-    )
+    config = config_from_settings("sft", {"model": str(policy), "out": str(tmp_path / "run"), "runtime.report": False})
     run_sft(config, demonstrations=ROWS)
     for damaged in ("{", "[]", "{}"):
         (tmp_path / "run/finished.json").write_text(damaged)

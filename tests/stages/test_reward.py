@@ -31,9 +31,7 @@ def config_for(tmp_path: Path, *more: str):
     if not (tmp_path / "base").exists():
         save_tiny_policy(tmp_path / "base")
     flags = {"model": str(tmp_path / "base"), "out": str(tmp_path / "run")}
-    return load_config(
-        None, [*SETTINGS, "runtime.plots=false", "runtime.report=false", "data.eval_fraction=0.25", *more], flags
-    )
+    return load_config(None, [*SETTINGS, "runtime.report=false", "data.eval_fraction=0.25", *more], flags)
 
 
 def scores(model: ScalarModel, records: list[Demonstration]) -> torch.Tensor:
@@ -158,7 +156,7 @@ def test_the_command_runs_the_same_twice(tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     for name, run in (("a", run_kedge), ("b", forked_kedge)):
         command = ["reward", "--model", tmp_path / "base", "--data", data, "--out", tmp_path / name, *SETTINGS]
-        done = run(*command, "runtime.plots=false", "runtime.report=false")
+        done = run(*command, "runtime.report=false")
         assert done.returncode == 0, done.stderr
     summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
     assert summaries[0] == summaries[1]

@@ -55,7 +55,6 @@ def configure(policy, tmp_path):
                 "num_prompts": 4,
                 "num_updates": 1,
                 "max_new_tokens": 4,
-                "plots": False,
                 "report": False,
                 "num_minibatches": 1,
             }

@@ -36,7 +36,6 @@ SETTINGS = [
     "ppo.critic=separate",
     "rlhf.num_prompts=4",
     "rlhf.num_responses=3",
-    "runtime.plots=false",
     "runtime.report=false",
 ]
 ROWS: dict[str, Any] = {"demonstrations": DEMONSTRATIONS, "comparisons": COMPARISONS, "prompts": PROMPTS}

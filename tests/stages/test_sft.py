@@ -35,7 +35,7 @@ def config_for(tmp_path: Path, out: str = "run", *more: str):
         save_tiny_policy(model)
     return load_config(
         None,
-        [*SETTINGS, "runtime.plots=false", "runtime.report=false", *more],
+        [*SETTINGS, "runtime.report=false", *more],
         {"model": str(model), "out": str(tmp_path / out)},
     )
 
@@ -45,12 +45,14 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 
 def test_a_run_learns_and_leaves_a_folder_that_transformers_loads(tmp_path):
-    result = run_sft(config_for(tmp_path, "run", "runtime.plots=true"), demonstrations=ROWS)
+    result = run_sft(
+        config_for(tmp_path, "run"),
+        demonstrations=ROWS,
+    )
     rows = read_metrics(result.folder)
     assert [row["update"] for row in rows] == [1, 2, 3, 4]
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
     assert result.evaluation["loss"] == rows[-1]["eval/loss"] < rows[0]["eval/loss"]
-    assert not (result.folder / "plots").exists()
     assert load_config(result.folder / "config.yaml").sft.learning_rate == 0.02
 
     tokenizer = AutoTokenizer.from_pretrained(result.model)
@@ -217,7 +219,6 @@ def test_the_command_runs(tmp_path):
         "--seed",
         "3",
         "sft.batch_size=4",
-        "runtime.plots=false",
         "runtime.report=false",
     ]
     done = subprocess.run(

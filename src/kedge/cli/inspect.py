@@ -60,25 +60,20 @@ def report(
 @app.command(cls=Command)
 def watch(
     run: RunFolder,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-    web: Annotated[bool, typer.Option("--web", help="Show the run in a browser on this machine instead.")] = False,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --web; a free one by default.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; a free one by default.")] = 0,
 ) -> None:
-    """Follow a run live, from another terminal or in a browser. Ctrl-C exits."""
+    """Follow a run in a browser on this machine: its report, kept up to date. Ctrl-C exits."""
+    import time
     from contextlib import suppress
 
-    from rich.console import Console
-
     from kedge.config import field_advice
-    from kedge.errors import ConfigError
-    from kedge.inspect.watch.watching import serve_run, watch_run
+    from kedge.inspect.live import has_run, serve_run
 
-    if (port is not None and not web) or (once and web):
-        raise ConfigError("--port needs --web, and --once cannot be combined with --web")
     with suppress(KeyboardInterrupt):
-        if not web:
-            watch_run(run, Console(highlight=False), once=once, advice=field_advice)
-            return
-        with serve_run(run, port=port or 0, advice=field_advice) as server:
+        if not has_run(run):
+            typer.echo(printable(f"{run} has no run yet: waiting for one to start"), err=True)
+            while not has_run(run):
+                time.sleep(1.0)
+        with serve_run(run, port=port, advice=field_advice) as server:
             typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()

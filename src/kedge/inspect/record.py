@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from kedge.errors import DataError, KedgeError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
 from kedge.logs.json_lines import read_rows
-from kedge.logs.metrics import METRICS_FILE, with_current_names
+from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.phases import JUDGING
 from kedge.logs.progress import say
 from kedge.logs.samples import SAMPLES_FILE
@@ -39,18 +38,7 @@ from kedge.system.output import (
     best_checkpoint,
 )
 
-__all__ = [
-    "RESULTS",
-    "RunRecord",
-    "build_record",
-    "last_written",
-    "measured",
-    "read_config",
-    "read_json_object",
-    "read_results",
-    "read_run",
-    "readable",
-]
+__all__ = ["QUIET_SECONDS", "RESULTS", "RunRecord", "read_config", "read_json_object", "read_run", "readable"]
 
 QUIET_SECONDS = 60.0
 """A run that has written nothing for this long, and for three of its own updates, counts as stopped."""
@@ -170,24 +158,38 @@ def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRec
         DataError: The folder is not a run's, or a JSON or YAML file in it is damaged.
     """
     facts, config = read_config(folder)
-    rows = partial(read_rows, numbered=True, on_skipped=on_skipped)
-    return build_record(
+
+    def rows(name: str, *, numbered: bool = True) -> list[dict[str, Any]]:
+        return read_rows(folder / name, numbered=numbered, on_skipped=on_skipped)
+
+    metrics = [_measured(row) for row in rows(METRICS_FILE)]
+    progress = rows(PROGRESS_FILE)
+    results = RESULTS.get(facts.get("stage", ""))
+    finished = read_json_object(folder / FINISHED_FILE)
+    return RunRecord(
         folder,
-        facts,
-        config,
-        metrics=[measured(row) for row in rows(folder / METRICS_FILE)],
-        details=rows(folder / DETAILS_FILE),
-        samples=rows(folder / SAMPLES_FILE),
-        incidents=rows(folder / INCIDENTS_FILE),
-        progress=rows(folder / PROGRESS_FILE),
-        results=read_results(folder, facts, on_skipped=on_skipped),
-        on_skipped=on_skipped,
+        facts=facts,
+        config=config,
+        metrics=metrics,
+        details=rows(DETAILS_FILE),
+        samples=rows(SAMPLES_FILE),
+        incidents=rows(INCIDENTS_FILE),
+        evaluations=rows(EVALUATIONS_FILE),
+        critic_checks=rows(CRITIC_CHECKS_FILE),
+        best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
+        is_best_kept=best_checkpoint(folder) is not None,
+        roles=read_json_object(folder / ROLES_FILE),
+        data=read_json_object(folder / DATA_FILE),
+        progress=progress,
+        results=rows(results, numbered=False) if results else [],
+        summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
+        state="finished" if finished else _guess_state(folder, metrics, progress),
     )
 
 
-def measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl` under current names, without what is no finite number or null."""
-    return {name: value for name, value in with_current_names(row).items() if value is None or _is_number(value)}
+def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.jsonl` without what is no finite number or null."""
+    return {name: value for name, value in row.items() if value is None or _is_number(value)}
 
 
 def _is_number(value: object) -> bool:
@@ -211,56 +213,6 @@ def readable(folder: Path) -> Iterator[None]:
             f"{folder} cannot be shown, since one of its files has an entry that no run writes "
             f"({type(error).__name__}: {error}; {Path(place.filename).name}, line {place.lineno})"
         ) from error
-
-
-def read_results(
-    folder: Path, facts: Mapping[str, str], *, on_skipped: Callable[[str], None] = say
-) -> list[dict[str, Any]]:
-    """The judged pairs or responses of a stage without updates; empty for other stages. For `on_skipped`, see there."""
-    name = RESULTS.get(facts.get("stage", ""))
-    return read_rows(folder / name, numbered=False, on_skipped=on_skipped) if name else []
-
-
-def build_record(
-    folder: Path,
-    facts: Mapping[str, str],
-    config: Mapping[str, Any],
-    *,
-    metrics: Sequence[dict[str, Any]],
-    details: Sequence[dict[str, Any]],
-    samples: Sequence[dict[str, Any]],
-    incidents: Sequence[dict[str, Any]],
-    progress: Sequence[dict[str, Any]] = (),
-    results: Sequence[dict[str, Any]] = (),
-    on_skipped: Callable[[str], None] = lambda line: None,
-) -> RunRecord:
-    """A run's record from the rows of its logs; its small JSON files are read here.
-
-    Raises:
-        DataError: A JSON file is damaged.
-    """
-    finished, summary = (read_json_object(folder / name) for name in (FINISHED_FILE, SUMMARY_FILE))
-    # Evaluations of earlier versions have a summary but no finished.json.
-    is_finished = bool(finished) or (facts.get("stage") in RESULTS and bool(summary))
-    return RunRecord(
-        folder,
-        facts=facts,
-        config=config,
-        metrics=metrics,
-        details=details,
-        samples=samples,
-        incidents=incidents,
-        evaluations=read_rows(folder / EVALUATIONS_FILE, numbered=True, on_skipped=on_skipped),
-        critic_checks=read_rows(folder / CRITIC_CHECKS_FILE, numbered=True, on_skipped=on_skipped),
-        best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
-        is_best_kept=best_checkpoint(folder) is not None,
-        roles=read_json_object(folder / ROLES_FILE),
-        data=read_json_object(folder / DATA_FILE),
-        progress=progress,
-        results=results,
-        summary={**finished, **summary},
-        state="finished" if is_finished else _guess_state(folder, metrics, progress),
-    )
 
 
 def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
@@ -308,7 +260,7 @@ def _hostile_yaml(text: str) -> str | None:
     return None
 
 
-def last_written(folder: Path) -> float:
+def _last_written(folder: Path) -> float:
     """When a run wrote its last row of metrics, or its configuration if it has none yet; seconds since the epoch.
 
     A stage without updates writes its progress and its results instead.
@@ -340,7 +292,7 @@ def _guess_state(
     times = [row.get("seconds", 0.0) for row in progress[-10:]]
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
     quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
-    return "running" if time.time() - last_written(folder) < max(quiet, 3 * slowest) else "stopped"
+    return "running" if time.time() - _last_written(folder) < max(quiet, 3 * slowest) else "stopped"
 
 
 def _is_called(name: str, term: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +14,23 @@ from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, examine, no_advice
 from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
 from kedge.inspect.page.demo import demo_frontier, demo_headlines
+from kedge.inspect.page.plain import plain_verdict
+from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
 from kedge.system.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 
-__all__ = ["REPORT_FILE", "Ending", "collect_page", "leave_report", "runs_in", "write_report"]
+__all__ = [
+    "REPORT_FILE",
+    "Ending",
+    "collect_page",
+    "leave_report",
+    "report_as_html",
+    "report_as_text",
+    "runs_in",
+    "write_report",
+]
 
 REPORT_FILE = "report.html"
 ORDER = ("sft", "reward", "critic", "ppo")
@@ -89,14 +101,32 @@ def _collect_page(
     else:
         named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
     runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
-    trained = {run.record.folder.resolve() for run in runs}
+    trained = {_real(run.record.folder) for run in runs}
     return page_data(
         [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
-        title=", ".join(folder.resolve().name for folder in folders),
+        title=", ".join(_real(folder).name for folder in folders),
         headlines=_headlines(folders),
         written=time.strftime("Written %d %B %Y, %H:%M"),
         sweep=sweep,
     )
+
+
+def report_as_text(folder: Path) -> str:
+    """The first sentence on the last run in a folder, for a prompt; of a damaged folder, the reason."""
+    try:
+        with readable(folder):
+            return describe_run(read_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
+    except DataError as error:
+        return str(error)
+
+
+def report_as_html(folder: Path) -> str:
+    """The key figures of a folder's report without scripts, for a notebook; of a damaged folder, the reason."""
+    try:
+        data = collect_page([folder], on_skipped=lambda line: None)
+    except DataError as error:
+        return f"<p>{escape(str(error))}</p>"
+    return plain_verdict(data, note=f"Charts and responses: {folder / REPORT_FILE}")
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -107,15 +137,18 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
 
 
+def _real(path: Path) -> Path:
+    """The path without symbolic links; of a link to itself, which `Path.resolve` raises on, the link."""
+    return Path(os.path.realpath(path))
+
+
 def _place(name: str) -> int:
     return next((place for place, stage in enumerate(ORDER) if name.startswith(stage)), len(ORDER))
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
     """A unique name for each run: its folder's name, with as many parent folders as needed."""
-    found: dict[Path, str] = {}
-    for path in dict.fromkeys(path.resolve() for path in paths):
-        found[path] = path.name
+    found = {path: path.name for path in map(_real, paths)}
     for depth in range(2, 1 + max((len(path.parts) for path in found), default=0)):
         names = list(found.values())
         found = {p: "/".join(p.parts[-depth:]) if names.count(name) > 1 else name for p, name in found.items()}
@@ -149,7 +182,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRecord]:
     """The runs that trained the reward models of this one, if their folders still exist."""
     terms = [term for term in record.config.get("reward") or [] if isinstance(term, Mapping)]
-    folders = {Path(str(term.get("source"))).resolve().parent for term in terms}
+    folders = {_real(Path(str(term.get("source")))).parent for term in terms}
     found = {}
     for folder in sorted(folder for folder in folders - exclude if is_run(folder)):
         try:

@@ -1,1 +1,1 @@
-"""What a run writes: metrics, samples, details, incidents, plots, progress, third-party loggers."""
+"""What a run writes: metrics, samples, details, incidents, progress, third-party loggers."""

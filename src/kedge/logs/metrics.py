@@ -8,14 +8,11 @@ from typing import Any
 
 from kedge.logs.json_lines import JsonLines, read_json_lines
 
-__all__ = ["METRICS_FILE", "MetricsLog", "read_metrics", "with_current_names"]
+__all__ = ["METRICS_FILE", "MetricsLog", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
 MEASURED = ("time/", "tokens_per_second", "memory/")
 """Prefixes of the metrics that differ between two runs with the same seed."""
-
-RENAMED = {"policy/optimiser_steps": "policy/optimizer_steps"}
-"""Metrics of earlier versions, with their current names."""
 
 
 class MetricsLog:
@@ -59,14 +56,9 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl` under current metric names, also of a running run.
+    """The rows of a run's `metrics.jsonl`, also of a running run.
 
     Raises:
         DataError: As `read_json_lines`.
     """
-    return [with_current_names(row) for row in read_json_lines(folder / METRICS_FILE)]
-
-
-def with_current_names(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl`, the metrics of earlier versions renamed."""
-    return {RENAMED.get(name, name): value for name, value in row.items()}
+    return read_json_lines(folder / METRICS_FILE)

@@ -116,7 +116,7 @@ def run_evaluate(
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         log.write("done", len(evaluator.prompts), len(evaluator.prompts))
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
-    summary = report(evaluation, run.folder, plots=config.runtime.plots, is_shown=run.ranks.is_first)
+    summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
     run.finish({"num_judged": summary["num_judged"]})
     say_results(config, run, "summary.json")
     return EvaluateResult(run.shared_folder, evaluation.win_rate(result), summary)

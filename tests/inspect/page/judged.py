@@ -74,8 +74,8 @@ def generation_record(**parts: Any) -> RunRecord:
     return RunRecord(Path("runs/generate"), **{**known, **parts})
 
 
-def write_judged(folder: Path, record: RunRecord, *, finished: bool = True, marked: bool = True) -> Path:
-    """A record as the files of a run; without the marker as earlier versions left it."""
+def write_judged(folder: Path, record: RunRecord, *, finished: bool = True) -> Path:
+    """A record as the files of a run."""
     folder.mkdir(parents=True)
     header = "".join(f"# {name}: {value}\n" for name, value in record.facts.items())
     (folder / "config.yaml").write_text(f"{header}\n{{}}\n", encoding="utf-8")
@@ -85,6 +85,5 @@ def write_judged(folder: Path, record: RunRecord, *, finished: bool = True, mark
             (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if finished:
         (folder / "summary.json").write_text(json.dumps(record.summary), encoding="utf-8")
-    if finished and marked:
         (folder / "finished.json").write_text(json.dumps({"stage": record.stage}), encoding="utf-8")
     return folder

@@ -132,12 +132,8 @@ def test_shares_of_a_distribution_sum_to_one():
     assert distributions({"a": []}) is None
 
 
-@pytest.mark.parametrize("marked", [True, False])
-def test_finished_folders_are_read_with_and_without_the_marker(tmp_path, marked):
-    folders = [
-        write_judged(tmp_path / record.stage, record, marked=marked)
-        for record in (evaluation_record(), generation_record())
-    ]
+def test_finished_folders_are_read(tmp_path):
+    folders = [write_judged(tmp_path / record.stage, record) for record in (evaluation_record(), generation_record())]
     data: dict[str, Any] = collect_page(folders)
     assert [run["state"] for run in data["runs"]] == ["finished", "finished"]
     assert len(data["runs"][0]["evaluation"]["pairs"]) == len(WINNERS)

@@ -22,7 +22,6 @@ from kedge.inspect.page.scores import policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
 from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
-from kedge.inspect.watch.series import labeled_series
 from tests.inspect.page.records import CONFIG, critic_check, epoch, metric_row, ppo_record, reward_record, sample
 
 
@@ -103,9 +102,8 @@ def test_the_score_less_its_kl_cost_is_shown_only_where_the_kl_is_in_the_reward(
     rows = [metric_row(update, **{"reward/total": 0.5 * update, "reward/kl": 0.5}) for update in range(1, 6)]
     record = ppo_record(config={**CONFIG, "ppo": {**CONFIG["ppo"], **settings}}, metrics=rows)
     shown = ("Score less KL cost" in {row["label"] for row in first_and_last(record)},
-             "reward/total" in drawn_metrics(record), "reward/kl" in drawn_metrics(record),
-             "score less KL cost" in dict(labeled_series(record)))  # fmt: skip
-    assert shown == (is_shown,) * 4
+             "reward/total" in drawn_metrics(record), "reward/kl" in drawn_metrics(record))  # fmt: skip
+    assert shown == (is_shown,) * 3
 
 
 def test_every_stage_has_two_sentences():

@@ -39,7 +39,7 @@ def evaluation(wins: Scores, **orders: Scores) -> Evaluation:
 @pytest.fixture
 def reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     wins: Scores = [1.0, 1.0, 0.5, 0.0, None, 1.0]
-    return report(evaluation(wins), tmp_path, plots=False), capsys.readouterr().out
+    return report(evaluation(wins), tmp_path), capsys.readouterr().out
 
 
 def test_the_table_counts_what_was_won_tied_and_lost(reported):

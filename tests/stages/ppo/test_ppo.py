@@ -83,7 +83,6 @@ def configure(policy, out, **settings):
         "num_epochs": 2,
         "max_new_tokens": 8,
         "learning_rate": 1e-3,
-        "plots": False,
         "report": False,
         "num_fixed_prompts": 0,
     }

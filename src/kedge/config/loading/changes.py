@@ -13,7 +13,6 @@ __all__ = ["changed_settings", "changed_values", "effective_settings"]
 FREE = (
     "out",
     "preset",
-    "runtime.plots",
     "runtime.report",
     "runtime.loggers",
     "runtime.project",
@@ -24,7 +23,7 @@ FREE = (
     "checkpoint",
     "push",
 )
-"""Settings that cannot change a result: folder, preset name, plots, logs, warnings, checkpoints, where servers run.
+"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, where servers run.
 
 `runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of sums,
 and with it the last bits of a result.

@@ -108,7 +108,6 @@ class RuntimeConfig(Section):
         "probability.",
         source="kedge: a warning should not end a long run; turn it on to test a new setup",
     )
-    plots: bool = field(True, meaning="Whether to draw PNG plots of evaluations and of the demo.", source="kedge")
     report: bool = field(
         True,
         meaning="Whether to write report.html, a page that shows the whole run.",

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal, get_args
 
 from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.notebook.shown import text_table
 from kedge.inspect.record import RunRecord
 from kedge.system.texts import printable
 
@@ -64,12 +62,6 @@ class Finding:
 
     def __repr__(self) -> str:
         return printable(f"<{self.severity} {self.rule}: {self.seen}>")
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        rows = [["seen", self.seen], ["means", self.means], ["try", self.try_], ["docs", self.docs]]
-        shown = text_table([row for row in rows if row[1]])
-        return f"<div><p><b>{escape(self.rule)}</b> ({self.severity})</p>{shown}</div>"
 
     def as_json(self) -> dict[str, str]:
         """The six keys of `kedge doctor --json`."""

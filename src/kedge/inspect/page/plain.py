@@ -11,17 +11,20 @@ from kedge.inspect.page.wording import figure
 __all__ = ["plain_verdict"]
 
 
-def plain_verdict(data: Mapping[str, Any]) -> str:
+def plain_verdict(
+    data: Mapping[str, Any], *, note: str = "The charts and responses of this page need JavaScript."
+) -> str:
     """The title, results, sentences, findings, and first and last values of a page; all text is escaped.
 
     Args:
         data: The result of `page_data`.
+        note: A line below the title.
     """
     runs = data.get("runs", ())
     return "\n".join(
         [
             f"<h1>{_text(data.get('title', ''))}</h1>",
-            "<p>The charts and responses of this page need JavaScript.</p>",
+            f"<p>{_text(note)}</p>",
             _list([_headline(each) for each in data.get("headlines", ())]),
             _sweep(data["sweep"]) if data.get("sweep") else "",
             *(_run(run) for run in runs),

@@ -40,7 +40,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
     """Train tokenizer, SFT policy, reward model and PPO policies from scratch; evaluate and report.
 
     Args:
-        folder: Output folder: a folder per stage, `plots/` and `summary.json`.
+        folder: Output folder: a folder per stage and `summary.json`.
         seed: Seed of the world and of all training, ≥ 0.
 
     Raises:

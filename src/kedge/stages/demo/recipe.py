@@ -106,7 +106,6 @@ WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
     "ppo.schedule": "constant",
     "ppo.clip_range": 0.1,
     "ppo.value_warmup_updates": 0,
-    "runtime.plots": False,
 }
 """Changes for the second PPO run: no KL penalty, and steps large enough, from the first update on, to overoptimize in
 so few."""

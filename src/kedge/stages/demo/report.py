@@ -1,4 +1,4 @@
-"""Output of the demo: `summary.json`, two plots, a table, and a few sample summaries."""
+"""Output of the demo: `summary.json`, a table, and a few sample summaries."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 
-from kedge.logs.plots.lines import Level
-from kedge.logs.plots.palette import POLICY, QUALITY, REFERENCES, START, WIN_RATE
-from kedge.logs.plots.results import Panel, Row, draw_intervals, draw_overoptimization
-from kedge.logs.plots.style import save_figure
 from kedge.logs.table import Cell, print_table
 from kedge.stages.demo.gold_evaluation import CurvePoint, GoldScores
 from kedge.stages.demo.world import AXES, Post
 from kedge.system.output import write_summary
 
-__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "draw_curve", "print_result", "save_result"]
+__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "print_result", "save_result"]
 
 WITH_KL: Final = "ppo"
 WITHOUT_KL: Final = "ppo-without-kl"
 NUM_SAMPLES: Final = 3
 WRITERS: Final = {"sft": "SFT policy", "ppo": "PPO policy", "references": "references"}
-COLORS: Final = {"sft": START, "ppo": POLICY, "references": REFERENCES}
 
 
 @dataclass(frozen=True)
@@ -71,40 +65,14 @@ class DemoResult:
 
 
 def save_result(result: DemoResult, folder: Path) -> None:
-    """Write `summary.json` and the plots."""
+    """Write `summary.json`."""
     write_summary(folder, result.summary())
-    _plot(result, folder / "plots")
 
 
 def print_result(result: DemoResult) -> None:
     """Print a few sample summaries and the figures."""
     _print_samples(result)
     _print_figures(result)
-
-
-def draw_curve(curve: Sequence[CurvePoint], quality: Mapping[str, float]) -> Figure:
-    """Draw the overoptimization curve over the mean quality of each writer."""
-    points = sorted(curve, key=lambda point: point.kl)
-    return draw_overoptimization(
-        [point.kl for point in points],
-        [point.proxy for point in points],
-        [point.gold for point in points],
-        levels=[Level(WRITERS[name], value, COLORS[name]) for name, value in quality.items()],
-    )
-
-
-def _plot(result: DemoResult, folder: Path) -> None:
-    quality = {name: writer.quality for name, writer in result.scores.items()}
-    ppo = result.scores["ppo"]
-    wins = {name: ppo.win_rate_over(writer) for name, writer in result.scores.items() if writer is not ppo}
-    means = {name: interval.value for name, interval in quality.items()}
-    save_figure(draw_curve(result.curves[WITHOUT_KL], means), folder / "overoptimization.png")
-    panels = [
-        Panel("Gold quality", QUALITY, [Row(WRITERS[name], each, COLORS[name]) for name, each in quality.items()]),
-        Panel("Win rate of the PPO policy", WIN_RATE,
-              [Row(f"over {WRITERS[name]}", each, POLICY) for name, each in wins.items()], level=0.5),
-    ]  # fmt: skip
-    save_figure(draw_intervals(panels), folder / "results.png")
 
 
 def _print_samples(result: DemoResult) -> None:
@@ -143,5 +111,5 @@ def _describe_overoptimization(curve: Sequence[CurvePoint]) -> str:
     best, last = max(curve, key=lambda point: point.gold.value), curve[-1]
     return (
         f"Without the KL penalty, after the judge's best point: reward model {best.proxy:.2f} -> {last.proxy:.2f}, "
-        f"judge {best.gold.value:.2f} -> {last.gold.value:.2f} (plots/overoptimization.png)"
+        f"judge {best.gold.value:.2f} -> {last.gold.value:.2f}"
     )

@@ -1,4 +1,4 @@
-"""Output of an evaluation: `judgments.jsonl`, `summary.json`, a table and the reward–KL frontier."""
+"""Output of an evaluation: `judgments.jsonl`, `summary.json` and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from statistics import mean
 from typing import Any
 
 from kedge.logs.json_lines import JsonLines
-from kedge.logs.plots.results import plot_frontier
 from kedge.logs.table import Cell, print_table
 from kedge.stages.evaluation.evaluator import Evaluator, PolicyResult
 from kedge.stages.evaluation.judges import ScoredResponses
@@ -98,23 +97,20 @@ class Evaluation:
         }
 
 
-def report(evaluation: Evaluation, folder: Path, *, plots: bool, is_shown: bool = True) -> dict[str, Any]:
-    """Write judgments, plot and summary, print a table, and return the summary.
+def report(evaluation: Evaluation, folder: Path, *, is_shown: bool = True) -> dict[str, Any]:
+    """Write judgments and summary, print a table, and return the summary.
 
     The summary is written last, because a folder with one counts as finished.
 
     Args:
         evaluation: The results.
         folder: The run's folder.
-        plots: Whether to draw the frontier.
-        is_shown: False on a rank that is not the first: nothing is drawn or printed.
+        is_shown: False on a rank that is not the first: nothing is printed.
     """
     summary = evaluation.summary()
     with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
         for row in _judgments(evaluation):
             lines.write(row)
-    if plots and is_shown and evaluation.frontier:
-        _plot(evaluation, folder / "plots" / "frontier.png")
     write_summary(folder, summary)
     if is_shown:
         _print(evaluation, summary)
@@ -141,25 +137,6 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
                 "winner_shown_second": winners[outcomes.shown_second[index]],
             }
         yield row
-
-
-def _plot(evaluation: Evaluation, path: Path) -> None:
-    """Plot scores over √KL, or win rates if the judge has no scores; the opponent is at KL 0."""
-    scored = evaluation.opponent.scores is not None
-    start = evaluation.score(evaluation.opponent) if scored else Interval(0.5, 0.5, 0.5)
-    points = [(0.0, start)]
-    for each in (evaluation.policy, *evaluation.frontier):
-        if each.kl is not None:
-            points.append((each.kl.value, evaluation.score(each.scored) if scored else evaluation.win_rate(each)))
-    known = sorted(((kl, figure) for kl, figure in points if figure is not None), key=lambda point: point[0])
-    name = "score" if scored else "win rate"
-    plot_frontier(
-        [kl for kl, _ in known],
-        {name: [figure.value for _, figure in known]},
-        path,
-        bands={name: ([figure.low for _, figure in known], [figure.high for _, figure in known])},
-        y_label=f"{name} by {evaluation.evaluator.judge.name}",
-    )
 
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.inspect.notebook.runs import shown_chain
-from kedge.inspect.notebook.shown import Shown
 from kedge.logs.table import Cell, print_table
-from kedge.runs.calls import following_call
+from kedge.runs.shown_result import shows_its_run
 from kedge.stages.critic import CriticResult
 from kedge.stages.ppo import PpoResult
 from kedge.stages.reward import RewardResult
@@ -43,6 +41,7 @@ class Round:
         }
 
 
+@shows_its_run
 @dataclass(frozen=True, repr=False)
 class RlhfResult:
     """Result of the chain.
@@ -63,17 +62,6 @@ class RlhfResult:
     def model(self) -> Path:
         """Folder of the newest policy, which plain transformers can load."""
         return self.folder / "model"
-
-    def _shown(self) -> Shown:
-        last = self.rounds[-1].ppo.folder
-        return shown_chain("RlhfResult", self.folder, self.summary, last, following_call(last))
-
-    def __repr__(self) -> str:
-        return self._shown().text()
-
-    def _repr_html_(self) -> str:
-        """The block that a notebook shows."""
-        return self._shown().html()
 
 
 def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:

@@ -1,35 +1,25 @@
-"""Plots of results: labels, colors, limits of the axes, and that each plot is drawn."""
+"""The handbook's pictures: labels, colors, and limits of the axes."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.image import imread
 from matplotlib.text import Text
 
-from kedge.logs.plots import lines as drawing
-from kedge.logs.plots import palette
-from kedge.logs.plots.lines import Level, Line, draw_lines
-from kedge.logs.plots.palette import POLICY, QUALITY, REFERENCES, SCORE, START, WIN_RATE
-from kedge.logs.plots.results import Panel, Row, draw_intervals, draw_overoptimization, plot_frontier
-from kedge.logs.plots.style import label_axes, new_axes, save_figure, wrap_labels
+from handbook import lines as drawing
+from handbook import palette
+from handbook.demo import draw_curve
+from handbook.lines import Level, Line, draw_lines
+from handbook.palette import POLICY, QUALITY, REFERENCES, SCORE, START, WIN_RATE
+from handbook.style import label_axes, new_axes, wrap_labels
 from kedge.stages.demo.gold_evaluation import CurvePoint
-from kedge.stages.demo.report import draw_curve
 from kedge.system.intervals import Interval
 
 KL = [0.0, 1.0, 4.0, 9.0]
 LONG = "Share of the held-out posts on which the policy wins"
-
-
-def is_drawn(path):
-    """A PNG of some size that is not one flat color."""
-    pixels = imread(path)
-    return pixels.shape[1] >= 600 and pixels.std() > 0.01
 
 
 def texts(axes):
@@ -72,12 +62,10 @@ def test_an_axis_ends_where_its_quantity_does(values, quantities, inside):
         assert high > max(values)
 
 
-def test_intervals_at_the_ends_of_a_share_and_points_at_distance_zero_stay_in_range():
-    rows = [Row("SFT", Interval(0.01, 0.0, 0.03), START), Row("PPO", Interval(1.0, 0.99, 1.0), POLICY)]
-    [axes] = draw_intervals([Panel("Quality", QUALITY, rows)]).axes
-    assert axes.get_xlim() == (0.0, 1.0)
+def test_points_at_distance_zero_and_intervals_at_the_end_of_a_share_stay_in_range():
     gold = [Interval(each, each - 0.1, each) for each in (0.2, 0.9, 1.0, 0.5)]
-    above, below = draw_overoptimization([-0.1, *KL[1:]], KL, gold).axes
+    curve = [CurvePoint(at, kl, kl, each) for at, (kl, each) in enumerate(zip([-0.1, *KL[1:]], gold, strict=True))]
+    above, below = draw_curve(curve, {}).axes
     assert above.get_xlim()[0] == below.get_xlim()[0] == 0.0
     assert below.get_ylim()[1] == 1.0
 
@@ -97,37 +85,15 @@ def test_each_quantity_and_each_writer_keeps_its_color_in_all_plots():
 
 
 def test_long_titles_and_labels_wrap_and_touch_nothing():
-    rows = [Row("over references", Interval(0.6, 0.5, 0.7), POLICY)]
-    figure = draw_intervals([Panel(LONG, WIN_RATE, rows), Panel(f"{LONG} too", WIN_RATE, rows)])
-    label_axes(figure.axes[0], title=LONG, y_label="score by runs/some-long-folder/reward/model, " * 2)
+    figure, (left, right) = new_axes(1, 2, width=9.6, height=2.0)
+    label_axes(left, title=LONG, y_label="score by runs/some-long-folder/reward/model, " * 2)
+    label_axes(right, title=f"{LONG} too")
     wrap_labels(figure)
     figure.draw_without_rendering()
-    left, right = (next(each.get_window_extent() for each in axes.findobj(Text) if LONG[:9] in each.get_text())
-                   for axes in figure.axes)  # fmt: skip
-    neighbor = figure.axes[1].get_tightbbox()
+    titles = [next(each.get_window_extent() for each in axes.findobj(Text) if LONG[:9] in each.get_text())
+              for axes in figure.axes]  # fmt: skip
+    neighbor = right.get_tightbbox()
     assert neighbor is not None
-    assert left.x1 < min(right.x0, neighbor.x0)
-    assert right.x1 < figure.bbox.x1
-    assert figure.axes[0].yaxis.label.get_window_extent().height <= figure.bbox.height
-
-
-def test_result_plots_are_drawn(tmp_path):
-    band = ([4.0, 4.8, 5.4, 5.0], [4.2, 5.2, 5.6, 5.4])
-    gold = [Interval(each, each - 0.1, each + 0.1) for each in (0.4, 0.5, 0.55, 0.52)]
-    panels = [
-        Panel("Quality", QUALITY, [Row(name, Interval(0.5, 0.4, 0.6), POLICY) for name in ("SFT", "PPO")]),
-        Panel("Win", WIN_RATE, [Row("a", Interval(0.6, 0.5, 0.7), POLICY)], level=0.5),
-    ]
-    paths = [
-        plot_frontier([-0.1, *KL[1:]], {"score": KL}, tmp_path / "new" / "f.png", bands={"score": band}),
-        save_figure(draw_overoptimization(KL, KL, gold, levels=[Level("SFT", 0.46)]), tmp_path / "o.png"),
-        save_figure(draw_intervals(panels), tmp_path / "i.png"),
-    ]
-    assert all(is_drawn(path) for path in paths)
-
-
-def test_plotting_does_not_import_pyplot():
-    """pyplot's global figures leak between runs and need a display."""
-    program = "import sys, kedge.logs.plots.results; print('matplotlib.pyplot' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "False\n"
+    assert titles[0].x1 < min(titles[1].x0, neighbor.x0)
+    assert titles[1].x1 < figure.bbox.x1
+    assert left.yaxis.label.get_window_extent().height <= figure.bbox.height

@@ -19,7 +19,6 @@ __all__ = [
     "PAPER",
     "POLICY",
     "QUALITY",
-    "QUANTITIES",
     "REFERENCES",
     "RETURN",
     "SCORE",
@@ -86,12 +85,3 @@ VALUE: Final = Quantity("#0e7c8f")
 """The critic's prediction, in units of the score."""
 RETURN: Final = Quantity("#b83280")
 """The critic's target, in units of the score."""
-
-QUANTITIES: Final[Mapping[str, Quantity]] = {
-    "score": SCORE,
-    "quality": QUALITY,
-    "win rate": WIN_RATE,
-    "value": VALUE,
-    "return": RETURN,
-}
-"""By the name of a curve."""

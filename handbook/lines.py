@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from kedge.logs.plots.palette import MUTED, Quantity
-from kedge.logs.plots.style import DASHED, limit_axis
+from handbook.palette import MUTED, Quantity
+from handbook.style import DASHED, limit_axis
 
 __all__ = ["Level", "Line", "draw_lines"]
 

@@ -6,7 +6,6 @@ Figures are made without pyplot, whose global state would leak between runs and 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
@@ -16,9 +15,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from kedge.logs.plots.palette import GRID, INK, MUTED, PAPER, Quantity
+from handbook.palette import GRID, INK, MUTED, PAPER, Quantity
 
-__all__ = ["DASHED", "label_axes", "limit_axis", "new_axes", "save_figure", "wrap_labels"]
+__all__ = ["DASHED", "label_axes", "limit_axis", "new_axes", "wrap_labels"]
 
 DASHED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 3))}
 """Style of baselines."""
@@ -37,14 +36,6 @@ def new_axes(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: flo
     for each in axes:
         _style(each)
     return figure, axes
-
-
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a PNG; its folder is created if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    wrap_labels(figure)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    return path
 
 
 def label_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str = "") -> None:

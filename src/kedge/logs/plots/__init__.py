@@ -1,1 +1,0 @@
-"""PNG plots of a run and of results."""
